@@ -1,0 +1,45 @@
+"""The command ``mpidist``.
+
+Each subcommand is a module with ``add_parser(subparsers)``, which sets ``run`` in the namespace to
+a function of that namespace that returns the exit status. Nothing here imports mpi4py: these
+commands start, and watch, jobs from outside the MPI world.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mpidist.cli import run as run_command
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports bad input in one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("required: script, args"):
+            message = f"no script is named; put it after the options: {self.prog} -n 2 train.py"
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Local. Run the command line.
+
+    Args:
+        arguments: What follows the command's name; ``sys.argv[1:]`` by default.
+
+    Returns:
+        The exit status.
+    """
+    parser: argparse.ArgumentParser = _Parser(
+        prog="mpidist", description="Distributed training on MPI."
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    run_command.add_parser(subparsers)
+    namespace = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    status: int = namespace.run(namespace)
+    return status

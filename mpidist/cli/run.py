@@ -1,0 +1,199 @@
+"""``mpidist run``: a script on the tasks of a cluster, under the MPI library's own launcher."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from mpidist.cli import keeper, records
+from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
+from mpidist.cli.shared_files import SharedFiles
+from mpidist.cli.supervise import Ending, Limits, Result, supervise
+from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
+
+_TIMEOUT_STATUS = 124  # as timeout(1)
+_EPILOG = (
+    "Ranks are ordered by job: ps, worker, data, then the others as given. The exit status is that "
+    "of the task that failed first: 128 + N if signal N killed it; 124 after --timeout, 130 after "
+    "Ctrl-C."
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Local. Add the subcommand to the command line.
+
+    Args:
+        subparsers: What ``add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "run",
+        help="run a script on the tasks of a cluster on this host",
+        description="Run a Python script on the tasks of a cluster on this host.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    for name in FIRST_JOBS:
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"tasks of the job {name}")
+    parser.add_argument(
+        "--job",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="tasks of another job; may be repeated",
+    )
+    parser.add_argument(
+        "-n",
+        type=int,
+        dest="ranks",
+        metavar="N",
+        help="ranks in all; worker takes what other jobs leave",
+    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="folder for process ids, failures and metrics, of one job at a time; kept afterwards, "
+        "but for the temporary one that is the default",
+    )
+    parser.add_argument("script", help="a Python script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
+
+
+def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    """Local. Check the command line, run the job, report."""
+    try:
+        others = [parse_job(text) for text in namespace.job]
+        counts = {name: getattr(namespace, name) for name in FIRST_JOBS}
+        layout = make_layout(counts, others, namespace.ranks)
+        launcher = find_launcher()
+    except (ValueError, LauncherError) as error:
+        parser.error(str(error))
+    if not Path(namespace.script).is_file():
+        parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
+    if namespace.timeout is not None and not namespace.timeout > 0:
+        parser.error(f"--timeout {namespace.timeout:g} must be positive")
+    scratch = Path(tempfile.mkdtemp(prefix="mpidist-run-"))
+    try:
+        folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        records.clear(folder)
+        return _run_in(folder, scratch, launcher, layout, namespace)
+    finally:
+        # A process that cannot be killed may still write here; _survivors() has told of it.
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def rank_command(launcher: Launcher, layout: Layout, program: list[str]) -> list[str]:
+    """Local. The command line that runs a program on every rank, each under its keeper.
+
+    Args:
+        launcher: The launcher.
+        layout: The ranks.
+        program: The program and its arguments.
+
+    Returns:
+        The words of the command.
+    """
+    words = launcher.command(
+        layout.ranks,
+        cores=len(os.sched_getaffinity(0)),
+        root=os.geteuid() == 0,
+        variables=("MPIDIST_RUN_DIR", "MPIDIST_JOBS") if layout.jobs else ("MPIDIST_RUN_DIR",),
+    )
+    isolated = [sys.executable, "-I", "-S", str(Path(keeper.__file__).absolute())]
+    return [*words, *isolated, launcher.vendor.rank_variable, *program]
+
+
+def rank_environment(
+    launcher: Launcher, layout: Layout, folder: Path, scratch: Path
+) -> dict[str, str]:
+    """Local. The environment of the ranks: the user's, completed.
+
+    Args:
+        launcher: The launcher.
+        layout: The ranks and their jobs.
+        folder: The job's folder.
+        scratch: A folder on this host that goes with the job.
+
+    Returns:
+        A new environment.
+    """
+    cores = len(os.sched_getaffinity(0))
+    environment = launcher.environment(os.environ, ranks=layout.ranks, cores=cores)
+    environment["MPIDIST_RUN_DIR"] = str(folder)
+    if launcher.vendor.scratch_variable:
+        environment[launcher.vendor.scratch_variable] = str(scratch)
+    environment.pop("MPIDIST_JOBS", None)  # of a job around this one
+    if layout.jobs:
+        environment["MPIDIST_JOBS"] = str(layout)
+    if sys.stdout.isatty():
+        # Ranks write to a pipe of the launcher, which hands their bytes to this terminal.
+        environment.setdefault("TTY_COMPATIBLE", "1")
+        environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
+    return environment
+
+
+def _run_in(
+    folder: Path, scratch: Path, launcher: Launcher, layout: Layout, namespace: argparse.Namespace
+) -> int:
+    """Local. Run the job with its folder, and say how it failed if it did."""
+    shared_files = SharedFiles(launcher.vendor.shared_files)
+    result = supervise(
+        rank_command(launcher, layout, [sys.executable, namespace.script, *namespace.args]),
+        rank_environment(launcher, layout, folder, scratch),
+        Limits(run_s=namespace.timeout),
+        failed=lambda: records.first_failure(folder) is not None,
+        ended=lambda: len(records.ended(folder)) == layout.ranks,
+        shared_files=shared_files,
+    )
+    shared_files.close()
+    status, message = _verdict(folder, layout, result, namespace.timeout)
+    for line in (_survivors(result, status), message):
+        if line:
+            print(f"mpidist run: {line}", file=sys.stderr, flush=True)
+    return status
+
+
+def _verdict(
+    folder: Path, layout: Layout, result: Result, timeout_s: float | None
+) -> tuple[int, str]:
+    """Local. The exit status, and the line to print, if any."""
+    ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
+    if result.ending is Ending.SIGNAL:
+        name = (
+            "Ctrl-C" if result.signal == signal.SIGINT else records.describe_signal(result.signal)
+        )
+        return 128 + result.signal, f"interrupted by {name}; {ended}"
+    if result.ending is Ending.TIMEOUT:
+        return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
+    failure = records.first_failure(folder)
+    if failure is not None:
+        task = records.task_name(folder, layout, failure.rank)
+        rank = "" if task == f"rank {failure.rank}" else f"rank {failure.rank}, "
+        place = f"{rank}pid {failure.pid} on {failure.host}"
+        return failure.exit_code, f"{task} ({place}) failed first: {failure.reason}; {ended}"
+    left = records.ended_well(folder)
+    if result.status == 0 and len(left) == layout.ranks:
+        return 0, ""
+    why = "no task said why, but MPI may have, above"
+    if left and len(left) < layout.ranks:
+        # Some launchers call it success when a rank leaves without ending MPI.
+        names = ", ".join(records.task_name(folder, layout, rank) for rank in left)
+        why = f"it ended the others after {names} had left with status 0"
+    return result.status or 1, f"the launcher ended with status {result.status}; {why}"
+
+
+def _survivors(result: Result, status: int) -> str:
+    """Local. The line about processes that outlived the launcher, if any."""
+    if result.alive:
+        return f"{result.alive} processes of the job cannot be killed; look for them with ps"
+    if result.killed and status == 0:
+        number = "1 process" if result.killed == 1 else f"{result.killed} processes"
+        return f"killed {number} that the job left behind"
+    return ""

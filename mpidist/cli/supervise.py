@@ -1,0 +1,215 @@
+"""Runs one command with everything it starts, to the end: by itself, in time, or by force."""
+
+from __future__ import annotations
+
+import enum
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mpidist.cli import processes
+from mpidist.cli.shared_files import SharedFiles
+
+_TICK_S = 0.1
+_LEAVE_S = 1.0
+_KILL_WAIT_S = 2.0
+
+
+class Ending(enum.Enum):
+    """Why a job ended."""
+
+    ITSELF = "itself"
+    SIGNAL = "signal"
+    TIMEOUT = "timeout"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended.
+
+    Attributes:
+        ending: Why.
+        status: The launcher's exit status as a shell shows it.
+        signal: The signal that this command received, or 0.
+        killed: How many processes had to be killed after the launcher had ended or been given up.
+        alive: How many of those are still there.
+    """
+
+    ending: Ending
+    status: int
+    signal: int
+    killed: int
+    alive: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take, in seconds.
+
+    Attributes:
+        run_s: The job; None for no limit.
+        failed_s: The launcher, to end the job after a rank has failed, or after all have ended.
+        polite_s: The launcher, to end after the signal that the user sent.
+        term_s: The launcher, to end after SIGTERM.
+    """
+
+    run_s: float | None = None
+    failed_s: float = 2.0
+    polite_s: float = 1.5
+    term_s: float = 1.5
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[int, list[int]]]:
+    """Local. Collect the signals that ask to end; gives a readable descriptor and the list."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    old = signal.set_wakeup_fd(writing)
+    try:
+        yield reading, received
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def _standard_input() -> int | None:
+    """Local. What the job reads: ours, unless we are a terminal's background process."""
+    try:
+        mine = os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return None  # no terminal: a file or a pipe, which the job inherits
+    return None if mine else subprocess.DEVNULL
+
+
+class _Job:
+    """The launcher while it runs, and the steps that end it."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        # A session of its own keeps the terminal's Ctrl-C from the ranks: it comes to us alone.
+        self._launcher = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=_standard_input(),
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,
+        )
+        self.handle = os.pidfd_open(self._launcher.pid)
+        self._steps: list[tuple[float, int]] = []
+        self._dropped: set[int] = set()
+
+    def status(self) -> int | None:
+        """Local. The exit status, if the launcher has ended."""
+        code = self._launcher.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def end(self, first: int, limits: Limits) -> None:
+        """Local. Begin to end the job: the signal given, then SIGTERM, then SIGKILL to all."""
+        now = time.monotonic()
+        polite = limits.polite_s if first != signal.SIGTERM else 0.0
+        self._steps = [(now, first)]
+        if polite:
+            self._steps.append((now + polite, signal.SIGTERM))
+        self._steps.append((now + polite + limits.term_s, signal.SIGKILL))
+
+    def hurry(self) -> None:
+        """Local. Go to the last step now."""
+        self._steps = [(time.monotonic(), signal.SIGKILL)]
+
+    def step(self) -> bool:
+        """Local. Take the steps that are due; tells whether the last was taken."""
+        while self._steps and self._steps[0][0] <= time.monotonic():
+            number = self._steps.pop(0)[1]
+            if number == signal.SIGKILL:
+                return True
+            self._launcher.send_signal(number)
+        return False
+
+    def drop_orphans(self) -> None:
+        """Local. Kill what no longer hangs on the launcher; it waits for those that hold pipes."""
+        own = {process.pid for process in processes.descendants(self._launcher.pid)}
+        for process in processes.descendants():
+            if process.pid not in own and process.pid != self._launcher.pid:
+                process.send(signal.SIGKILL)
+                self._dropped.add(process.pid)
+
+    def close(self) -> tuple[int, int]:
+        """Local. Kill what is left, the launcher too; how many there were, and still are."""
+        if self._launcher.poll() is not None:
+            # A launcher may end before those it has just told to end.
+            processes.wait_descendants(_LEAVE_S)
+        killed, alive = processes.kill_descendants(_KILL_WAIT_S)
+        os.close(self.handle)
+        return len(self._dropped | killed), alive
+
+
+def supervise(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    limits: Limits,
+    *,
+    failed: Callable[[], bool],
+    ended: Callable[[], bool],
+    shared_files: SharedFiles,
+) -> Result:
+    """Local. Run a launcher until it, and everything it started, has ended.
+
+    Args:
+        command: The launcher's command line.
+        environment: Its environment.
+        limits: How long things may take.
+        failed: Tells whether a rank has failed; then the launcher must end soon.
+        ended: Tells whether all ranks have ended; what they leave behind must not keep the
+            launcher waiting.
+        shared_files: Looks at the files that the job makes.
+
+    Returns:
+        How it ended.
+    """
+    processes.adopt_orphans()
+    ending, number, over_at = Ending.ITSELF, 0, 0.0
+    started = time.monotonic()
+    with _signals() as (wakeup, received):
+        job = _Job(command, environment)
+        while (status := job.status()) is None:
+            handles = [job.handle, wakeup, shared_files.handle]
+            readable, _, _ = select.select(handles, [], [], _TICK_S)
+            if wakeup in readable:
+                os.read(wakeup, 64)
+            if shared_files.handle in readable:
+                shared_files.look()
+            now = time.monotonic()
+            while received:
+                again, number = number, received.pop(0)
+                job.hurry() if again else job.end(number, limits)
+                ending = Ending.SIGNAL
+            if ending is Ending.ITSELF:
+                if limits.run_s is not None and now - started > limits.run_s:
+                    ending = Ending.TIMEOUT
+                    job.end(signal.SIGTERM, limits)
+                elif not over_at:
+                    over_at = now if failed() or ended() else 0.0
+                elif now - over_at > limits.failed_s:
+                    if failed():
+                        ending = Ending.STUCK
+                        job.end(signal.SIGTERM, limits)
+                    else:
+                        job.drop_orphans()
+            if job.step():
+                break
+        killed, alive = job.close()
+    sys.stdout.flush()
+    return Result(ending, 128 + signal.SIGKILL if status is None else status, number, killed, alive)

@@ -1,0 +1,189 @@
+"""What the launchers of the MPI vendors want: their flags and their environment.
+
+One row a vendor; this table is the only place that knows a launcher's flags.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_VERSION_TIMEOUT_S = 30
+
+
+class LauncherError(Exception):
+    """No usable launcher; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A kind of ``mpiexec``.
+
+    Attributes:
+        name: The vendor's name.
+        signs: Texts in the output of ``mpiexec --version`` that tell the vendor.
+        rank_variable: The environment variable that tells a process its rank.
+        flags: Always passed.
+        oversubscribe: Passed when there are more ranks than cores.
+        root: Passed when the user is root.
+        pass_variable: Puts the name of a variable on the command line, so that ranks on other
+            hosts get it; empty where the launcher passes the whole environment anyway.
+        environment: Set unless the user has set them.
+        scratch_variable: Tells the launcher where to keep files of its own, which it leaves when it
+            is killed; empty if it keeps none.
+        shared_files: How the names start of the files that the library makes in /dev/shm.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    rank_variable: str
+    flags: tuple[str, ...] = ()
+    oversubscribe: tuple[str, ...] = ()
+    root: tuple[str, ...] = ()
+    pass_variable: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    scratch_variable: str = ""
+    shared_files: tuple[str, ...] = ()
+
+
+VENDORS = (
+    Vendor(
+        name="openmpi",
+        signs=("Open MPI", "OpenRTE", "prterun"),
+        rank_variable="OMPI_COMM_WORLD_RANK",
+        # A rank bound to one core, the default for two ranks, would share it among its threads.
+        flags=("--bind-to", "none"),
+        oversubscribe=("--oversubscribe",),
+        root=("--allow-run-as-root",),
+        pass_variable=("-x",),
+        # The UCX one-sided component fails on hosts without its devices, and says so every time.
+        environment={"OMPI_MCA_mpi_yield_when_idle": "true", "OMPI_MCA_osc": "^ucx"},
+        scratch_variable="PRTE_MCA_prte_tmpdir_base",
+        shared_files=("sm_segment.", "vader_segment.", "osc_sm", "osc_rdma", "ucx_shm_posix"),
+    ),
+    Vendor(
+        name="intelmpi",
+        signs=("Intel(R) MPI",),
+        rank_variable="PMI_RANK",
+        environment={"I_MPI_THREAD_YIELD": "2"},
+        shared_files=("Intel_MPI", "shm-intel"),
+    ),
+    Vendor(
+        name="mpich",
+        signs=("HYDRA", "MPICH"),
+        rank_variable="PMI_RANK",
+        environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
+        shared_files=("mpich_shm_", "ucx_shm_posix"),
+    ),
+)
+
+
+def vendor_of(version: str) -> Vendor | None:
+    """Local. The vendor whose launcher printed a version text.
+
+    Args:
+        version: The output of ``mpiexec --version``.
+
+    Returns:
+        Its row, or None.
+    """
+    for vendor in VENDORS:
+        if any(sign in version for sign in vendor.signs):
+            return vendor
+    return None
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A vendor's ``mpiexec`` at a place.
+
+    Attributes:
+        path: The executable.
+        vendor: Its kind.
+    """
+
+    path: str
+    vendor: Vendor
+
+    def command(
+        self, ranks: int, *, cores: int, root: bool, variables: Sequence[str] = ()
+    ) -> list[str]:
+        """Local. The command line that starts ranks, up to the program to run.
+
+        Args:
+            ranks: How many.
+            cores: How many cores they may use.
+            root: Whether the user is root.
+            variables: Names of environment variables that every rank must get.
+
+        Returns:
+            The words of the command.
+        """
+        vendor = self.vendor
+        words = [self.path, *vendor.flags]
+        if ranks > cores:
+            words += vendor.oversubscribe
+        if root:
+            words += vendor.root
+        for name in variables if vendor.pass_variable else ():
+            words += [*vendor.pass_variable, name]
+        return [*words, "-n", str(ranks)]
+
+    def environment(self, given: Mapping[str, str], *, ranks: int, cores: int) -> dict[str, str]:
+        """Local. The environment of the ranks.
+
+        Args:
+            given: What the user has set, which is kept.
+            ranks: How many ranks share the cores.
+            cores: How many there are.
+
+        Returns:
+            A new environment.
+        """
+        share = str(max(1, cores // ranks))
+        threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        # What a rank prints must be seen when it is printed, though it goes through a pipe.
+        ours = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(threads, share), **self.vendor.environment}
+        return {**ours, **given}
+
+
+def find_launcher() -> Launcher:
+    """Local. The launcher of the MPI library that this Python's mpi4py loads.
+
+    The one beside the interpreter belongs to an MPI library installed with pip, which mpi4py
+    prefers; otherwise the system's is taken.
+
+    Returns:
+        The launcher.
+
+    Raises:
+        LauncherError: There is none, or its vendor is not known.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    path = str(beside) if beside.exists() else shutil.which("mpiexec") or shutil.which("mpirun")
+    if path is None:
+        raise LauncherError(
+            "no mpiexec beside this Python or in PATH; install an MPI library, for example with "
+            'pip install "mpidist[mpich]"'
+        )
+    try:
+        shown = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LauncherError(f"{path} --version does not run ({error}); repair the MPI") from error
+    vendor = vendor_of(shown.stdout + shown.stderr)
+    if vendor is None:
+        raise LauncherError(
+            f"{path} is of no known vendor ({', '.join(v.name for v in VENDORS)}); start "
+            "the script with it directly"
+        )
+    return Launcher(path, vendor)

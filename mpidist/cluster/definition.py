@@ -1,0 +1,78 @@
+"""From what users give a Server to who it is. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpidist.cluster.spec import ClusterSpec
+from mpidist.endpoint import check_protocol
+from mpidist.proto.mpidist_pb2 import ConfigProto, ServerDef
+
+
+def server_def(
+    server_or_cluster_def: Any,
+    job_name: str | None,
+    task_index: int | None,
+    protocol: str | None,
+    config: Any,
+) -> ServerDef:
+    """Local. The complete description of a server.
+
+    Args:
+        server_or_cluster_def: A ServerDef, ours or another library's, or anything that a
+            ClusterSpec is made from.
+        job_name: Overrides the ServerDef's; inferred if there is one job.
+        task_index: Overrides the ServerDef's; inferred if the job has one task.
+        protocol: Overrides the ServerDef's; may stay empty for the default.
+        config: A ConfigProto, ours or another library's, merged into the ServerDef's.
+
+    Returns:
+        A ServerDef of our own.
+
+    Raises:
+        TypeError: The first argument, or config, has a wrong type.
+        ValueError: The job or the task is missing or unknown, or the protocol is unknown.
+    """
+    definition = ServerDef()
+    if _is_server_def(server_or_cluster_def):
+        definition.MergeFromString(server_or_cluster_def.SerializeToString())
+    else:
+        definition.cluster.CopyFrom(ClusterSpec(server_or_cluster_def).as_cluster_def())
+    spec = ClusterSpec(definition.cluster)
+    # A ServerDef with a job name has a task index too: proto3 does not tell 0 from unset.
+    given_index = definition.task_index if definition.job_name else None
+    job = job_name if job_name is not None else definition.job_name or _only_job(spec)
+    index = task_index if task_index is not None else given_index
+    definition.job_name = job
+    definition.task_index = _only_task(spec, job) if index is None else int(index)
+    spec.task_address(job, definition.task_index)
+    if protocol is not None:
+        definition.protocol = protocol
+    if definition.protocol:
+        check_protocol(definition.protocol)
+    if config is not None:
+        definition.default_session_config.MergeFrom(_config(config))
+    return definition
+
+
+def _is_server_def(value: Any) -> bool:
+    return hasattr(value, "SerializeToString") and value.DESCRIPTOR.name == "ServerDef"
+
+
+def _config(config: Any) -> ConfigProto:
+    if not hasattr(config, "SerializeToString"):
+        raise TypeError(f"config must be a ConfigProto, not {type(config).__name__}")
+    return ConfigProto.FromString(config.SerializeToString())
+
+
+def _only_job(spec: ClusterSpec) -> str:
+    if len(spec.jobs) != 1:
+        raise ValueError(f"job_name is missing, and the cluster has several jobs: {spec.jobs}")
+    return spec.jobs[0]
+
+
+def _only_task(spec: ClusterSpec, job: str) -> int:
+    indices = spec.task_indices(job)
+    if len(indices) != 1:
+        raise ValueError(f"task_index is missing, and job {job!r} has several tasks: {indices}")
+    return indices[0]

@@ -1,0 +1,369 @@
+"""The server of a task: membership, shared memory and services of one member of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from mpidist.cluster.definition import server_def
+from mpidist.cluster.members import Members, Task, ranks_by_address
+from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec
+from mpidist.config import config as settings
+from mpidist.endpoint import Endpoint, open_endpoint, transport_of
+from mpidist.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from mpidist.group import ProcessGroup
+from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
+from mpidist.runtime import exits, launched, world
+from mpidist.window import Bytes, Window, arena_bytes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_started: Server | None = None
+
+
+class Service(Protocol):
+    """What a Server runs for a task of a service job; made as ``factory(server)``."""
+
+    def close(self) -> None:
+        """Local. Serve no more."""
+
+
+class Server:
+    """A member of a cluster; as ``tf.distribute.Server``.
+
+    A Server of a ps or data task runs that job's service. In a plain process, and for tasks that
+    share a rank, the script sees its own task and the services run on a thread.
+
+    There is no session: ``target`` names the server, and nothing connects to it by that name
+    alone. Use it as a context manager: leaving it drains what is under way.
+
+    Args:
+        server_or_cluster_def: A ServerDef, a ClusterDef, a ClusterSpec, or a dict.
+        job_name: Job of this task; by default the ServerDef's, or the only job.
+        task_index: Index of this task; by default the ServerDef's, or the job's only one.
+        protocol: ``"mpi"``, ``"inproc"``, or one of TensorFlow's names, which mean the default;
+            by default mpi in a launched world, inproc in a plain process.
+        config: A ConfigProto, kept in ``server_def``.
+        start: Whether to start at once.
+
+    Raises:
+        ValueError: The task cannot be told, or does not exist; or the protocol is unknown.
+        TypeError: The first argument, or config, has a wrong type.
+        OpError: Or one of its subclasses, if it cannot start.
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,
+    ) -> None:
+        definition = server_def(server_or_cluster_def, job_name, task_index, protocol, config)
+        self._definition: ServerDef = definition
+        self._spec = ClusterSpec(definition.cluster)
+        self._task: Task = (definition.job_name, definition.task_index)
+        self._transport = transport_of(definition.protocol or None, launched=launched())
+        self._endpoint: Endpoint | None = None
+        self._members: Members | None = None
+        self._comm: MPI.Intracomm | None = None
+        self._window: Window | None = None
+        self._window_rank: dict[int, int] = {}
+        self._own_tasks: list[Task] = []
+        self._services: list[Service] = []
+        self._drains: list[Callable[[], None]] = []
+        self._groups: dict[str, ProcessGroup] = {}
+        self._stopped = False
+        if start:
+            self.start()
+
+    @staticmethod
+    def create_local_server(config: Any = None, start: bool = True) -> Server:
+        """Local. A cluster of one task, in a job called "local", inside this process.
+
+        Args:
+            config: A ConfigProto, kept in ``server_def``.
+            start: Whether to start at once.
+        """
+        return Server({"local": ["localhost:0"]}, protocol="grpc+local", config=config, start=start)
+
+    @property
+    def server_def(self) -> ServerDef:
+        """The complete description of this server."""
+        copy = ServerDef()
+        copy.CopyFrom(self._definition)
+        return copy
+
+    @property
+    def target(self) -> str:
+        """``<protocol>://<address>`` of this task."""
+        protocol = self._definition.protocol or self._transport
+        return f"{protocol}://{self._spec.task_address(*self._task)}"
+
+    @property
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster."""
+        return ClusterSpec(self._spec)
+
+    @property
+    def job_name(self) -> str:
+        """Job of this task."""
+        return self._task[0]
+
+    @property
+    def task_index(self) -> int:
+        """Index of this task."""
+        return self._task[1]
+
+    def start(self) -> None:
+        """Collective over the tasks of the cluster. Start; a second call does nothing.
+
+        Raises:
+            AlreadyExistsError: Another Server of this process has been started.
+            DeadlineExceededError: A task has not started in time; the message names it.
+            FailedPreconditionError: The server was stopped, or the cluster needs ranks that a
+                plain process does not have.
+            InvalidArgumentError: Tasks believe in different clusters; the message names them.
+        """
+        global _started
+        if self._stopped:
+            raise FailedPreconditionError("a Server that was stopped cannot start; make a new one")
+        if self._endpoint is not None:
+            return
+        if _started is not None:
+            raise AlreadyExistsError(f"this process has a Server already: {_started.target}")
+        if self._transport == "mpi":
+            self._start_in_world()
+        else:
+            self._start_alone()
+        _started = self
+        try:
+            self._start_services()
+        except BaseException:
+            self._close()
+            raise
+
+    def join(self) -> None:
+        """Local. Serve until the work of the cluster is done.
+
+        Returns when a task has closed or left and every other is in ``join`` itself or is an
+        evaluator; otherwise when :meth:`stop` is called.
+
+        Raises:
+            FailedPreconditionError: The server has not been started.
+        """
+        endpoint, members = self.endpoint, self._members
+        if members is not None:
+            members.announce(TaskState.JOINING)
+        endpoint.serve(lambda: self._stopped or (members is not None and members.all_over()))
+
+    def stop(self) -> None:
+        """Local. Finish what is under way, then leave the cluster; a second call does nothing."""
+        try:
+            if self._endpoint is not None and not self._stopped:
+                for drain in self._drains:
+                    drain()
+        finally:
+            self._close()
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.stop()
+            return
+        if isinstance(error, SystemExit) and self._members is not None:
+            code = error.code if isinstance(error.code, int) else 1
+            exits().fail(f"SystemExit({error.code!r})", "", code)
+        self._close()  # what is under way may be what failed: it cannot be waited for
+
+    # For services, and for the packages built on this one
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint that serves this task; FailedPreconditionError before ``start``."""
+        if self._endpoint is None or self._stopped:
+            raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
+        return self._endpoint
+
+    @property
+    def own_tasks(self) -> list[Task]:
+        """All (job, index) that live in this process, the script's first."""
+        return list(self._own_tasks)
+
+    def own_index(self, job: str) -> int:
+        """Local. Index of this process's task of a job; NotFoundError if it has none."""
+        for name, index in self._own_tasks:
+            if name == job:
+                return index
+        raise NotFoundError(f"no task of job {job!r} lives in the process of {self.target}")
+
+    def task_address(self, job: str, index: int) -> str:
+        """Local. Address of the endpoint of a task; ValueError if there is no such task."""
+        self._spec.task_address(job, index)
+        address = self.endpoint.address
+        if self._members is None:
+            return str(address)
+        rank = self._members.rank_of((job, index))
+        return f"{address.protocol}://{world().hosts[rank]}:{rank}"
+
+    def task_memory(self, job: str, index: int) -> Bytes | None:
+        """Local. Arena of a ps task as flat uint8, or None if it is not on this node."""
+        assert self._window is not None
+        if self._members is None:
+            return self._window.local
+        rank = self._window_rank.get(self._members.rank_of((job, index)))
+        return None if rank is None else self._window.part(rank)
+
+    def memory(self) -> Bytes:
+        """Local. This process's own arena, flat uint8; empty unless a ps task lives here."""
+        assert self._window is not None
+        return self._window.local
+
+    def sync(self) -> None:
+        """Local. Order loads and stores to arenas before the call against those after it."""
+        assert self._window is not None
+        self._window.sync()
+
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Local. Have ``callback()`` called when the server is left, before anything is closed."""
+        self._drains.append(callback)
+
+    def job_group(self, job: str) -> ProcessGroup:
+        """Collective over the tasks of the job. Their process group; made by the first call.
+
+        Raises:
+            ValueError: There is no such job, or this task is not in it.
+        """
+        if job not in self._groups:
+            tasks = [(job, index) for index in self._spec.task_indices(job)]
+            if not any(task in self._own_tasks for task in tasks):
+                raise ValueError(f"{self.target} is not in job {job!r}")
+            comm = world().comm
+            if self._members is not None:
+                ranks = [self._members.rank_of(task) for task in tasks]
+                group = comm.Get_group().Incl(ranks)
+                self._groups[job] = ProcessGroup(comm.Create_group(group), job)
+            else:
+                self._groups[job] = ProcessGroup(comm.Dup(), job)
+        return self._groups[job]
+
+    # Inside
+
+    def _start_alone(self) -> None:
+        own = self._spec.task_address(*self._task)
+        elsewhere = [t for t in self._spec.tasks() if self._spec.task_address(*t) != own]
+        if elsewhere:
+            counts = " ".join(f"--{job} {self._spec.num_tasks(job)}" for job in self._spec.jobs)
+            raise FailedPreconditionError(
+                f"the cluster has {len(elsewhere) + 1} tasks, and this is a plain process: start "
+                f"the script with  mpidist run {counts} SCRIPT"
+            )
+        for job in self._spec.jobs:
+            if self._spec.num_tasks(job) > 1:
+                raise InvalidArgumentError(
+                    f"tasks {self._spec.task_indices(job)} of job {job!r} have the same address "
+                    f"{own}: give each its own"
+                )
+        port = own.rpartition(":")[2]
+        number = int(port) if self._task[0] != "local" and port.isdigit() else None
+        self._endpoint = open_endpoint("inproc", number)
+        self._own_tasks = [self._task, *(t for t in self._spec.tasks() if t != self._task)]
+        self._window = Window.private(settings.arena_bytes)
+
+    def _start_in_world(self) -> None:
+        here = world()
+        exits().identify(*self._task)
+        by_address = ranks_by_address(self._spec, here.hosts)
+        shared = {t: r for t, r in (by_address or {}).items() if self._spec.task_of(r) != t}
+        if by_address is not None and by_address[self._task] != here.rank:
+            raise FailedPreconditionError(
+                f"{self._task[0]} {self._task[1]} is rank {by_address[self._task]} of the cluster "
+                f"spec, and this is rank {here.rank}: use the resolver's task_type and task_id"
+            )
+        self._own_tasks = [self._task, *(t for t, r in shared.items() if r == here.rank)]
+        self._endpoint = open_endpoint("mpi", here.rank)
+        members = Members(self._spec, self._task, here.rank, self._endpoint, exits().left)
+        everybody = list(range(here.size))
+        candidates = everybody if by_address is None else sorted(set(by_address.values()))
+        colocated = {t: self._spec.task_of(r) for t, r in shared.items()}
+        try:
+            members.gather(candidates, colocated, settings.start_timeout_s)
+        except BaseException:
+            self._endpoint.close()
+            self._endpoint = None
+            raise
+        self._members = members
+        self._comm = here.comm.Create_group(here.comm.Get_group().Incl(members.ranks()))
+        self._open_window(members)
+
+    def _open_window(self, members: Members) -> None:
+        from mpi4py import MPI
+
+        assert self._comm is not None
+        here = world()
+        split = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self._comm.rank)
+        node = cast("MPI.Intracomm", split)
+        ps_ranks = {members.rank_of(task) for task in self._spec.tasks() if task[0] == "ps"}
+        owners = sum(here.nodes[rank] == here.nodes[here.rank] for rank in ps_ranks)
+        mine = here.rank in ps_ranks
+        nbytes = arena_bytes(settings.arena_bytes, owners) if mine else 0
+        window = Window.shared(node, nbytes)
+        self._window = window
+        translated = node.Get_group().Translate_ranks(None, here.comm.Get_group())
+        self._window_rank = {int(rank): position for position, rank in enumerate(translated)}
+        here.at_leave.append(window.free)
+
+    def _start_services(self) -> None:
+        from importlib.metadata import entry_points  # slow, and of no use to process groups
+
+        endpoint = self.endpoint
+        known = {point.name: point for point in entry_points(group="mpidist.services")}
+        for job, index in self._own_tasks:
+            if job not in SERVICE_JOBS:
+                continue
+            if job not in known:
+                raise NotFoundError(
+                    f"nothing is installed that serves {job} {index}: the distribution mpidist "
+                    "brings it along; install it (pip install mpidist), do not only put it on the "
+                    "path"
+                )
+            self._services.append(known[job].load()(self))
+        # A dedicated task serves in join(); beside a script, services need a thread.
+        if self._services and self._task[0] not in SERVICE_JOBS:
+            endpoint.serve_in_thread()
+
+    def _close(self) -> None:
+        global _started
+        if self._stopped:
+            return
+        self._stopped = True
+        if _started is self:
+            _started = None
+        for service in reversed(self._services):
+            service.close()
+        if self._endpoint is not None:
+            if self._members is not None:
+                self._members.announce(TaskState.CLOSED)
+            self._endpoint.close()
+
+
+def started_server() -> Server | None:
+    """Local. The Server that this process has started, if it is running."""
+    return _started

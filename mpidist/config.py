@@ -1,0 +1,78 @@
+"""Environment variables, read once, in one place.
+
+==============================  ========================================================  ========
+Variable                        Meaning                                                   Default
+==============================  ========================================================  ========
+``MPIDIST_RUN_DIR``             folder for process ids, failure records and metrics       none
+``MPIDIST_JOBS``                job layout set by ``mpidist run``, as ``ps=1,worker=2``   none
+``MPIDIST_START_TIMEOUT_S``     seconds that ``Server.start`` waits for the other tasks   60
+``MPIDIST_CALL_TIMEOUT_S``      seconds that a call to another task may take              120
+``MPIDIST_STALL_S``             seconds after which a waiting operation is reported       60
+``MPIDIST_STALL_ABORT_S``       seconds after which a waiting operation ends the job      never
+``MPIDIST_ARENA_BYTES``         address space that a ps reserves for variables, in bytes  16 GiB
+==============================  ========================================================  ========
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of this process; see the table above."""
+
+    run_dir: str | None = None
+    jobs: str | None = None
+    start_timeout_s: float = 60.0
+    call_timeout_s: float = 120.0
+    stall_s: float = 60.0
+    stall_abort_s: float = float("inf")
+    arena_bytes: int = 16 << 30
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Config:
+        """Local. Read and check the variables.
+
+        Args:
+            env: Usually ``os.environ``.
+
+        Returns:
+            The settings, with defaults for what is unset or empty.
+
+        Raises:
+            ValueError: A number does not parse, or is not positive; the message names the variable.
+        """
+
+        def number(name: str, default: float) -> float:
+            text = env.get(name, "")
+            if not text:
+                return default
+            try:
+                value = float(text)
+            except ValueError:
+                raise ValueError(f"{name}={text!r} is not a number; unset it or give one") from None
+            if not value > 0:
+                raise ValueError(f"{name}={text!r} must be positive")
+            return value
+
+        def whole(name: str, default: int) -> int:
+            value = number(name, default)
+            if not 1 <= value < 1 << 63:
+                raise ValueError(f"{name}={env[name]!r} must be at least 1, and finite")
+            return int(value)
+
+        return cls(
+            run_dir=env.get("MPIDIST_RUN_DIR") or None,
+            jobs=env.get("MPIDIST_JOBS") or None,
+            start_timeout_s=number("MPIDIST_START_TIMEOUT_S", cls.start_timeout_s),
+            call_timeout_s=number("MPIDIST_CALL_TIMEOUT_S", cls.call_timeout_s),
+            stall_s=number("MPIDIST_STALL_S", cls.stall_s),
+            stall_abort_s=number("MPIDIST_STALL_ABORT_S", cls.stall_abort_s),
+            arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
+        )
+
+
+config = Config.from_env(os.environ)

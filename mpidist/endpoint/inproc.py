@@ -1,0 +1,91 @@
+"""Messages between threads of one process: delivered at once, by reference."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpidist.endpoint.address import Address
+from mpidist.endpoint.message import Message, as_bytes
+from mpidist.errors import DistNetworkError, UnavailableError
+from mpidist.proto.mpidist_pb2 import Failure, Header
+
+if TYPE_CHECKING:
+    from mpidist.endpoint.endpoint import Endpoint
+
+
+class InprocTransport:
+    """The endpoints of this process by number; use :func:`inproc_transport`."""
+
+    protocol = "inproc"
+    polled = False
+
+    def __init__(self) -> None:
+        self._endpoints: dict[int, Endpoint] = {}
+        self._lock = threading.Lock()
+
+    def attach(self, endpoint: Endpoint, number: int | None) -> int:
+        """Local. See :class:`Transport`; a number in use is a DistNetworkError."""
+        with self._lock:
+            if number is None:
+                number = next(n for n in itertools.count(1) if n not in self._endpoints)
+            elif number in self._endpoints:
+                raise DistNetworkError(f"inproc://{self.host()}:{number} is in use already")
+            self._endpoints[number] = endpoint
+        return number
+
+    def detach(self, number: int) -> None:
+        """Local. See :class:`Transport`."""
+        with self._lock:
+            self._endpoints.pop(number, None)
+
+    def host(self) -> str:
+        """Local. Always ``localhost``: the addresses mean nothing outside the process."""
+        return "localhost"
+
+    def resolve(self, address: Address) -> int:
+        """Local. See :class:`Transport`; an address without an endpoint is a DistNetworkError."""
+        if address.port not in self._endpoints:
+            known = ", ".join(str(n) for n in sorted(self._endpoints)) or "none"
+            raise DistNetworkError(
+                f"nothing serves {address} in this process; inproc endpoints here: {known}"
+            )
+        return address.port
+
+    def send(self, message: Message) -> None:
+        """Local. See :class:`Transport`; a request whose receiver is gone fails at once."""
+        header = message.header
+        receiver = self._endpoints.get(message.peer)
+        if receiver is None:
+            self._refuse(header)
+            return
+        into = receiver.receive_into(header)
+        if into is not None:
+            for target, source in zip(into, message.buffers, strict=True):
+                np.copyto(as_bytes(target), as_bytes(source))
+        receiver.deliver(Message(header, message.buffers if into is None else into, header.sender))
+
+    def _refuse(self, header: Header) -> None:
+        sender = self._endpoints.get(header.sender)
+        if header.kind != Header.REQUEST or sender is None:
+            return
+        failure = Failure(
+            code=UnavailableError.code,
+            message=f"inproc://{self.host()}:{header.receiver} was closed before {header.method}",
+        )
+        reply = Header(kind=Header.REPLY, id=header.id, failure=failure)
+        sender.deliver(Message(reply, (), header.receiver))
+
+    def progress(self) -> bool:
+        """Local. Always False: sending delivers."""
+        return False
+
+
+@cache
+def inproc_transport() -> InprocTransport:
+    """Local. The transport of this process."""
+    return InprocTransport()

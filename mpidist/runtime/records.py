@@ -1,0 +1,61 @@
+"""What a rank writes into the run folder, for ``mpidist run`` and other onlookers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mpidist.config import config
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Identity:
+    """Who this rank is.
+
+    Attributes:
+        rank: In the MPI world.
+        pid: Process id.
+        host: Host name.
+        job: Job name; None until it is known.
+        task: Task index; None until it is known.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    job: str | None = None
+    task: int | None = None
+
+    def __str__(self) -> str:
+        task = f" ({self.job} {self.task})" if self.job is not None else ""
+        return f"rank {self.rank}{task} on {self.host}"
+
+
+def write_rank(identity: Identity, started: float) -> None:
+    """Local. Write ``rank-<rank>.json``: the identity, and when the rank started."""
+    _write(f"rank-{identity.rank}.json", {**asdict(identity), "started": started})
+
+
+def write_failure(identity: Identity, reason: str, trace: str, code: int) -> None:
+    """Local. Write ``failure-<rank>.json``: why this rank ends the job."""
+    facts = {"reason": reason, "traceback": trace, "exit_code": code, "time": time.time()}
+    _write(f"failure-{identity.rank}.json", {**asdict(identity), **facts})
+
+
+def _write(name: str, record: dict[str, Any]) -> None:
+    if config.run_dir is None:
+        return
+    path = os.path.join(config.run_dir, name)
+    try:
+        with open(path + ".new", "w") as file:
+            json.dump(record, file)
+        os.replace(path + ".new", path)
+    except OSError as error:
+        # The folder may be gone when a job is being ended; that must not hide why.
+        logger.warning("cannot write %s: %s", path, error)

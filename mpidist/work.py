@@ -1,0 +1,242 @@
+"""The one handle of everything asynchronous."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+from mpidist.errors import DeadlineExceededError
+
+Timeout = float | timedelta | None
+
+
+def seconds(timeout: Timeout) -> float | None:
+    """Local. A time limit in seconds.
+
+    Args:
+        timeout: Seconds, a timedelta, or None for no limit.
+
+    Returns:
+        Seconds, or None.
+
+    Raises:
+        ValueError: The limit is negative.
+    """
+    if timeout is None:
+        return None
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if value < 0:
+        raise ValueError(f"a time limit cannot be negative: {timeout!r}")
+    return value
+
+
+class Work:
+    """A handle of an operation that goes on; any number of threads may wait for it.
+
+    Args:
+        name: What it is, for messages: ``"all_reduce"``, ``"ps/Push to ps 0"``.
+        drive: Called as ``drive(work, deadline)`` by a waiting thread; makes the operation
+            progress and returns when the work is complete or ``time.monotonic()`` passes
+            ``deadline``. Without it, another thread completes the work.
+    """
+
+    def __init__(self, name: str, drive: Callable[[Work, float], None] | None = None) -> None:
+        self.name = name
+        self._drive = drive
+        self._lock = threading.Lock()
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[Work], None]] = []
+        self._future: Future[Any] | None = None
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        """Local. True once the operation has ended, well or badly; never blocks."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Local. True once the operation has ended well."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Local. The error with which the operation ended; None if it goes on or went well."""
+        return self._error
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Local. Block until the operation has ended.
+
+        Args:
+            timeout: Seconds or a timedelta; None waits as long as the operation itself may take.
+
+        Returns:
+            True.
+
+        Raises:
+            DeadlineExceededError: It has not ended in time. It goes on; wait may be called again.
+            Exception: What the operation failed with.
+        """
+        if not self._done:
+            limit = seconds(timeout)
+            self.block(float("inf") if limit is None else time.monotonic() + limit)
+            if not self._done:
+                raise DeadlineExceededError(
+                    f"{self.name} has not completed within {limit:g} s; it goes on, "
+                    "and wait() may be called again"
+                )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def result(self, timeout: Timeout = None) -> Any:
+        """Local. Wait, then return what the operation gives; raises as :meth:`wait`."""
+        self.wait(timeout)
+        return self._value
+
+    def get_future(self) -> Future[Any]:
+        """Local. A ``concurrent.futures.Future`` that ends as this work does."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future: Future[Any] = Future()
+            future.set_running_or_notify_cancel()  # a work cannot be cancelled, so nor can this
+            self._future = future
+        self.add_done_callback(_settle)
+        if self._drive is not None and not self._done:
+            threading.Thread(target=_drive_to_end, args=(self,), daemon=True).start()
+        return future
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Local. Call ``callback(work)`` once the work has ended, at once if it has already.
+
+        It runs on the thread that completes the work, and must not wait.
+        """
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def complete(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Local. End the work; for those who carry the operation out. A second call is ignored."""
+        with self._lock:
+            if self._done:
+                return
+            self._value, self._error, self._done = value, error, True
+            event, callbacks = self._event, self._callbacks
+            self._callbacks = []
+        if event is not None:
+            event.set()
+        for callback in callbacks:
+            callback(self)
+
+    def then(self, transform: Callable[[Any], Any]) -> Work:
+        """Local. A Work that ends with this one; its result is ``transform`` of this one's.
+
+        Args:
+            transform: Runs on the thread that completes this work, and must not wait. What it
+                raises becomes the error of the new work.
+        """
+
+        def ended(work: Work) -> None:
+            if work._error is not None:
+                following.complete(error=work._error)
+                return
+            try:
+                following.complete(transform(work._value))
+            except Exception as error:
+                following.complete(error=error)
+
+        def drive(following: Work, deadline: float) -> None:
+            self.block(deadline)
+            if self._done:  # perhaps on another thread, which is about to end the new work too
+                following.wait_for_event(deadline)
+
+        following = Work(self.name, drive)
+        self.add_done_callback(ended)
+        return following
+
+    def block(self, deadline: float) -> None:
+        """Local. Let the operation progress until it has ended or the deadline passes.
+
+        Args:
+            deadline: On the clock of ``time.monotonic()``.
+        """
+        if self._drive is not None:
+            self._drive(self, deadline)
+        else:
+            self.wait_for_event(deadline)
+
+    def wait_for_event(self, deadline: float) -> None:
+        """Local. Block until another thread completes the work, or the deadline passes.
+
+        Args:
+            deadline: On the clock of ``time.monotonic()``.
+        """
+        with self._lock:
+            if self._done:
+                return
+            if self._event is None:
+                self._event = threading.Event()
+            event = self._event
+        remaining = deadline - time.monotonic()
+        event.wait(None if remaining == float("inf") else max(remaining, 0.0))
+
+    def __repr__(self) -> str:
+        if not self._done:
+            state = "going on"
+        else:
+            state = "done" if self._error is None else f"failed: {self._error!r}"
+        return f"<Work {self.name}: {state}>"
+
+
+def completed(name: str, value: Any = None) -> Work:
+    """Local. A work that has ended well already."""
+    work = Work(name)
+    work.complete(value)
+    return work
+
+
+def gather_works(name: str, works: list[Work]) -> Work:
+    """Local. One handle for several: it ends when all have ended, with the list of their values.
+
+    Args:
+        name: What the whole is, for messages.
+        works: The parts; the first error among them, in order, becomes the error of the whole.
+    """
+
+    def drive(whole: Work, deadline: float) -> None:
+        for part in works:
+            if not part.is_completed():
+                part.block(deadline)
+        if all(part.is_completed() for part in works):
+            whole.wait_for_event(deadline)  # another thread is about to end it
+
+    def part_ended(_: Work) -> None:
+        if all(part.is_completed() for part in works):
+            error = next((p.exception() for p in works if p.exception() is not None), None)
+            whole.complete([part._value for part in works], error)
+
+    whole = Work(name, drive)
+    if not works:
+        whole.complete([])
+    for part in works:
+        part.add_done_callback(part_ended)
+    return whole
+
+
+def _settle(work: Work) -> None:
+    future = work._future
+    assert future is not None
+    if work._error is not None:
+        future.set_exception(work._error)
+    else:
+        future.set_result(work._value)
+
+
+def _drive_to_end(work: Work) -> None:
+    work.block(float("inf"))
