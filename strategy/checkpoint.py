@@ -1,0 +1,209 @@
+"""Checkpoints: one safetensors file a server, and an index that makes them one.
+
+A checkpoint is a folder ``step-<step>``. It is written under another name and renamed when it is
+complete, so that a folder of that name is always whole, whatever was killed when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from mpidist import errors
+from strategy.shard import OwnedShard
+
+Array = NDArray[Any]
+
+_INDEX = "index.json"
+_FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+_PARTIAL = re.compile(r"step-\d+\.partial-\d+")
+
+
+@dataclass
+class Saved:
+    """A variable as a checkpoint has it.
+
+    Attributes:
+        data: Its value.
+        slots: Optimizer state, flat, by ``<kind>/<slot>``.
+        steps: Updates so far, by kind.
+    """
+
+    data: Array
+    slots: dict[str, Array] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
+    """Local. Write one server's variables and slots.
+
+    Args:
+        path: The file.
+        shards: What to write.
+
+    Raises:
+        FailedPreconditionError: The file cannot be written.
+    """
+    tensors: dict[str, Array] = {}
+    steps: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        tensors[f"{shard.name}:data"] = shard.data.copy()
+        steps[shard.name] = shard.steps
+        for key, slot in shard.slots.items():
+            tensors[f"{shard.name}:slot:{key}"] = slot
+    try:
+        save_file(tensors, path, metadata={"steps": json.dumps(steps)})
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        raise errors.FailedPreconditionError(
+            f"cannot write the checkpoint {path!r}: {error}; every ps task must be able to write "
+            "into its folder, and safetensors must know the dtypes"
+        ) from error
+
+
+def read_shards(paths: Sequence[str], names: Iterable[str]) -> dict[str, Saved]:
+    """Local. Read variables from the files of a checkpoint.
+
+    Args:
+        paths: All files of the checkpoint.
+        names: Which variables; those that no file has are left out.
+
+    Returns:
+        What was found, by name.
+
+    Raises:
+        DataLossError: A file is missing or damaged.
+    """
+    wanted = set(names)
+    found: dict[str, Saved] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                steps = json.loads(file.metadata()["steps"])
+                for key in file.keys():  # noqa: SIM118 - not a dict
+                    name, _, part = key.partition(":")
+                    if name not in wanted:
+                        continue
+                    saved = found.setdefault(name, Saved(np.empty(0), steps=steps[name]))
+                    if part == "data":
+                        saved.data = file.get_tensor(key)
+                    else:
+                        saved.slots[part.removeprefix("slot:")] = file.get_tensor(key)
+        except Exception as error:
+            raise errors.DataLossError(
+                f"cannot read {path!r} of a checkpoint ({error}); restore an older one"
+            ) from error
+    return found
+
+
+def check_fits(name: str, saved: Saved, shard: OwnedShard) -> None:
+    """Local. InvalidArgumentError unless the saved value has the variable's shape and dtype."""
+    layout = shard.layout
+    if saved.data.shape != layout.shape or saved.data.dtype != layout.dtype:
+        raise errors.InvalidArgumentError(
+            f"the checkpoint has {name!r} as {saved.data.dtype}{list(saved.data.shape)}, and the "
+            f"program as {layout.dtype}{list(layout.shape)}"
+        )
+
+
+class Writing:
+    """Local. A checkpoint on its way to disk; a context manager that completes it at the end.
+
+    Args:
+        directory: Folder of all checkpoints; made if it does not exist.
+        step: Global step.
+        servers: Number of files.
+        keep: How many complete checkpoints to keep, at least 1.
+
+    Attributes:
+        paths: The file of each server.
+        path: The folder, once complete.
+    """
+
+    def __init__(self, directory: str, step: int, servers: int, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep!r}")
+        self._directory = os.path.abspath(directory)
+        self._step = step
+        self._keep = keep
+        self.path = os.path.join(self._directory, f"step-{step}")
+        self._partial = f"{self.path}.partial-{os.getpid()}"
+        self._names = [f"ps-{i}-of-{servers}.safetensors" for i in range(servers)]
+        self.paths = [os.path.join(self._partial, name) for name in self._names]
+
+    def __enter__(self) -> Writing:
+        os.makedirs(self._directory, exist_ok=True)
+        for name in os.listdir(self._directory):
+            if _PARTIAL.match(name):  # of a job that was killed while it wrote
+                shutil.rmtree(os.path.join(self._directory, name))
+        os.makedirs(self._partial)
+        return self
+
+    def add_json(self, name: str, content: Any) -> None:
+        """Local. Put a JSON file into the checkpoint."""
+        with open(os.path.join(self._partial, name), "w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            shutil.rmtree(self._partial)
+            return
+        self.add_json(_INDEX, {"format": _FORMAT, "step": self._step, "files": self._names})
+        if os.path.exists(self.path):
+            _remove(self.path)  # an earlier save of the same step
+        os.rename(self._partial, self.path)
+        # The one just written stays, though an earlier training may have left higher steps.
+        others = [old for old in checkpoints(self._directory) if old != self.path]
+        for old in others[: max(len(others) - self._keep + 1, 0)]:
+            _remove(old)
+
+
+def _remove(path: str) -> None:
+    """Remove a checkpoint; under its own name it is whole until it is gone."""
+    doomed = f"{path}.partial-{os.getpid()}-old"
+    os.rename(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def checkpoints(directory: str) -> list[str]:
+    """Local. Complete checkpoints of a folder, oldest first; empty if there is no such folder."""
+    if not os.path.isdir(directory):
+        return []
+    steps = [int(m[1]) for m in map(_NAME.fullmatch, os.listdir(directory)) if m]
+    return [os.path.join(directory, f"step-{step}") for step in sorted(steps)]
+
+
+def files_of(path: str) -> list[str]:
+    """Local. The files of a checkpoint.
+
+    Args:
+        path: A folder ``step-<step>``.
+
+    Raises:
+        NotFoundError: It is not a checkpoint.
+        DataLossError: Its index is damaged, or of another format.
+    """
+    try:
+        with open(os.path.join(path, _INDEX)) as file:
+            index = json.load(file)
+    except OSError as error:
+        raise errors.NotFoundError(f"{path!r} is not a checkpoint: {error}") from error
+    except ValueError as error:
+        raise errors.DataLossError(f"the index of {path!r} is damaged: {error}") from error
+    if not isinstance(index, dict) or index.get("format") != _FORMAT:
+        raise errors.DataLossError(f"{path!r} is not of checkpoint format {_FORMAT}")
+    return [os.path.join(path, name) for name in index["files"]]

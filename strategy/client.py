@@ -1,0 +1,353 @@
+"""A worker's side of the parameter servers: pulls and pushes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import Reply, Work, errors, gather_works
+from strategy.host import Host
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.shard import Layout, SharedShard
+from strategy.staging import Ring
+
+Array = NDArray[Any]
+
+TRANSPORTS = ("auto", "shared", "p2p")
+
+# Changes from this size on go through the ring; below, copying them into the message is cheaper.
+_STAGED_BYTES = 16384
+# Pushes to one server that may be under way at once; each holds a copy of its small changes.
+_MOST_PUSHES = 16
+_PULL_TRIES = 3
+
+
+@dataclass(slots=True)
+class Change:
+    """One change of one variable, on its way to the server.
+
+    Attributes:
+        remote: The variable.
+        rule: See ``Rule`` in the messages, or what :meth:`Connection.configure` gave.
+        data: Any strides, the variable's shape; converted to its dtype.
+    """
+
+    remote: Remote
+    rule: int
+    data: Array
+
+
+@dataclass(slots=True)
+class Remote:
+    """A variable as a worker knows it.
+
+    Attributes:
+        name: Of the variable.
+        layout: Shape and dtype.
+        connection: To its server.
+        number: The server's for it.
+        shared: Its memory, or None if the server is not on this node.
+        seen: Version of the last pull, plus this worker's own pushes since: what the version will
+            be if nobody else pushes.
+        known: Version after the last pull or push that is complete.
+    """
+
+    name: str
+    layout: Layout
+    connection: Connection
+    number: int
+    shared: SharedShard | None
+    seen: int = 0
+    known: int = 0
+
+
+class Connection:
+    """Local. One worker's line to one ps task.
+
+    Args:
+        host: The process's place in the cluster.
+        index: Of the ps task.
+        worker: Index among the workers.
+        workers: How many workers there are.
+        transport: ``"auto"``, ``"shared"`` or ``"p2p"``.
+
+    Raises:
+        FailedPreconditionError: ``"shared"`` was asked for, and the ps is on another node.
+    """
+
+    def __init__(self, host: Host, index: int, worker: int, workers: int, transport: str) -> None:
+        self._host = host
+        self._address = host.task_address("ps", index)
+        self._worker = worker
+        self._memory = None if transport == "p2p" else host.task_memory("ps", index)
+        if transport == "shared" and self._memory is None:
+            raise errors.FailedPreconditionError(
+                f"ps {index} is on another node than worker {worker}: transport 'shared' cannot "
+                "reach it; use 'auto'"
+            )
+        self._sequence = 0
+        self._broken = False
+        self._pushing = threading.Lock()
+        self._under_way: list[Work] = []
+        self._ring: Ring | None = None
+        if self._memory is not None:
+            asked = pb.AttachRequest(worker=worker, workers=workers)
+            reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
+            pump = host.endpoint.progress
+            self._ring = Ring(self._memory, reply.offset, reply.slots, host.sync, pump)
+
+    def announce(self, name: str, layout: Layout, ordinal: int) -> None:
+        """Local. Have one server compare the order in which workers create variables.
+
+        Args:
+            name: Of the variable, wherever it is placed.
+            layout: Shape and dtype.
+            ordinal: How many variables this worker created before.
+
+        Raises:
+            InvalidArgumentError: Another worker created another variable at this place.
+        """
+        asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker)
+        asked.shape.extend(layout.shape)
+        asked.dtype = layout.dtype.name
+        self._call("Announce", asked)
+
+    def create(self, name: str, layout: Layout, ordinal: int) -> tuple[Remote, bool]:
+        """Local. Make a variable, or find it if another worker has made it.
+
+        Args:
+            name: Of the variable.
+            layout: Shape and dtype.
+            ordinal: How many variables this worker created before.
+
+        Returns:
+            The variable, and whether this worker must push its first value.
+
+        Raises:
+            InvalidArgumentError: Another worker created it otherwise; the message names both.
+            ResourceExhaustedError: The server has no room.
+        """
+        asked = pb.CreateRequest(
+            name=name,
+            shape=layout.shape,
+            dtype=layout.dtype.name,
+            ordinal=ordinal,
+            worker=self._worker,
+        )
+        reply = pb.CreateReply.FromString(self._call("CreateVariable", asked).body)
+        shared = None
+        if self._memory is not None:
+            offsets = (reply.versions_offset, reply.data_offset)
+            shared = SharedShard(self._memory, layout, *offsets, self._host.sync)
+        return Remote(name, layout, self, reply.variable, shared), reply.must_initialize
+
+    def configure(self, kind: str, values: dict[str, float]) -> int:
+        """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
+        asked = pb.OptimizerDef(kind=kind, values=values)
+        return pb.ConfigureReply.FromString(self._call("Configure", asked).body).rule
+
+    def push(self, changes: Sequence[Change]) -> Work:
+        """Local. Send changes to variables of this server, to be applied in order.
+
+        The arrays may be used again when the call returns.
+
+        Returns:
+            A Work whose result is the list of (version, staleness) after each change.
+        """
+        with self._pushing:
+            self._check_whole()
+            self._make_room()
+            self._sequence += 1
+            push = pb.PushRequest(worker=self._worker, sequence=self._sequence)
+            inline, streamed = [], []
+            for change in changes:
+                layout = change.remote.layout
+                staged = self._ring is not None and layout.data_bytes >= _STAGED_BYTES
+                entry = push.entries.add(
+                    variable=change.remote.number, rule=change.rule, seen=change.remote.seen
+                )
+                change.remote.seen += 1
+                entry.staged = staged
+                if staged:
+                    streamed.append(change)
+                else:
+                    inline.append(_converted(change))
+            call = self._host.endpoint.call(
+                self._address, "ps/Push", push.SerializeToString(), inline
+            )
+            try:
+                self._stream(streamed)
+            except BaseException:  # Ctrl-C too: the server waits for the rest, and gives up
+                self._broken = True
+                raise
+            remotes = [change.remote for change in changes]
+            work = call.then(lambda reply: _applied(reply, remotes))
+            self._under_way.append(work)
+            return work
+
+    def settle(self) -> None:
+        """Local. Wait until every push of this worker to this server has been applied.
+
+        Raises:
+            Exception: What a push failed with, unless it has been raised from its Work already.
+        """
+        self._check_whole()
+        if self._under_way:
+            with self._pushing:
+                waiting = list(self._under_way)
+            for work in waiting:
+                work.block(float("inf"))
+            with self._pushing:  # not before: another thread may be about to wait for them too
+                self._under_way = [work for work in self._under_way if not work.is_completed()]
+            for work in waiting:
+                if _needs_attention(work):
+                    work.wait()
+
+    def read(self, remote: Remote, out: Array) -> int:
+        """Local. Ask the server for a consistent copy.
+
+        Args:
+            remote: The variable.
+            out: C-contiguous, shape and dtype of the variable.
+
+        Returns:
+            The version of the copy.
+        """
+        asked = pb.ReadRequest(variable=remote.number)
+        reply = self._call("Read", asked, into=(out,))
+        return pb.ReadReply.FromString(reply.body).version
+
+    def save(self, path: str) -> Work:
+        """Local. Have the server write its part of a checkpoint."""
+        body = pb.SaveRequest(path=path).SerializeToString()
+        return self._host.endpoint.call(self._address, "ps/Save", body)
+
+    def restore(self, paths: Sequence[str], ordinal: int) -> list[str]:
+        """Local. Have the server read its variables from a checkpoint, unless another worker has.
+
+        Args:
+            paths: All files of the checkpoint.
+            ordinal: How many checkpoints this worker has restored, this one included.
+
+        Returns:
+            Names of the variables found.
+        """
+        reply = self._call("Restore", pb.RestoreRequest(paths=paths, ordinal=ordinal))
+        return list(pb.RestoreReply.FromString(reply.body).restored)
+
+    def _call(self, method: str, message: Any, into: Sequence[Array] | None = None) -> Reply:
+        endpoint = self._host.endpoint
+        work = endpoint.call(self._address, f"ps/{method}", message.SerializeToString(), into=into)
+        reply: Reply = work.result()
+        return reply
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise errors.FailedPreconditionError(
+                f"a push to {self._address} was interrupted half-way: the variables in it may be "
+                "half changed; start again from a checkpoint"
+            )
+
+    def _make_room(self) -> None:
+        self._under_way = [work for work in self._under_way if _needs_attention(work)]
+        while len(self._under_way) >= _MOST_PUSHES:
+            self._under_way.pop(0).wait()
+
+    def _stream(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            assert self._ring is not None
+            flat = np.ascontiguousarray(change.data).reshape(-1)
+            self._ring.write(flat, change.remote.layout.dtype)
+
+
+def pull(remote: Remote, out: Array, *, consistent: bool = True) -> None:
+    """Local. Copy a variable, with all earlier pushes of this worker applied.
+
+    Args:
+        remote: The variable; its versions become those of the copy.
+        out: C-contiguous, shape and dtype of the variable.
+        consistent: Whether the copy must belong to one version; otherwise each block of 1 MiB may
+            belong to its own.
+    """
+    remote.connection.settle()
+    shared = remote.shared
+    if shared is not None:
+        if not consistent:
+            shared.read_blocks(out)
+            return
+        for _ in range(_PULL_TRIES):
+            version = shared.try_read(out)
+            if version is not None:
+                remote.seen = remote.known = version
+                return
+    remote.seen = remote.known = remote.connection.read(remote, out)
+
+
+def push_all(changes: Sequence[Change]) -> Work:
+    """Local. Push changes to all the servers concerned; see :meth:`Connection.push`.
+
+    Returns:
+        A Work whose result is the list of (version, staleness) after each change, in order.
+    """
+    by_server: dict[int, list[int]] = {}
+    for position, change in enumerate(changes):
+        by_server.setdefault(id(change.remote.connection), []).append(position)
+    works, order = [], []
+    for positions in by_server.values():
+        part = [changes[position] for position in positions]
+        works.append(part[0].remote.connection.push(part))
+        order += positions
+    if len(works) == 1:
+        return works[0]
+    return gather_works("push", works).then(
+        lambda results: _in_order([pair for result in results for pair in result], order)
+    )
+
+
+def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:
+    answer = pb.PushReply.FromString(reply.body)
+    for remote, version in zip(remotes, answer.versions, strict=True):
+        remote.known = max(remote.known, version)
+    return list(zip(answer.versions, answer.staleness, strict=True))
+
+
+def _needs_attention(work: Work) -> bool:
+    """Whether a push goes on, or failed with an error that has not been raised anywhere yet."""
+    if not work.is_completed():
+        return True
+    error = work.exception()
+    return error is not None and error.__traceback__ is None
+
+
+def _in_order(pairs: list[Any], order: list[int]) -> list[Any]:
+    result = [None] * len(pairs)
+    for position, pair in zip(order, pairs, strict=True):
+        result[position] = pair
+    return result
+
+
+def _converted(change: Change) -> Array:
+    """A flat copy in the variable's dtype: the caller may change its array before it is sent."""
+    layout = change.remote.layout
+    flat = np.empty(layout.size, layout.dtype)
+    np.copyto(flat.reshape(layout.shape), change.data, casting="same_kind")
+    return flat
+
+
+def check_change(name: str, layout: Layout, data: Array) -> None:
+    """Local. ValueError or TypeError unless an array can change a variable."""
+    if data.shape != layout.shape:
+        raise ValueError(
+            f"the change of variable {name!r} has shape {data.shape}, and the variable "
+            f"{layout.shape}"
+        )
+    if not np.can_cast(data.dtype, layout.dtype, "same_kind"):
+        raise TypeError(
+            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become "
+            f"{layout.dtype}"
+        )

@@ -1,0 +1,265 @@
+"""The service of a ps task: owns its variables and is the only one to change them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import LATER, Arena, Reply, Request, errors
+from strategy import checkpoint, kernels
+from strategy.host import Host
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.shard import BLOCK_BYTES, Layout, OwnedShard, Scratch
+from strategy.staging import Ring, ring_bytes, slots_for
+
+if TYPE_CHECKING:
+    from strategy.kernels import Rule
+
+Array = NDArray[Any]
+
+_PLAIN: Mapping[int, tuple[str, Rule]] = {
+    pb.ASSIGN: ("assign", kernels.ASSIGN),
+    pb.ADD: ("add", kernels.ADD),
+    pb.SUB: ("sub", kernels.SUB),
+}
+
+
+@dataclass
+class _Optimizer:
+    kind: str
+    values: dict[str, float]
+    rule: Rule
+
+
+@dataclass
+class _Variable:
+    identity: int
+    ordinal: int
+    creator: int
+    shard: OwnedShard
+    offsets: tuple[int, int]
+    waiting: list[Request] = field(default_factory=list)
+
+
+class ParameterServer:
+    """Local. Serves variables from this process's arena.
+
+    Handlers run one at a time, so that every change and every read by message falls between two
+    pushes. A Server makes it for a ps task.
+
+    Args:
+        host: The process's place in the cluster: a Server, or a strategy's own in local mode.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._arena = Arena(host.memory().nbytes)
+        self._variables: list[_Variable] = []
+        self._by_name: dict[str, _Variable] = {}
+        self._optimizers: list[_Optimizer] = []
+        self._rings: dict[int, tuple[int, Ring]] = {}
+        self._sequences: dict[int, int] = {}
+        self._order: dict[int, tuple[str, int]] = {}
+        self._scratch = Scratch()
+        self._restores = 0
+        self._restored: list[str] = []
+        self._who = f"ps {host.own_index('ps')}"
+        self._endpoint = host.endpoint
+        self._endpoint.register(
+            "ps",
+            {
+                "Attach": self._attach,
+                "Announce": self._announce,
+                "CreateVariable": self._create,
+                "Configure": self._configure,
+                "Push": self._push,
+                "Read": self._read,
+                "Save": self._save,
+                "Restore": self._restore,
+            },
+        )
+
+    def close(self) -> None:
+        """Local. Serve no more."""
+        self._endpoint.unregister("ps")
+
+    def _attach(self, request: Request) -> Reply:
+        asked = pb.AttachRequest.FromString(request.body)
+        slots = slots_for(asked.workers)
+        if asked.worker not in self._rings:
+            offset = self._arena.carve(ring_bytes(slots))
+            ring = Ring(
+                self._host.memory(), offset, slots, self._host.sync, self._endpoint.progress
+            )
+            self._rings[asked.worker] = (offset, ring)
+        offset, _ = self._rings[asked.worker]
+        reply = pb.AttachReply(offset=offset, slots=slots, chunk_bytes=BLOCK_BYTES)
+        return Reply(reply.SerializeToString())
+
+    def _announce(self, request: Request) -> None:
+        asked = pb.CreateRequest.FromString(request.body)
+        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}"
+        first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
+        if first != what:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
+                f"worker {worker} as {first}: all workers must create the same variables in the "
+                "same order"
+            )
+
+    def _create(self, request: Request) -> Reply:
+        asked = pb.CreateRequest.FromString(request.body)
+        layout = Layout(asked.shape, asked.dtype)
+        variable = self._by_name.get(asked.name)
+        if variable is None:
+            variable = self._make(asked, layout)
+        else:
+            self._check_same(variable, asked, layout)
+            # The creator asks again if it could not compute the first value.
+            if variable.shard.version == 0 and asked.worker != variable.creator:
+                variable.waiting.append(request)
+                return LATER
+        return self._created(variable, must_initialize=variable.shard.version == 0)
+
+    def _make(self, asked: pb.CreateRequest, layout: Layout) -> _Variable:
+        versions = self._arena.carve(layout.version_bytes)
+        data = self._arena.carve(layout.data_bytes)
+        memory = self._host.memory()
+        memory[versions : versions + layout.version_bytes] = 0
+        shard = OwnedShard(
+            asked.name, memory, layout, versions, data, self._host.sync, self._scratch
+        )
+        variable = _Variable(
+            len(self._variables), asked.ordinal, asked.worker, shard, (versions, data)
+        )
+        self._variables.append(variable)
+        self._by_name[asked.name] = variable
+        return variable
+
+    def _check_same(self, variable: _Variable, asked: pb.CreateRequest, layout: Layout) -> None:
+        known = variable.shard.layout
+        here = (known.shape, known.dtype, variable.ordinal)
+        there = (layout.shape, layout.dtype, asked.ordinal)
+        if here != there:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
+                f"{there[1]}{list(there[0])}, and worker {variable.creator} as number {here[2]}, "
+                f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
+                "same order"
+            )
+
+    def _created(self, variable: _Variable, must_initialize: bool) -> Reply:
+        versions, data = variable.offsets
+        reply = pb.CreateReply(
+            variable=variable.identity,
+            versions_offset=versions,
+            data_offset=data,
+            must_initialize=must_initialize,
+        )
+        return Reply(reply.SerializeToString())
+
+    def _configure(self, request: Request) -> Reply:
+        asked = pb.OptimizerDef.FromString(request.body)
+        if asked.kind not in kernels.OPTIMIZERS:
+            known = ", ".join(kernels.OPTIMIZERS)
+            raise errors.UnimplementedError(
+                f"{self._who} has no optimizer {asked.kind!r}; it knows {known}"
+            )
+        optimizer = _Optimizer(asked.kind, dict(asked.values), kernels.OPTIMIZERS[asked.kind])
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        number = pb.FIRST_OPTIMIZER + self._optimizers.index(optimizer)
+        return Reply(pb.ConfigureReply(rule=number).SerializeToString())
+
+    def _push(self, request: Request) -> Reply:
+        push = pb.PushRequest.FromString(request.body)
+        expected = self._sequences.get(push.worker, 0) + 1
+        if push.sequence != expected:
+            raise errors.InternalError(
+                f"{self._who} got push {push.sequence} of worker {push.worker} and expected "
+                f"{expected}"
+            )
+        self._sequences[push.worker] = expected
+        inline = iter(request.buffers)
+        reply = pb.PushReply()
+        problem: Exception | None = None
+        for entry in push.entries:
+            variable = self._variables[entry.variable]
+            layout = variable.shard.layout
+            if entry.staged:
+                blocks = self._rings[push.worker][1].read(layout.size, layout.dtype)
+            else:
+                blocks = _blocks(np.array(next(inline)).view(layout.dtype))
+            # A bad entry must not leave its blocks in the ring, nor keep the others from applying.
+            try:
+                reply.staleness.append(
+                    variable.shard.version - min(entry.seen, variable.shard.version)
+                )
+                self._apply(variable, entry.rule, blocks)
+            except (ValueError, TypeError) as error:
+                problem = problem or error
+                for _ in blocks:
+                    continue
+            reply.versions.append(variable.shard.version)
+        if problem is not None:
+            raise problem
+        return Reply(reply.SerializeToString())
+
+    def _apply(self, variable: _Variable, number: int, blocks: Iterator[Array]) -> None:
+        shard = variable.shard
+        if number in _PLAIN:
+            kind, rule = _PLAIN[number]
+            values: Mapping[str, float] = {}
+        else:
+            optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
+            kind, rule, values = optimizer.kind, optimizer.rule, optimizer.values
+            if shard.layout.dtype.kind != "f":
+                raise errors.InvalidArgumentError(
+                    f"{kind} cannot change variable {shard.name!r} of dtype {shard.layout.dtype}: "
+                    "optimizers need a floating dtype"
+                )
+        shard.apply(kind, rule, values, blocks)
+        for request in variable.waiting:
+            reply = self._created(variable, must_initialize=False)
+            request.reply(reply.body)
+        variable.waiting.clear()
+
+    def _read(self, request: Request) -> Reply:
+        asked = pb.ReadRequest.FromString(request.body)
+        shard = self._variables[asked.variable].shard
+        body = pb.ReadReply(version=shard.version).SerializeToString()
+        return Reply(body, (shard.flat.copy(),))
+
+    def _save(self, request: Request) -> Reply:
+        asked = pb.SaveRequest.FromString(request.body)
+        checkpoint.write_shards(asked.path, [variable.shard for variable in self._variables])
+        return Reply()
+
+    def _restore(self, request: Request) -> Reply:
+        asked = pb.RestoreRequest.FromString(request.body)
+        if asked.ordinal > self._restores:
+            self._load(asked.paths)
+            self._restores = asked.ordinal
+        return Reply(pb.RestoreReply(restored=self._restored).SerializeToString())
+
+    def _load(self, paths: Sequence[str]) -> None:
+        saved = checkpoint.read_shards(paths, list(self._by_name))
+        for name, values in saved.items():
+            checkpoint.check_fits(name, values, self._by_name[name].shard)
+        for name, values in saved.items():
+            shard = self._by_name[name].shard
+            shard.slots = {key: np.array(slot) for key, slot in values.slots.items()}
+            shard.apply("assign", kernels.ASSIGN, {}, _blocks(values.data.reshape(-1)))
+            shard.steps = dict(values.steps)
+        self._restored = list(saved)
+
+
+def _blocks(flat: Array) -> Iterator[Array]:
+    """An array block by block; an empty one is a block too, so that it has versions."""
+    step = BLOCK_BYTES // flat.itemsize
+    for start in range(0, max(flat.size, 1), step):
+        yield flat[start : start + step]

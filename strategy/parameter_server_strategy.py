@@ -1,0 +1,336 @@
+"""ParameterServerStrategy: variables on ps tasks, shared by workers that go their own pace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpidist import ClusterSpec, errors, started_server
+from mpidist.cluster_resolver import ClusterResolver
+from strategy import checkpoint
+from strategy.client import TRANSPORTS, Change, Connection
+from strategy.host import Host, LocalHost
+from strategy.initializers import initial_value
+from strategy.parameter_server import ParameterServer
+from strategy.placement import ByBytes
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.shard import Layout
+from strategy.variable import Variable
+
+# Jobs whose tasks do not train.
+_NOT_WORKERS = ("ps", "data", "evaluator")
+
+_current: ContextVar[ParameterServerStrategy | None] = ContextVar("strategy", default=None)
+
+
+class ParameterServerStrategy:
+    """Local. Puts variables on the ps tasks of the cluster and trains asynchronously.
+
+    Every worker makes its own, and creates the same variables in the same order. Pulls and
+    pushes are never collective. Between the ps and the workers of a node they go through shared
+    memory, between nodes by messages.
+
+    Without a cluster and a started Server it is in local mode: the variables live in this process.
+
+    Args:
+        cluster_resolver: A ClusterResolver, a ClusterSpec, or a dict; by default the cluster of
+            the started Server.
+        cluster_spec: The cluster, in place of ``cluster_resolver``.
+        task_type: Job of this task, checked against the Server's if given.
+        task_id: Index of this task, checked against the Server's if given.
+        server: The started Server; found if not given.
+        transport: ``"auto"``, ``"shared"`` (shared memory or an error), or ``"p2p"`` (messages).
+
+    Attributes:
+        global_step: A variable, advanced by every ``apply_gradients`` of every worker.
+
+    Raises:
+        FailedPreconditionError: A cluster is given, and no Server has been started.
+        ValueError: The cluster has no ps task, or differs from the Server's; or an argument is
+            unknown.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | ClusterSpec | Mapping[str, Any] | None = None,
+        *,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        server: Host | None = None,
+        transport: str = "auto",
+    ) -> None:
+        if transport not in TRANSPORTS:
+            raise ValueError(f"unknown transport {transport!r}; the known ones are {TRANSPORTS}")
+        spec = _given_spec(cluster_resolver, cluster_spec)
+        host = server or started_server()
+        if host is None and spec is not None:
+            raise errors.FailedPreconditionError(
+                "no Server has been started in this process: start mpidist.Server(spec, job_name, "
+                "task_index) before the strategy"
+            )
+        self._host: Host = _local_host() if host is None else host
+        _check_task(self._host, spec, task_type, task_id)
+        tasks = self._host.cluster_spec.tasks()
+        workers = [task for task in tasks if task[0] not in _NOT_WORKERS]
+        me = (self._host.job_name, self._host.task_index)
+        if me not in workers:
+            raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
+        self._worker, self._workers = workers.index(me), len(workers)
+        servers = [index for job, index in tasks if job == "ps"]
+        if not servers:
+            raise ValueError(f"the cluster has no ps task: {self._host.cluster_spec!r}")
+        self._connections = [
+            Connection(self._host, index, self._worker, self._workers, transport)
+            for index in servers
+        ]
+        self._placement = ByBytes(len(servers))
+        self._variables: dict[str, Variable] = {}
+        self._restores = 0
+        self._host.on_drain(self._drain)
+        self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of this worker whose gradients make one push."""
+        return 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the first: the one to save and to report."""
+        return self._worker == 0
+
+    @property
+    def worker_index(self) -> int:
+        """Index of this worker among the workers."""
+        return self._worker
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self._workers
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[ParameterServerStrategy]:
+        """Local. In the ``with`` block, :func:`get_variable` makes variables of this strategy."""
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Local. Call ``fn`` on this worker's replica, in the strategy's scope.
+
+        Args:
+            fn: The step.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            What ``fn`` returns.
+        """
+        with self.scope():
+            return fn(*args, **(kwargs or {}))
+
+    def experimental_distribute_dataset(self, dataset: Iterable[Any]) -> Iterable[Any]:
+        """Local. This worker's part of a dataset.
+
+        Args:
+            dataset: Any iterable. One with a method ``shard(num_shards, index)`` is sharded over
+                the workers; any other, and one that a data service distributes, is used as it is.
+
+        Returns:
+            An iterable.
+        """
+        shard = getattr(dataset, "shard", None)
+        if shard is None or self._workers == 1 or getattr(dataset, "distributed", False):
+            return dataset
+        part: Iterable[Any] = shard(self._workers, self._worker)
+        return part
+
+    def create_variable(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        initializer: Any,
+        trainable: bool = True,
+    ) -> Variable:
+        """Local. Make a variable on a ps task; see :func:`get_variable`."""
+        if not name or ":" in name:
+            raise ValueError(f"a variable needs a name without ':', not {name!r}")
+        if name in self._variables:
+            raise ValueError(f"variable {name!r} exists already")
+        if any(axis < 0 for axis in shape):
+            raise ValueError(f"variable {name!r} cannot have the shape {tuple(shape)}")
+        layout = Layout(shape, dtype)
+        if len(self._connections) > 1:  # each server sees its own variables only
+            self._connections[0].announce(name, layout, len(self._variables))
+        connection = self._connections[self._placement.place(layout.data_bytes)]
+        remote, must_initialize = connection.create(name, layout, len(self._variables))
+        variable = Variable(self, remote, trainable)
+        if must_initialize:
+            value = initial_value(initializer, layout.shape, layout.dtype)
+            connection.push([Change(remote, pb.ASSIGN, value)]).wait()
+        self._variables[name] = variable
+        return variable
+
+    def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
+        """Local. Write a checkpoint; one worker does, usually the chief.
+
+        Each ps task writes its variables and their slots between two pushes. While other workers
+        push, the parts of different ps tasks may differ by the pushes then under way.
+
+        Args:
+            directory: Folder of all checkpoints, on a file system that every ps task can write.
+            keep: How many to keep, at least 1.
+            extra: More files for the folder: name to what is written there as JSON.
+
+        Returns:
+            The checkpoint's folder. It is complete, or does not exist.
+
+        Raises:
+            FailedPreconditionError: A ps task cannot write into the folder.
+            ValueError: ``keep`` is less than 1.
+        """
+        self._drain()
+        step = int(self.global_step)
+        with checkpoint.Writing(directory, step, len(self._connections), keep) as writing:
+            works = [
+                connection.save(path)
+                for connection, path in zip(self._connections, writing.paths, strict=True)
+            ]
+            for name, content in (extra or {}).items():
+                writing.add_json(name, content)
+            for work in works:
+                work.wait()
+        return writing.path
+
+    def restore(self, path: str) -> int:
+        """Local, on every worker. Take all variables and slots from a checkpoint.
+
+        All workers call it, before they train; the servers carry it out once. The number of ps
+        tasks may differ from that of the checkpoint.
+
+        Args:
+            path: A checkpoint's folder.
+
+        Returns:
+            The global step.
+
+        Raises:
+            NotFoundError: It is not a checkpoint, or does not have a variable of the program.
+            DataLossError: It is damaged.
+            InvalidArgumentError: A variable has another shape or dtype there.
+        """
+        files = checkpoint.files_of(path)
+        self._drain()
+        self._restores += 1
+        found = {name for conn in self._connections for name in conn.restore(files, self._restores)}
+        missing = [name for name in self._variables if name not in found]
+        if missing:
+            raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
+        return int(self.global_step)
+
+    @staticmethod
+    def latest_checkpoint(directory: str) -> str | None:
+        """Local. The newest complete checkpoint of a folder, or None."""
+        found = checkpoint.checkpoints(directory)
+        return found[-1] if found else None
+
+    def _drain(self) -> None:
+        for connection in self._connections:
+            connection.settle()
+
+    def __copy__(self) -> ParameterServerStrategy:
+        raise RuntimeError("a strategy cannot be copied: its variables live on the ps tasks")
+
+    def __deepcopy__(self, memo: Any) -> ParameterServerStrategy:
+        return self.__copy__()
+
+
+def get_variable(
+    name: str,
+    shape: Sequence[int] | int | None = None,
+    dtype: DTypeLike | None = None,
+    initializer: Any = "glorot_uniform",
+    trainable: bool = True,
+) -> Variable:
+    """Local. Make a variable of the strategy whose scope is open; a local one without a scope.
+
+    All workers make the same variables in the same order. The first worker to come gives the
+    first value.
+
+    Args:
+        name: Unique; without ``:``.
+        shape: Its shape; may be left out if the initializer is an array or a number.
+        dtype: Its dtype; by default that of an initializer array, else float32.
+        initializer: A name (``"zeros"``, ``"glorot_uniform"``, ...), a callable
+            ``(shape, dtype) -> array``, an array, or a number.
+        trainable: Whether optimizers are meant to change it.
+
+    Returns:
+        The variable.
+
+    Raises:
+        ValueError: The name is missing or taken, or the shape is missing or wrong.
+        InvalidArgumentError: Another worker made it otherwise; the message names both.
+        ResourceExhaustedError: The ps task has no room for it.
+    """
+    if not isinstance(initializer, str) and not callable(initializer):
+        value = np.asarray(initializer)
+        shape = value.shape if shape is None else shape
+        dtype = value.dtype if dtype is None and value.ndim else dtype
+    if shape is None:
+        raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
+    axes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    owner = _current.get() or _local_strategy()
+    return owner.create_variable(name, axes, dtype or np.float32, initializer, trainable)
+
+
+@cache
+def _local_strategy() -> ParameterServerStrategy:
+    return ParameterServerStrategy(server=_local_host())
+
+
+def _local_host() -> LocalHost:
+    host = LocalHost()
+    ParameterServer(host)
+    host.endpoint.serve_in_thread()
+    return host
+
+
+def _given_spec(first: Any, spec: Any) -> ClusterSpec | None:
+    if first is not None and spec is not None:
+        raise ValueError("give cluster_resolver or cluster_spec, not both")
+    source = first if first is not None else spec
+    if source is None:
+        return None
+    return source.cluster_spec() if isinstance(source, ClusterResolver) else ClusterSpec(source)
+
+
+def _check_task(
+    host: Host, spec: ClusterSpec | None, task_type: str | None, task_id: int | None
+) -> None:
+    if spec is not None and spec != host.cluster_spec:
+        raise ValueError(
+            f"the strategy is given {spec!r}, and the started Server is of {host.cluster_spec!r}"
+        )
+    for what, given, true in (
+        ("task_type", task_type, host.job_name),
+        ("task_id", task_id, host.task_index),
+    ):
+        if given is not None and given != true:
+            raise ValueError(f"{what} is {given!r}, and that of the started Server {true!r}")

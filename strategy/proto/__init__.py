@@ -1,0 +1,1 @@
+"""Generated protobuf messages; ``scripts/generate_proto`` makes them anew."""

@@ -1,0 +1,146 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ASSIGN: _ClassVar[Rule]
+    ADD: _ClassVar[Rule]
+    SUB: _ClassVar[Rule]
+    FIRST_OPTIMIZER: _ClassVar[Rule]
+ASSIGN: Rule
+ADD: Rule
+SUB: Rule
+FIRST_OPTIMIZER: Rule
+
+class AttachRequest(_message.Message):
+    __slots__ = ("worker", "workers")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    workers: int
+    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("offset", "slots", "chunk_bytes")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    slots: int
+    chunk_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+
+class CreateRequest(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "ordinal", "worker")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    ordinal: int
+    worker: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ...) -> None: ...
+
+class CreateReply(_message.Message):
+    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    variable: int
+    versions_offset: int
+    data_offset: int
+    must_initialize: bool
+    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ...) -> None: ...
+
+class OptimizerDef(_message.Message):
+    __slots__ = ("kind", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, kind: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ConfigureReply(_message.Message):
+    __slots__ = ("rule",)
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    rule: int
+    def __init__(self, rule: _Optional[int] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("entries", "worker", "sequence")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[PushEntry]
+    worker: int
+    sequence: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., worker: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class PushEntry(_message.Message):
+    __slots__ = ("variable", "rule", "seen", "staged")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    variable: int
+    rule: int
+    seen: int
+    staged: bool
+    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("versions", "staleness")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    staleness: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("variable",)
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    variable: int
+    def __init__(self, variable: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("paths", "ordinal")
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    ordinal: int
+    def __init__(self, paths: _Optional[_Iterable[str]] = ..., ordinal: _Optional[int] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("restored",)
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    restored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, restored: _Optional[_Iterable[str]] = ...) -> None: ...
