@@ -1,0 +1,109 @@
+"""Calls from threads that may wait, and that somebody may want to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from dataservice.wire import Array
+from mpidist import Backoff, Endpoint, Reply, Work
+from mpidist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    DistNetworkError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+M = TypeVar("M", bound=Message)
+
+# How often a waiting thread looks whether it shall stop.
+_STOP_PERIOD_S = 0.1
+# What a call to a server that has not started yet fails with.
+_NOT_THERE = (
+    DeadlineExceededError,
+    DistNetworkError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+
+class Caller:
+    """Calls one peer from an endpoint.
+
+    Args:
+        endpoint: Ours.
+        peer: Whom to call.
+        what: The peer in words, for errors.
+        stopped: Asked while waiting; when it gives True, calls end with CancelledError.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, peer: str, what: str, stopped: Callable[[], bool]
+    ) -> None:
+        self.endpoint = endpoint
+        self.peer = peer
+        self.what = what
+        self._stopped = stopped
+
+    def start(
+        self,
+        method: str,
+        request: Message,
+        buffers: Sequence[Array] = (),
+        timeout: float | None = None,
+    ) -> Work:
+        """Local. Begin a call; its Work gives a Reply."""
+        body = request.SerializeToString()
+        return self.endpoint.call(self.peer, method, body, buffers, timeout=timeout)
+
+    def notify(self, method: str, request: Message) -> None:
+        """Local. Tell the peer something, without an answer."""
+        self.endpoint.notify(self.peer, method, request.SerializeToString())
+
+    def finish(self, work: Work) -> Reply:
+        """Local. Wait for a call.
+
+        Raises:
+            CancelledError: Somebody wants the thread to stop.
+            Exception: What the call failed with.
+        """
+        while not work.is_completed():
+            if self._stopped():
+                raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
+            try:
+                work.wait(_STOP_PERIOD_S)
+            except DeadlineExceededError:
+                if work.is_completed():
+                    raise
+        reply: Reply = work.result()
+        return reply
+
+    def ask(self, method: str, request: Message, kind: type[M], buffers: Sequence[Array] = ()) -> M:
+        """Local. Call and wait; raises as :meth:`finish`."""
+        return kind.FromString(self.finish(self.start(method, request, buffers)).body)
+
+    def ask_patiently(self, method: str, request: Message, kind: type[M], limit_s: float) -> M:
+        """Local. As :meth:`ask`, but for a peer that may not have started yet.
+
+        Raises:
+            UnavailableError: It has not within ``limit_s`` seconds.
+        """
+        deadline = time.monotonic() + limit_s
+        backoff = Backoff(longest_s=_STOP_PERIOD_S)
+        while True:
+            remaining = max(deadline - time.monotonic(), 0.0)
+            try:
+                reply = self.finish(self.start(method, request, timeout=remaining))
+                return kind.FromString(reply.body)
+            except _NOT_THERE as error:
+                if time.monotonic() >= deadline:
+                    raise UnavailableError(
+                        f"no {self.what} answers at {self.peer} (tried for {limit_s:g} s): {error}"
+                    ) from error
+            if self._stopped():
+                raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
+            backoff.pause()

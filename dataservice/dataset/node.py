@@ -1,0 +1,162 @@
+"""What a dataset is made of: nodes describe, iterators hold the state.
+
+A node is immutable and picklable. One pass over it is an iterator, made for a :class:`Context`;
+whatever changes during the pass is an attribute of an iterator, so that a pass can be described
+by walking from the last iterator to its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mpidist.errors import UnimplementedError
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+
+Passes = tuple[int, ...]
+Feed = Callable[[Passes], Iterator[range]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one pass depends on besides the description.
+
+    Attributes:
+        seed: Randomness of the nodes that have no seed of their own.
+        passes: The numbers of the passes around this one, outermost first: of the iteration, then
+            one for each ``repeat`` that is open.
+        feed: Source indices that this process shall evaluate, in parts, for the pass of the given
+            number; None evaluates all of them.
+    """
+
+    seed: tuple[int, ...]
+    passes: Passes = (0,)
+    feed: Feed | None = None
+
+    def enter(self, number: int) -> Context:
+        """Local. The context of a pass inside this one."""
+        return dataclasses.replace(self, passes=(*self.passes, number))
+
+
+class ElementIterator(ABC):
+    """One pass over a node; ends with StopIteration, and keeps raising it."""
+
+    def __iter__(self) -> ElementIterator:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Any:
+        """Local. The next element."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Local. Give up threads and connections; idempotent. No element comes after it."""
+
+    def __enter__(self) -> ElementIterator:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Node(ABC):
+    """A description of a sequence of elements; subclasses are frozen dataclasses."""
+
+    @abstractmethod
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. Start a pass."""
+
+    @abstractmethod
+    def cardinality(self) -> int:
+        """Local. The number of elements, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+
+    def source_indices(self) -> range:
+        """Local. The source indices of one pass, which workers may evaluate in parts.
+
+        Raises:
+            UnimplementedError: Parts of the sequence cannot be evaluated apart.
+        """
+        raise UnimplementedError(
+            f"{self.summary()} cannot be split between workers; use processing_mode "
+            "'parallel_epochs'"
+        )
+
+    @property
+    def one_to_one(self) -> bool:
+        """Local. Whether element i depends on source index i alone, in order."""
+        return False
+
+    @property
+    def distributed(self) -> bool:
+        """Local. Whether a data service deals the elements out to several consumers."""
+        return False
+
+    def summary(self) -> str:
+        """Local. The description as text: equal in every process that runs the same script."""
+        return f"{type(self).__name__.lower()}({_arguments(self)})"
+
+
+class UnaryNode(Node):
+    """A node over one other; by default it keeps the other's number of elements and its source."""
+
+    parent: Node
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return self.parent.cardinality()
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`."""
+        return self.parent.source_indices()
+
+    @property
+    def distributed(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.distributed
+
+    def summary(self) -> str:
+        """Local. See :class:`Node`."""
+        return f"{self.parent.summary()}.{super().summary()}"
+
+    def _selected(self, indices: slice) -> range:
+        """The parent's source indices of the elements that a slice selects."""
+        if not self.parent.one_to_one:
+            raise UnimplementedError(
+                f"{self.summary()} cannot be split between workers, because each would apply "
+                f"{type(self).__name__.lower()} to its own part; move it before shuffle, batch "
+                "and repeat, or after distribute"
+            )
+        return self.parent.source_indices()[indices]
+
+
+class UnaryIterator(ElementIterator):
+    """A pass over a unary node.
+
+    Args:
+        parent: The pass over the node below.
+    """
+
+    def __init__(self, parent: ElementIterator) -> None:
+        self._parent = parent
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._parent.close()
+
+
+def _arguments(node: Node) -> str:
+    assert dataclasses.is_dataclass(node)
+    shown = (
+        getattr(node, field.name)
+        for field in dataclasses.fields(node)
+        if field.repr and field.name != "parent"
+    )
+    return ", ".join(
+        getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else repr(value)
+        for value in shown
+    )

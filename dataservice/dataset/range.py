@@ -1,0 +1,32 @@
+"""``Dataset.range``: whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataservice.dataset.source import IndexedSource
+
+
+@dataclass(frozen=True)
+class Range(IndexedSource):
+    """The numbers of a Python range, as np.int64.
+
+    Attributes:
+        start: The first.
+        stop: Where to end, exclusive.
+        step: The distance.
+    """
+
+    start: int
+    stop: int
+    step: int
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return len(range(self.start, self.stop, self.step))
+
+    def element(self, index: int) -> np.int64:
+        """Local. See :class:`IndexedSource`."""
+        return np.int64(self.start + index * self.step)

@@ -1,0 +1,60 @@
+"""``Dataset.shard``: every n-th element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+
+
+@dataclass(frozen=True)
+class Shard(UnaryNode):
+    """Attributes: the node below, the number of shards, and which of them this is."""
+
+    parent: Node
+    num_shards: int
+    index: int
+
+    def __post_init__(self) -> None:
+        if self.num_shards < 1 or not 0 <= self.index < self.num_shards:
+            raise ValueError(
+                f"shard needs 0 <= index < num_shards, not index {self.index} of {self.num_shards}"
+            )
+
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.one_to_one
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        count = self.parent.cardinality()
+        return count if count < 0 else len(range(self.index, count, self.num_shards))
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`."""
+        return self._selected(slice(self.index, None, self.num_shards))
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        parent = self.parent.iterate(context)
+        # What feeds the source has selected by source_indices().
+        return parent if context.feed else ShardIterator(parent, self.num_shards, self.index)
+
+
+class ShardIterator(UnaryIterator):
+    """One pass."""
+
+    def __init__(self, parent: ElementIterator, num_shards: int, index: int) -> None:
+        super().__init__(parent)
+        self._num_shards = num_shards
+        self._skip = index
+
+    def __next__(self) -> Any:
+        while self._skip:
+            next(self._parent)
+            self._skip -= 1
+        element = next(self._parent)
+        self._skip = self._num_shards - 1
+        return element

@@ -1,0 +1,61 @@
+"""``Dataset.from_tensor_slices``: rows of arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset import tree
+from dataservice.dataset.source import IndexedSource
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSlices(IndexedSource):
+    """Element i holds ``array[i]`` of every array, as a read-only view.
+
+    Attributes:
+        arrays: Dicts and tuples, nested, of arrays of shape (rows, ...).
+        rows: Their common first dimension.
+    """
+
+    arrays: Any
+    rows: int
+
+    @classmethod
+    def of(cls, tensors: Any) -> TensorSlices:
+        """Local. Check the arrays and describe their rows.
+
+        Raises:
+            ValueError: There is no array, one has no dimension, or their lengths differ.
+        """
+        arrays = tree.map_leaves(_read_only, tensors)
+        lengths = [len(array) for array in tree.flatten(arrays)]
+        if not lengths:
+            raise ValueError("from_tensor_slices needs at least one array")
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the arrays must have the same number of rows, not {lengths}")
+        return cls(arrays, lengths[0])
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return self.rows
+
+    def element(self, index: int) -> Any:
+        """Local. See :class:`IndexedSource`."""
+        return tree.map_leaves(lambda array: array[index], self.arrays)
+
+    def summary(self) -> str:
+        """Local. See :class:`Node`."""
+        shown = tree.map_leaves(lambda array: f"{array.dtype}{list(array.shape)}", self.arrays)
+        return f"from_tensor_slices({shown!r})"
+
+
+def _read_only(leaf: Any) -> np.ndarray[Any, Any]:
+    # A view, because elements that were changed in place would change the next pass.
+    array = np.asarray(leaf).view()
+    if array.ndim == 0:
+        raise ValueError(f"from_tensor_slices needs arrays with rows, not the scalar {leaf!r}")
+    array.flags.writeable = False
+    return array

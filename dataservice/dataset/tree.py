@@ -1,0 +1,78 @@
+"""Elements: arrays, and dicts and tuples of them, nested. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_NUMPY = (np.ndarray, np.generic)
+_CONVERTED = (bool, int, float, complex, str, bytes, list)
+
+
+def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
+    """Local. The element with every leaf replaced by ``function(leaf)``."""
+    if isinstance(element, dict):
+        return {key: map_leaves(function, value) for key, value in element.items()}
+    if isinstance(element, tuple):
+        values = [map_leaves(function, value) for value in element]
+        return type(element)(*values) if hasattr(element, "_fields") else tuple(values)
+    return function(element)
+
+
+def flatten(element: Any) -> list[Any]:
+    """Local. The leaves, depth first, dicts in the order of their keys' insertion."""
+    if isinstance(element, _NUMPY):
+        return [element]
+    leaves: list[Any] = []
+    map_leaves(leaves.append, element)
+    return leaves
+
+
+def unflatten(like: Any, leaves: list[Any]) -> Any:
+    """Local. An element of the structure of ``like`` with other leaves."""
+    rest = iter(leaves)
+    return map_leaves(lambda _: next(rest), like)
+
+
+def structure(element: Any) -> Any:
+    """Local. The element with ``None`` for every leaf; equal for elements of equal structure."""
+    return map_leaves(lambda _: None, element)
+
+
+def to_numpy(element: Any) -> Any:
+    """Local. Python numbers, strings and lists as NumPy scalars and arrays; other leaves stay."""
+    if isinstance(element, _NUMPY):
+        return element
+    return map_leaves(_leaf_to_numpy, element)
+
+
+def only_numpy(element: Any) -> Any:
+    """Local. The element with all leaves in NumPy.
+
+    Raises:
+        TypeError: A leaf is neither NumPy's nor has ``__array__``.
+    """
+    if isinstance(element, _NUMPY):
+        return element
+    return map_leaves(_array_of, element)
+
+
+def nbytes(element: Any) -> int:
+    """Local. Bytes of an element's arrays; other leaves count as 64."""
+    if isinstance(element, _NUMPY):
+        return int(element.nbytes)
+    return sum(int(getattr(leaf, "nbytes", 64)) for leaf in flatten(element))
+
+
+def _leaf_to_numpy(leaf: Any) -> Any:
+    return np.asarray(leaf)[()] if isinstance(leaf, _CONVERTED) else leaf
+
+
+def _array_of(leaf: Any) -> Any:
+    if isinstance(leaf, _NUMPY):
+        return leaf
+    if not hasattr(leaf, "__array__"):
+        raise TypeError(f"{type(leaf).__name__} {leaf!r} has no form in NumPy; iterate directly")
+    return np.asarray(leaf)

@@ -1,0 +1,216 @@
+"""``DispatchServer`` and ``WorkerServer``: each with an endpoint of its own."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from abc import ABC, abstractmethod
+
+from dataservice.config import DispatcherConfig, WorkerConfig, seconds_of
+from dataservice.dispatcher import Dispatcher
+from dataservice.worker import DataWorker
+from mpidist import Endpoint, open_endpoint
+from mpidist.errors import FailedPreconditionError
+
+# The thread that registers gives up first, and says why.
+_REGISTRATION_GRACE_S = 5.0
+
+
+class _Server(ABC):
+    """Life of a server: made, started, stopped."""
+
+    def __init__(self, protocol: str | None, port: int) -> None:
+        if port < 0:
+            raise ValueError(f"port must be 0, for a free one, or positive, not {port}")
+        self._protocol = protocol
+        self._port = port
+        self._lock = threading.Lock()
+        self._endpoint: Endpoint | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Local. Start the server; nothing if it runs.
+
+        Raises:
+            FailedPreconditionError: It has been stopped.
+            DistNetworkError: The port is in use, or belongs to another rank.
+            UnavailableError: A worker finds no dispatcher in time.
+        """
+        with self._lock:
+            if self._stopped.is_set():
+                raise FailedPreconditionError(
+                    f"a {type(self).__name__} cannot be started after stopped; make a new one"
+                )
+            if self._endpoint is not None:
+                return
+            endpoint = open_endpoint(self._protocol, self._port or None)
+            try:
+                self._serve(endpoint)
+            except BaseException:
+                endpoint.close()
+                raise
+            self._endpoint = endpoint
+        atexit.register(self.stop)
+
+    def join(self) -> None:
+        """Local. Block until the server has been stopped.
+
+        Raises:
+            FailedPreconditionError: It was never started.
+        """
+        if self._endpoint is None and not self._stopped.is_set():
+            raise FailedPreconditionError(f"the {type(self).__name__} has not been started")
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """Local. Stop the server; nothing if it is stopped."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            if self._endpoint is not None:
+                self._finish()
+                self._endpoint.close()
+                atexit.unregister(self.stop)
+            self._stopped.set()
+
+    def _address(self, endpoint: Endpoint) -> str:
+        address = endpoint.address
+        return f"{self._protocol or address.protocol}://{address.host}:{address.port}"
+
+    @abstractmethod
+    def _serve(self, endpoint: Endpoint) -> None:
+        """Register the services and serve."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Undo ``_serve``."""
+
+
+class DispatchServer(_Server):
+    """Coordinates the workers and the consumers of a data service.
+
+    In a launched world the first use of mpidist is collective over all ranks: start a Server or a
+    process group on all of them before a DispatchServer on one.
+
+    Args:
+        port: Number of its endpoint; 0 takes a free one. Or a DispatcherConfig.
+        protocol: ``"mpi"``, ``"inproc"``, or a name of the TensorFlow interface, which is kept in
+            ``target``; None takes mpi in a launched world, inproc in a plain process.
+        start: Whether to start it at once.
+        config: In place of port and protocol.
+
+    Raises:
+        DistNetworkError: The port is in use, or belongs to another rank.
+        UnimplementedError: The config asks for something that this version cannot do.
+        ValueError: The port is negative, or the protocol unknown.
+    """
+
+    def __init__(
+        self,
+        port: int | DispatcherConfig = 0,
+        protocol: str | None = None,
+        start: bool = True,
+        *,
+        config: DispatcherConfig | None = None,
+    ) -> None:
+        if isinstance(port, DispatcherConfig):
+            config = port
+        elif config is None:
+            config = DispatcherConfig(port=port, protocol=protocol)
+        super().__init__(config.protocol or protocol, config.port)
+        self._config = config
+        if start:
+            self.start()
+
+    @property
+    def target(self) -> str:
+        """Local. ``protocol://host:port``; what follows ``://`` serves as dispatcher_address.
+
+        Raises:
+            FailedPreconditionError: The server does not run.
+        """
+        if self._endpoint is None:
+            raise FailedPreconditionError("a DispatchServer has no target before it is started")
+        return self._address(self._endpoint)
+
+    def __enter__(self) -> DispatchServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _serve(self, endpoint: Endpoint) -> None:
+        Dispatcher(endpoint, self._config)
+        endpoint.serve_in_thread()
+
+    def _finish(self) -> None:
+        """Nothing waits here; the services end with the endpoint."""
+
+
+class WorkerServer(_Server):
+    """Makes elements for the consumers of a data service.
+
+    Args:
+        port: Number of its endpoint; 0 takes a free one. Or a WorkerConfig.
+        dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``.
+        worker_address: What others shall call it, as ``host:port``; ``%port%`` stands for its
+            port. None takes the endpoint's address.
+        protocol: As for :class:`DispatchServer`.
+        start: Whether to start it at once; that waits until the dispatcher knows it.
+        config: In place of the arguments before.
+
+    Raises:
+        DistNetworkError: The port is in use, or belongs to another rank.
+        UnavailableError: No dispatcher answers in time.
+        ValueError: The dispatcher's address is missing, the port negative, or the protocol
+            unknown.
+    """
+
+    def __init__(
+        self,
+        port: int | WorkerConfig = 0,
+        dispatcher_address: str | None = None,
+        worker_address: str | None = None,
+        protocol: str | None = None,
+        start: bool = True,
+        *,
+        config: WorkerConfig | None = None,
+    ) -> None:
+        if isinstance(port, WorkerConfig):
+            config = port
+        elif config is None:
+            config = WorkerConfig(dispatcher_address, worker_address, port, protocol)
+        super().__init__(config.protocol or protocol, config.port)
+        self._config = config
+        self._worker: DataWorker | None = None
+        if start:
+            self.start()
+
+    def __enter__(self) -> WorkerServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _serve(self, endpoint: Endpoint) -> None:
+        config = self._config
+        address = self._address(endpoint)
+        if config.worker_address is not None:
+            protocol = address.partition("://")[0]
+            host_port = config.worker_address.replace("%port%", str(endpoint.address.port))
+            address = f"{protocol}://{host_port}"
+        assert config.dispatcher_address is not None
+        endpoint.serve_in_thread()
+        self._worker = DataWorker(endpoint, config.dispatcher_address, address, config)
+        patience_s = seconds_of(config.dispatcher_timeout_ms, 60.0)
+        try:
+            self._worker.registration.wait(patience_s + _REGISTRATION_GRACE_S)
+        except BaseException:
+            self._worker.close()
+            raise
+
+    def _finish(self) -> None:
+        assert self._worker is not None
+        self._worker.close()

@@ -1,0 +1,58 @@
+"""What ``mpidist.Server`` runs for a task of the job ``data``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dataservice.config import DispatcherConfig, WorkerConfig
+from dataservice.dispatcher import Dispatcher
+from dataservice.worker import DataWorker
+from mpidist import Endpoint, Work
+from mpidist.errors import CancelledError
+
+
+class TaskServer(Protocol):
+    """What a data task needs of the Server that runs it.
+
+    Attributes:
+        endpoint: Open; the Server runs its serving loop.
+    """
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Local. See above."""
+
+    def own_index(self, job: str) -> int:
+        """Local. Which task of a job lives here."""
+
+    def task_address(self, job: str, index: int) -> str:
+        """Local. Address of a task's endpoint."""
+
+
+class DataTask:
+    """A data worker, and in task 0 also the dispatcher, at the endpoint of a Server.
+
+    Args:
+        server: The Server of this task.
+    """
+
+    def __init__(self, server: TaskServer) -> None:
+        endpoint = server.endpoint
+        if server.own_index("data") == 0:
+            Dispatcher(endpoint, DispatcherConfig())
+        dispatcher = server.task_address("data", 0)
+        self._worker = DataWorker(
+            endpoint, dispatcher, str(endpoint.address), WorkerConfig(dispatcher)
+        )
+        self._worker.registration.add_done_callback(_raise_on_failure)
+
+    def close(self) -> None:
+        """Local. Stop what runs here; the services go with the endpoint; idempotent."""
+        # The whole cluster is ending: no dispatcher may be left to say goodbye to.
+        self._worker.close(leave=False)
+
+
+def _raise_on_failure(registration: Work) -> None:
+    # On the worker's thread, where an uncaught error ends the job and names this task.
+    if not isinstance(registration.exception(), CancelledError):
+        registration.wait()

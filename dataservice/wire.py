@@ -1,0 +1,97 @@
+"""How elements, datasets and errors travel: a pickle, and the memory of large arrays beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from dataservice.dataset.node import Node
+from mpidist.errors import UnknownError
+
+Array = np.ndarray[Any, Any]
+
+# Smaller arrays are copied into the pickle: a message of its own would cost more than the copy.
+_BESIDE_BYTES = 32 << 10
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Something pickled.
+
+    Attributes:
+        pickle: Protocol 5.
+        buffers: Memory of large arrays, flat uint8; not copied.
+    """
+
+    pickle: bytes
+    buffers: Sequence[Array]
+
+    def digest(self) -> bytes:
+        """Local. SHA-256 of all of it."""
+        result = hashlib.sha256(self.pickle)
+        for buffer in self.buffers:
+            result.update(buffer.data)
+        return result.digest()
+
+
+def pack_elements(elements: list[Any]) -> Parcel:
+    """Local. Pickle elements; what pickle cannot name, such as a script's own classes, by value.
+
+    Raises:
+        Exception: An element cannot be pickled.
+    """
+    try:
+        return _pack(elements, pickle.dumps)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return _pack(elements, cloudpickle.dumps)
+
+
+def pack_dataset(node: Node) -> Parcel:
+    """Local. Pickle a description with its functions by value.
+
+    Raises:
+        Exception: Something that it refers to cannot be pickled.
+    """
+    return _pack(node, cloudpickle.dumps)
+
+
+def unpack(data: bytes, buffers: Sequence[Array]) -> Any:
+    """Local. The inverse; arrays refer to the memory of the buffers."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def pack_error(error: BaseException, where: str) -> bytes:
+    """Local. Pickle an error with a note of its traceback and of where it was raised."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    error.add_note(f"raised in {where}:\n{text}")
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        # An error whose constructor takes other arguments than it stores cannot be made again.
+        name = type(error).__qualname__
+        copy = UnknownError(f"{name}: {error} (raised in {where}; {name} itself cannot be pickled)")
+        copy.add_note(text)
+        data = cloudpickle.dumps(copy)
+    return data
+
+
+def _pack(value: Any, dumps: Callable[..., bytes]) -> Parcel:
+    buffers: list[Array] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes < _BESIDE_BYTES:
+            return True
+        buffers.append(np.frombuffer(memory, np.uint8))
+        return False
+
+    data = dumps(value, protocol=5, buffer_callback=stays_inside)
+    return Parcel(data, buffers)

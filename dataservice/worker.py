@@ -1,0 +1,189 @@
+"""The data worker: runs tasks, and gives their elements to consumers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+
+from dataservice.calls import Caller
+from dataservice.config import WorkerConfig, seconds_of
+from dataservice.dataset.node import Node
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.runner import Runner
+from dataservice.wire import unpack
+from mpidist import LATER, Endpoint, Reply, Request, Work
+from mpidist.errors import CancelledError, Error, NotFoundError
+
+logger = logging.getLogger(__name__)
+
+# Datasets that are kept for the next iteration.
+_DATASETS = 8
+# A request without an answer is answered with nothing after this many heartbeats.
+HOLD_PERIODS = 10
+# How long close() waits for the dispatcher, and for users' functions.
+_CLOSE_S = 5.0
+
+
+class DataWorker:
+    """Serves ``data_worker/...`` at an endpoint, on the thread that serves the endpoint.
+
+    Args:
+        endpoint: Open; somebody else runs its serving loop.
+        dispatcher: Address of the dispatcher.
+        address: What others shall call this worker.
+        config: Its times.
+
+    Attributes:
+        address: As given.
+        registration: Ends when the dispatcher knows this worker, or cannot be reached.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, dispatcher: str, address: str, config: WorkerConfig
+    ) -> None:
+        self.address = address
+        self._endpoint = endpoint
+        self._period_s = seconds_of(config.heartbeat_interval_ms, 1.0)
+        self._patience_s = seconds_of(config.dispatcher_timeout_ms, 60.0)
+        self._closed = threading.Event()
+        self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
+        self._lock = threading.Lock()
+        self._runners: dict[int, Runner] = {}
+        self._datasets: OrderedDict[int, Node] = OrderedDict()
+        self._worker_id = 0
+        self._leaves = True
+        self.registration = Work(f"registration of data worker {address} at {dispatcher}")
+        handlers = (self.GetElement, self.RemoveTasks, self.ReleaseClient)
+        endpoint.register("data_worker", {handler.__name__: handler for handler in handlers})
+        self._thread = threading.Thread(
+            target=self._live, name=f"dataservice-worker-{address}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self, *, leave: bool = True) -> None:
+        """Local. Stop all tasks and refuse requests; idempotent.
+
+        Args:
+            leave: Whether to tell the dispatcher.
+        """
+        if self._closed.is_set():
+            return
+        self._leaves = leave
+        self._closed.set()
+        with self._lock:
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.close(f"data worker {self.address} was stopped")
+        for thread in (self._thread, *(runner.thread for runner in runners)):
+            thread.join(_CLOSE_S)
+            if thread.is_alive():
+                logger.warning("%s is still busy %g s after close()", thread.name, _CLOSE_S)
+
+    # Handlers are named as in the .proto file.
+
+    def GetElement(self, request: Request) -> Reply:
+        """Local. Answer with elements of a task, now or later."""
+        body = pb.GetElementRequest.FromString(request.body)
+        with self._lock:
+            runner = self._runners.get(body.task_id)
+            if self._closed.is_set():
+                raise CancelledError(f"data worker {self.address} was stopped")
+            if runner is None:
+                runner = self._start(body.task_id)
+        runner.outbox.ask(request, body)
+        return LATER
+
+    def RemoveTasks(self, request: Request) -> Reply:
+        """Local. Forget tasks."""
+        self._forget(list(pb.RemoveTasksRequest.FromString(request.body).task_ids))
+        return Reply()
+
+    def ReleaseClient(self, request: Request) -> Reply:
+        """Local. Give a consumer nothing more."""
+        body = pb.ReleaseClientRequest.FromString(request.body)
+        with self._lock:
+            runners = [self._runners[t] for t in body.task_ids if t in self._runners]
+        for runner in runners:
+            runner.outbox.release(body.client_id)
+        return Reply()
+
+    # Inside
+
+    def _start(self, task_id: int) -> Runner:
+        runner = Runner(task_id, self._dispatcher, self._dataset, f"data worker {self.address}")
+        self._runners[task_id] = runner
+        runner.thread.start()
+        return runner
+
+    def _forget(self, task_ids: list[int]) -> None:
+        with self._lock:
+            runners = [self._runners.pop(t) for t in task_ids if t in self._runners]
+        for runner in runners:
+            runner.close("the iteration was given up by its consumers")
+
+    def _dataset(self, dataset_id: int) -> Node:
+        with self._lock:
+            if dataset_id in self._datasets:
+                self._datasets.move_to_end(dataset_id)
+                return self._datasets[dataset_id]
+        request = pb.GetDatasetRequest(dataset_id=dataset_id)
+        reply = self._dispatcher.finish(self._dispatcher.start("dispatcher/GetDataset", request))
+        node: Node = unpack(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
+        with self._lock:
+            self._datasets[dataset_id] = node
+            while len(self._datasets) > _DATASETS:
+                self._datasets.popitem(last=False)
+        return node
+
+    def _live(self) -> None:
+        """Register, then tell the dispatcher from time to time that we are here."""
+        try:
+            self._register()
+        except Error as error:
+            self.registration.complete(error=error)
+            return
+        self.registration.complete()
+        reachable = True
+        while not self._closed.wait(self._period_s):
+            reachable = self._beat(reachable)
+        if reachable and self._leaves:
+            self._leave()
+
+    def _register(self) -> None:
+        request = pb.RegisterWorkerRequest(address=self.address)
+        reply = self._dispatcher.ask_patiently(
+            "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s
+        )
+        self._worker_id = reply.worker_id
+
+    def _beat(self, reachable: bool) -> bool:
+        with self._lock:
+            runners = dict(self._runners)
+        for runner in runners.values():
+            runner.outbox.refresh(HOLD_PERIODS)
+        request = pb.WorkerRequest(worker_id=self._worker_id, task_ids=list(runners))
+        try:
+            reply = self._dispatcher.ask(
+                "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest
+            )
+        except NotFoundError:
+            logger.warning("data worker %s was given up as lost; it registers again", self.address)
+            self._register()
+            return True
+        except CancelledError:
+            return reachable
+        except Error as error:
+            # Tasks that have begun can be served without it; it may also have been stopped first.
+            if reachable:
+                logger.warning("data worker %s: the dispatcher is gone: %s", self.address, error)
+            return False
+        self._forget(list(reply.task_ids))
+        return True
+
+    def _leave(self) -> None:
+        request = pb.WorkerRequest(worker_id=self._worker_id)
+        try:
+            self._dispatcher.start("dispatcher/UnregisterWorker", request).wait(_CLOSE_S)
+        except Error as error:
+            logger.info("data worker %s left without the dispatcher: %s", self.address, error)
