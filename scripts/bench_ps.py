@@ -1,0 +1,168 @@
+"""Time pulls and pushes: ours, memcpy, and TensorFlow's parameter server where it is installed.
+
+    mpidist run --ps 1 --worker 1 scripts/bench_ps.py [--json results.json]
+
+A pull reads a float32 variable into an array; a push sends a gradient and waits until SGD has
+been applied. Every figure is a median, in microseconds a call; the sides take turns in one run.
+"of memcpy" is memcpy's time over ours, "ratio" TensorFlow's over ours.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+from _bench import alternate, report, size_text
+
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+SIZES = [8, 512, 32 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+
+
+def main():
+    """Be the ps, or the worker that measures."""
+    if "--tensorflow-ps" in sys.argv:
+        serve_tensorflow([int(port) for port in sys.argv[-2:]])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="file to write the figures to")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser.add_argument("--transport", default="auto", choices=("auto", "shared", "p2p"))
+    parser.add_argument("--no-tensorflow", action="store_true")
+    args = parser.parse_args()
+    resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
+    with mpidist.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+    ) as server:
+        if resolver.task_type == "ps":
+            server.join()
+        elif resolver.task_id == 0:
+            compare(args)
+
+
+def compare(args):
+    """Measure and report."""
+    strategy = ParameterServerStrategy(transport=args.transport)
+    optimizer = optimizers.SGD(1e-3)
+    peer = None if args.no_tensorflow else TensorFlow.start()
+    pulls, pushes = [], []
+    for nbytes in [size for size in SIZES if size <= args.largest]:
+        with strategy.scope():
+            variable = get_variable(f"v{nbytes}", nbytes // 4, initializer="zeros")
+        pull, push = our_sides(variable, optimizer)
+        copy = copy_of(nbytes)
+        pull_sides, push_sides = {"ours": pull, "memcpy": copy}, {"ours": push, "memcpy": copy}
+        if peer is not None:
+            pull_sides["tensorflow"], push_sides["tensorflow"] = peer.sides(nbytes)
+        pulls.append(row(nbytes, alternate(pull_sides, args.rounds, 0.02)))
+        pushes.append(row(nbytes, alternate(push_sides, args.rounds, 0.02)))
+    if peer is not None:
+        peer.stop()
+    columns = ["size", "mpidist us", "memcpy us", "of memcpy", "tensorflow us", "ratio"]
+    for title, rows in (("pull", pulls), ("push with SGD", pushes)):
+        path = args.json and args.json.replace(".json", f"-{title.split()[0]}.json")
+        report(title, columns, rows, {"transport": args.transport}, path)
+
+
+def our_sides(variable, optimizer):
+    """Pull into an array that is there already; push one gradient and wait."""
+    out = np.empty(variable.shape, variable.dtype)
+    gradient = np.ones(variable.shape, variable.dtype)
+    return (
+        lambda: variable.read_value(out),
+        lambda: optimizer.apply_gradients([(gradient, variable)]).wait(),
+    )
+
+
+def copy_of(nbytes):
+    """A copy of the same size inside the process."""
+    source, target = np.ones(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
+    return lambda: np.copyto(target, source)
+
+
+def row(nbytes, times):
+    """One row of the table."""
+    ours, copy, peer = times["ours"], times["memcpy"], times.get("tensorflow")
+    us = None if peer is None else 1e6 * peer
+    ratio = None if peer is None else peer / ours
+    return [size_text(nbytes), 1e6 * ours, 1e6 * copy, copy / ours, us, ratio]
+
+
+class TensorFlow:
+    """A TensorFlow ps in a process of its own, and a session that uses it."""
+
+    def __init__(self, tf, process, session):
+        self._tf = tf
+        self._process = process
+        self._session = session
+
+    @classmethod
+    def start(cls):
+        """Start both, or give None where TensorFlow is not installed."""
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        try:
+            import tensorflow.compat.v1 as tf
+        except ImportError:
+            return None
+        tf.disable_eager_execution()
+        ports = free_ports(2)
+        command = [sys.executable, __file__, "--tensorflow-ps", *map(str, ports)]
+        # It is not a rank: without the launcher's variables it does not look for MPI.
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI"))}
+        process = subprocess.Popen(command, env=environ)
+        server = tf.distribute.Server(tensorflow_cluster(ports), "worker", 0)
+        return cls(tf, process, tf.Session(server.target))
+
+    def sides(self, nbytes):
+        """Pull and push of a variable on the ps, from and to NumPy arrays."""
+        tf, session = self._tf, self._session
+        with tf.device("/job:ps/task:0"):
+            variable = tf.Variable(np.zeros(nbytes // 4, np.float32))
+        with tf.device("/job:worker/task:0"):
+            gradient = tf.placeholder(tf.float32, [nbytes // 4])
+            value = tf.identity(variable)
+        with tf.device("/job:ps/task:0"):
+            update = tf.train.GradientDescentOptimizer(1e-3).apply_gradients([(gradient, variable)])
+        session.run(variable.initializer)
+        run_pull = session.make_callable(value)
+        run_push = session.make_callable(update, [gradient])
+        array = np.ones(nbytes // 4, np.float32)
+        return run_pull, lambda: run_push(array)
+
+    def stop(self):
+        """End the session and the ps."""
+        self._session.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve_tensorflow(ports):
+    """Be TensorFlow's ps until killed."""
+    import tensorflow.compat.v1 as tf
+
+    tf.distribute.Server(tensorflow_cluster(ports), "ps", 0).join()
+
+
+def tensorflow_cluster(ports):
+    """One ps and one worker on this host."""
+    return {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{ports[1]}"]}
+
+
+def free_ports(count):
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""What an endpoint does over any transport: a service to call, and cases that call it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mpidist import LATER, Reply, errors
+
+LIMIT_S = 30.0
+# Bytes: none, little, odd, around where buffers get messages of their own, and much.
+SIZES = (0, 1, 7, 4096, 16383, 16384, 16385, 100_003, (5 << 20) + 1)
+
+
+def pattern(size, seed=0):
+    """Bytes that tell where they come from."""
+    return (np.arange(size, dtype=np.uint32) * 31 + seed).astype(np.uint8)
+
+
+def as_bytes(array):
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+class Service:
+    """A service whose handlers run one at a time."""
+
+    def __init__(self, endpoint):
+        self._waiting = {}
+        self._notes = {}
+        self._inside = threading.Lock()
+        handlers = ("Echo", "Make", "Fail", "Later", "Release", "Never", "Note", "Notes", "Count")
+        endpoint.register("test", {name: getattr(self, name.lower()) for name in handlers})
+        self.counter = 0
+
+    def echo(self, request):
+        return Reply(request.body, [np.array(buffer) for buffer in request.buffers])
+
+    def make(self, request):
+        return Reply(b"", [pattern(size, n) for n, size in enumerate(json.loads(request.body))])
+
+    def fail(self, request):
+        name, text = json.loads(request.body)
+        known = {"ValueError": ValueError, "TypeError": TypeError, "KeyError": KeyError}
+        raise known.get(name, getattr(errors, name, None))(text)
+
+    def later(self, request):
+        self._waiting.setdefault(request.body, []).append(request)
+        return LATER
+
+    def release(self, request):
+        waiting = self._waiting.pop(request.body, [])
+        threads = [
+            threading.Thread(target=one.reply, args=(b"%d" % n, [pattern(70_000, n)]), daemon=True)
+            for n, one in enumerate(waiting)
+        ]
+        for thread in threads:
+            thread.start()
+        return Reply(b"%d" % len(waiting))
+
+    def never(self, request):
+        return LATER
+
+    def note(self, request):
+        key, _, text = request.body.partition(b":")
+        sizes = [int(as_bytes(buffer).sum()) for buffer in request.buffers]
+        self._notes.setdefault(key, []).append([text.decode(), sizes])
+
+    def notes(self, request):
+        return Reply(json.dumps(self._notes.get(request.body, [])).encode())
+
+    def count(self, request):
+        assert self._inside.acquire(blocking=False), "two handlers at once"
+        self.counter = self.counter + 1
+        self._inside.release()
+        return Reply(b"%d" % self.counter)
+
+
+def ask(client, address, method, body=b"", buffers=(), **options):
+    return client.call(address, f"test/{method}", body, buffers, **options).result(LIMIT_S)
+
+
+def case_round_trip(client, address, key):
+    buffers = [pattern(size, n) for n, size in enumerate(SIZES)]
+    reply = ask(client, address, "Echo", b"body", buffers)
+    assert reply.body == b"body"
+    assert len(reply.buffers) == len(buffers)
+    for got, sent in zip(reply.buffers, buffers, strict=True):
+        np.testing.assert_array_equal(as_bytes(got), sent)
+    assert ask(client, address, "Echo") == Reply(b"", [])
+
+
+def case_each_size_alone(client, address, key):
+    for size in SIZES:
+        sent = pattern(size, 3)
+        (got,) = ask(client, address, "Echo", buffers=[sent]).buffers
+        np.testing.assert_array_equal(as_bytes(got), sent)
+
+
+def case_arrays_of_any_dtype(client, address, key):
+    sent = [np.arange(24.0).reshape(2, 3, 4), np.array(7, np.int16), np.ones(9000, np.complex64)]
+    reply = ask(client, address, "Echo", buffers=sent)
+    for got, array in zip(reply.buffers, sent, strict=True):
+        np.testing.assert_array_equal(as_bytes(got).view(array.dtype), array.reshape(-1))
+
+
+def case_large_body(client, address, key):
+    body = pattern(1 << 20).tobytes()
+    assert ask(client, address, "Echo", body).body == body
+
+
+def case_reply_into_given_arrays(client, address, key):
+    for sizes in ((8, 24), (16, 1 << 20, 0, 3 << 20), (40_000,), (0,)):
+        into = [np.zeros(size, np.uint8) for size in sizes]
+        reply = ask(client, address, "Make", json.dumps(sizes).encode(), into=into)
+        assert all(got is array for got, array in zip(reply.buffers, into, strict=True))
+        for n, array in enumerate(into):
+            np.testing.assert_array_equal(array, pattern(array.size, n))
+    matrix = np.zeros((100, 1000), np.float32)
+    ask(client, address, "Make", json.dumps([matrix.nbytes]).encode(), into=[matrix])
+    np.testing.assert_array_equal(as_bytes(matrix), pattern(matrix.nbytes))
+
+
+def case_reply_that_does_not_fit_the_given_arrays(client, address, key):
+    for size in (100, 100_000):
+        for into in ([np.zeros(size + 1, np.uint8)], [np.zeros(size, np.uint8)] * 2, []):
+            reply = ask(client, address, "Make", json.dumps([size]).encode(), into=into)
+            assert len(reply.buffers) == 1
+            np.testing.assert_array_equal(as_bytes(reply.buffers[0]), pattern(size))
+            assert not any(array.any() for array in into)
+
+
+def case_errors_arrive_by_class(client, address, key):
+    for cls in errors.OpError.__subclasses__():
+        with pytest.raises(errors.OpError) as info:
+            ask(client, address, "Fail", json.dumps([cls.__name__, "so it is"]).encode())
+        assert type(info.value) is cls
+        assert info.value.message == "so it is"
+    for name in ("ValueError", "TypeError"):
+        with pytest.raises(errors.InvalidArgumentError, match=rf"{name}: no .*test/Fail at "):
+            ask(client, address, "Fail", json.dumps([name, "no"]).encode())
+    with pytest.raises(errors.UnknownError, match=r"KeyError: 'no' \(in test/Fail at "):
+        ask(client, address, "Fail", json.dumps(["KeyError", "no"]).encode())
+
+
+def case_unknown_methods(client, address, key):
+    for method in ("test/Nothing", "nobody/Echo", "test", "Echo", ""):
+        work = client.call(address, method)
+        with pytest.raises(errors.UnimplementedError, match=r"does not serve .*services: .*test"):
+            work.wait(LIMIT_S)
+    with pytest.raises(NotImplementedError):
+        client.call(address, "test/Nothing").wait(LIMIT_S)
+
+
+def case_replies_that_come_later(client, address, key):
+    count = 5
+    works = [client.call(address, "test/Later", key) for _ in range(count)]
+    ask(client, address, "Echo")  # the handler of each has run: requests keep their order
+    assert not any(work.is_completed() for work in works)
+    assert ask(client, address, "Release", key).body == b"%d" % count
+    for n, work in enumerate(works):
+        reply = work.result(LIMIT_S)
+        assert reply.body == b"%d" % n
+        np.testing.assert_array_equal(as_bytes(reply.buffers[0]), pattern(70_000, n))
+
+
+def case_deadline_of_a_call_that_is_never_answered(client, address, key):
+    work = client.call(address, "test/Never", timeout=0.05)
+    with pytest.raises(
+        errors.DeadlineExceededError, match=r"no reply to test/Never from .* 0.05 s"
+    ):
+        work.wait()
+    assert work.is_completed()
+    patient = client.call(address, "test/Never", timeout=LIMIT_S)
+    with pytest.raises(errors.DeadlineExceededError, match="it goes on"):
+        patient.wait(0.02)
+    assert not patient.is_completed()
+    assert ask(client, address, "Echo", b"still there").body == b"still there"
+
+
+def case_reply_after_its_deadline_is_dropped(client, address, key):
+    late = client.call(address, "test/Later", key, timeout=0.02)
+    with pytest.raises(errors.DeadlineExceededError):
+        late.wait()
+    assert ask(client, address, "Release", key).body == b"1"
+    assert ask(client, address, "Echo", b"next", [pattern(70_000)]).body == b"next"
+    with pytest.raises(errors.DeadlineExceededError):
+        late.wait()
+
+
+def case_notices_keep_their_order(client, address, key):
+    for number in range(20):
+        client.notify(address, "test/Note", b"%s:%d" % (key, number), [pattern(number * 3000)])
+    client.notify(address, "test/Fail", b'["ValueError", "logged, not answered"]')
+    client.notify(address, "nobody/Nothing")
+    got = json.loads(ask(client, address, "Notes", key).body)
+    assert got == [[str(n), [int(pattern(n * 3000).sum())]] for n in range(20)]
+
+
+def case_many_threads_of_one_endpoint(client, address, key):
+    failures, counts = [], []
+
+    def work(seed):
+        try:
+            for turn in range(30):
+                size = (seed * 7919 + turn * 3571) % 40_000
+                into = [np.empty(size, np.uint8)] if turn % 2 else None
+                body = b"%d/%d" % (seed, turn)
+                reply = ask(client, address, "Echo", body, [pattern(size, seed)], into=into)
+                assert reply.body == body
+                np.testing.assert_array_equal(as_bytes(reply.buffers[0]), pattern(size, seed))
+                counts.append(int(ask(client, address, "Count").body))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LIMIT_S)
+    assert failures == []
+    assert len(set(counts)) == len(counts) == 6 * 30
+
+
+def case_many_calls_under_way(client, address, key):
+    sizes = [(n * 6007) % 50_000 for n in range(80)]
+    works = [
+        client.call(address, "test/Echo", b"%d" % n, [pattern(size, n)])
+        for n, size in enumerate(sizes)
+    ]
+    for n in reversed(range(len(works))):
+        reply = works[n].result(LIMIT_S)
+        assert reply.body == b"%d" % n
+        np.testing.assert_array_equal(as_bytes(reply.buffers[0]), pattern(sizes[n], n))
+
+
+def case_work_that_a_callback_completes(client, address, key):
+    whole, got = client.work("both"), []
+
+    def one_ended(work):
+        got.append(work.result().body)
+        if len(got) == 2:
+            whole.complete(sorted(got))
+
+    for body in (b"a", b"b"):
+        client.call(address, "test/Echo", body).add_done_callback(one_ended)
+    assert whole.result(LIMIT_S) == [b"a", b"b"]
+
+
+def case_buffers_that_are_not_contiguous(client, address, key):
+    with pytest.raises(ValueError, match="C-contiguous"):
+        client.call(address, "test/Echo", b"", [np.zeros((4, 4))[:, 1]])
+    with pytest.raises(ValueError, match="is not an address"):
+        client.call("nowhere", "test/Echo")
+
+
+def case_futures(client, address, key):
+    future = client.call(address, "test/Echo", b"x").get_future()
+    assert future.result(LIMIT_S).body == b"x"
+    failing = client.call(address, "test/Fail", b'["NotFoundError", "gone"]').get_future()
+    assert isinstance(failing.exception(LIMIT_S), errors.NotFoundError)
+
+
+def wait_until(condition):
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.001)
+
+
+CASES = [value for name, value in list(globals().items()) if name.startswith("case_")]
+NAMES = [case.__name__.removeprefix("case_") for case in CASES]

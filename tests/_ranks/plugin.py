@@ -1,0 +1,114 @@
+"""The hooks of the outer pytest; in a rank, those of :mod:`_ranks.inner` are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from _ranks import inner
+from _ranks.launch import Launches
+
+DEFAULT_COUNTS = (2, 3)
+DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a test says with the mark ``ranks``."""
+
+    counts: tuple[int, ...]
+    timeout_s: float
+    own_launch: bool
+
+    @classmethod
+    def of(cls, node) -> Wish | None:
+        mark = node.get_closest_marker("ranks")
+        if mark is None:
+            return None
+
+        def read(*counts, timeout=DEFAULT_TIMEOUT_S, own_launch=False):
+            return cls(counts or DEFAULT_COUNTS, float(timeout), own_launch)
+
+        return read(*mark.args, **mark.kwargs)
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("ranks")
+    group.addoption("--long", action="store_true", help="run the tests marked long, and only them")
+    group.addoption("--rank-socket", metavar="PATH", help="where a rank gets its orders")
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal reporter, which a rank does without
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "ranks(*counts, timeout=60, own_launch=False): run the test on every rank of a launched "
+        "world, once per number of ranks",
+    )
+    config.addinivalue_line("markers", "long: takes long; runs only with --long")
+    if config.option.rank_socket:
+        inner.configure(config)
+    else:
+        config.pluginmanager.register(Outer(config), "ranks-outer")
+
+
+@pytest.fixture(autouse=True)
+def rank_count(request):
+    """The number of ranks of the launched world; 0 in a test without ranks."""
+    return getattr(request, "param", 0)
+
+
+def pytest_generate_tests(metafunc):
+    wish = Wish.of(metafunc.definition)
+    if wish is not None:
+        ids = [f"n{count}" for count in wish.counts]
+        metafunc.parametrize("rank_count", wish.counts, ids=ids, indirect=True)
+
+
+class Outer:
+    """Orders the tests, and has those with ranks run elsewhere."""
+
+    def __init__(self, config):
+        self._config = config
+        self._launches = Launches(config)
+
+    def pytest_collection_modifyitems(self, items):
+        chosen = [i for i in items if (i.get_closest_marker("long") is not None) == self._long]
+        dropped = [i for i in items if (i.get_closest_marker("long") is not None) != self._long]
+        if dropped:
+            self._config.hook.pytest_deselected(items=dropped)
+        first: dict[object, int] = {}
+        for number, item in enumerate(chosen):
+            first.setdefault(_launch_of(item) or item.path, number)
+        items[:] = sorted(chosen, key=lambda item: first[_launch_of(item) or item.path])
+
+    @property
+    def _long(self):
+        return self._config.option.long
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        launch = _launch_of(item)
+        if launch is None:
+            return None
+        follower = nextitem if nextitem is not None and _launch_of(nextitem) == launch else None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        wish = Wish.of(item)
+        count = item.callspec.params["rank_count"]
+        for report in self._launches.run(launch, item, follower, count, wish.timeout_s):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_sessionfinish(self):
+        self._launches.close()
+
+
+def _launch_of(item):
+    """The launch that a test belongs to; None for one without ranks."""
+    wish = Wish.of(item)
+    if wish is None:
+        return None
+    count = item.callspec.params["rank_count"]
+    return (item.path, count, item.nodeid if wish.own_launch else None)

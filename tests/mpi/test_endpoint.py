@@ -1,0 +1,196 @@
+"""Endpoints over MPI: the cases of every transport, and what only ranks can do."""
+
+import threading
+
+import numpy as np
+import pytest
+from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, as_bytes, ask, pattern, wait_until
+
+from mpidist import DistNetworkError, Reply, errors, open_endpoint
+
+
+@pytest.fixture
+def served(world):
+    """An endpoint on each rank; the first serves, on a thread, until all are done with it."""
+    endpoint = open_endpoint()
+    address = world.bcast(str(endpoint.address))
+    if world.rank == 0:
+        Service(endpoint)
+        endpoint.serve_in_thread()
+    yield endpoint, address
+    world.Barrier()
+    endpoint.close()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_case(world, served, case):
+    endpoint, address = served
+    if world.rank:  # all at once
+        case(endpoint, address, b"key of rank %d" % world.rank)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_an_endpoint_that_calls_itself(world, served, case):
+    endpoint, address = served
+    if world.rank == 0:
+        case(endpoint, address, b"key")
+
+
+@pytest.mark.ranks(3)
+def test_all_call_all(world):
+    with open_endpoint() as endpoint:
+        Service(endpoint)
+        endpoint.serve_in_thread()
+        addresses = world.allgather(str(endpoint.address))
+        sizes = [100, 3 << 20, 17_000, (1 << 20) + 1]
+        works = [
+            (peer, size, endpoint.call(address, "test/Echo", b"%d" % peer, [pattern(size, peer)]))
+            for size in sizes
+            for peer, address in enumerate(addresses)
+        ]
+        for peer, size, work in works:
+            reply = work.result(LIMIT_S)
+            assert reply.body == b"%d" % peer
+            np.testing.assert_array_equal(as_bytes(reply.buffers[0]), pattern(size, peer))
+        world.Barrier()
+
+
+@pytest.mark.ranks(2)
+def test_serving_on_the_main_thread(world):
+    with open_endpoint() as endpoint:
+        address = world.bcast(str(endpoint.address))
+        if world.rank == 0:
+            service, ended = Service(endpoint), []
+            endpoint.register("end", {"End": lambda request: ended.append(1)})
+            assert endpoint.serve(lambda: bool(ended))
+            assert service.counter == 50
+            assert endpoint.serve(lambda: False, deadline=0.0) is False
+        else:
+            for number in range(50):
+                assert ask(endpoint, address, "Count").body == b"%d" % (number + 1)
+            endpoint.call(address, "end/End").wait(LIMIT_S)
+
+
+@pytest.mark.ranks(2)
+def test_request_to_an_endpoint_that_opens_later(world):
+    number = 1000 * world.size  # of rank 0, and not used before
+    if world.rank == 1:
+        with open_endpoint() as endpoint:
+            host = endpoint.address.host
+            address = f"mpi://{host}:{number}"
+            works = [
+                endpoint.call(address, "test/Echo", b"%d" % size, [pattern(size)])
+                for size in (10, 100_000, 0)
+            ]
+            world.send("sent", 0)
+            for work, size in zip(works, (10, 100_000, 0), strict=True):
+                reply = work.result(LIMIT_S)
+                assert reply.body == b"%d" % size
+                np.testing.assert_array_equal(as_bytes(reply.buffers[0]), pattern(size))
+            world.send("done", 0)
+    else:
+        with open_endpoint() as other:
+            world.recv(source=1)
+            while other.progress():  # the requests arrive before their receiver is there
+                pass
+            with open_endpoint(number=number) as endpoint:
+                Service(endpoint)
+                endpoint.serve_in_thread()
+                world.recv(source=1)
+
+
+@pytest.mark.ranks(2)
+def test_request_to_an_endpoint_that_was_closed(world):
+    number = 2000 * world.size
+    with open_endpoint() as endpoint:
+        if world.rank == 0:
+            open_endpoint(number=number).close()
+            world.send("closed", 1)
+            ended = []
+            endpoint.register("end", {"End": lambda request: ended.append(1)})
+            world.send(str(endpoint.address), 1)
+            endpoint.serve(lambda: bool(ended))
+        else:
+            world.recv(source=0)
+            address = world.recv(source=0)
+            closed = f"mpi://{endpoint.address.host}:{number}"
+            for size in (10, 100_000):
+                with pytest.raises(errors.UnavailableError, match=f"{number} was closed before"):
+                    endpoint.call(closed, "test/Echo", b"", [pattern(size)]).wait(LIMIT_S)
+            endpoint.call(address, "end/End").wait(LIMIT_S)
+
+
+@pytest.mark.ranks(2)
+def test_closing_fails_the_calls_under_way(world, served):
+    _, address = served
+    if world.rank == 1:
+        client = open_endpoint()
+        seen = []
+
+        def wait():
+            try:
+                client.call(address, "test/Never").wait()
+            except errors.CancelledError as error:
+                seen.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: client._pending)
+        client.close()
+        thread.join(LIMIT_S)
+        assert len(seen) == 1
+        with pytest.raises(errors.CancelledError, match="is closed"):
+            client.call(address, "test/Echo")
+
+
+@pytest.mark.ranks(2, 3)
+def test_numbers(world):
+    size, here = world.size, world.rank
+    with open_endpoint() as first, open_endpoint() as second:
+        assert first.address.port % size == second.address.port % size == here
+        assert first.address.port != second.address.port
+        with pytest.raises(DistNetworkError, match="is in use already"):
+            open_endpoint(number=first.address.port)
+        with pytest.raises(DistNetworkError, match=f"belongs to rank {(here + 1) % size}, not"):
+            open_endpoint(number=(here + 1) % size)
+        with open_endpoint("mpi", here) as main:
+            assert str(main.address) == f"mpi://{main.address.host}:{here}"
+    world.Barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_number_that_is_used_again_gets_no_replies_meant_for_the_last(world):
+    number = 3000 * world.size + 1  # of rank 1
+    with open_endpoint() as endpoint:
+        address = world.bcast(str(endpoint.address))
+        if world.rank == 0:
+            service, ended = Service(endpoint), []
+            assert service.counter == 0
+            endpoint.register("end", {"End": lambda request: ended.append(1)})
+            endpoint.serve(lambda: bool(ended))
+        else:
+            for turn in range(10):
+                with open_endpoint(number=number) as client:
+                    late = client.call(address, "test/Later", b"%d" % turn)
+                    ask(client, address, "Echo")
+                with pytest.raises(errors.CancelledError):
+                    late.wait(LIMIT_S)
+                with open_endpoint(number=number) as client:
+                    waiting = client.call(address, "test/Later", b"second %d" % turn)
+                    ask(client, address, "Release", b"%d" % turn)
+                    assert not waiting.is_completed()
+                    ask(client, address, "Release", b"second %d" % turn)
+                    got = waiting.result(LIMIT_S)
+                    assert got == Reply(b"0", got.buffers)
+            endpoint.call(address, "end/End").wait(LIMIT_S)
+
+
+@pytest.mark.ranks(2)
+def test_inproc_works_beside_mpi(world):
+    with open_endpoint("inproc") as server, open_endpoint("grpc+local") as client:
+        Service(server)
+        server.serve_in_thread()
+        assert ask(client, server.address, "Echo", b"here").body == b"here"
+    world.Barrier()

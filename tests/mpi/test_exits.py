@@ -1,0 +1,197 @@
+"""How ranks leave and jobs end, under the library's own launcher: no ``mpidist run`` helps."""
+
+import pytest
+from _cases.jobs import run_job, run_ranks
+
+HEAD = """
+import os, sys, threading
+import numpy as np
+import mpidist as dist
+group = dist.init_process_group()
+rank, size = group.rank(), group.size()
+group.barrier()
+def say(*words):  # in one piece, whatever the other ranks write
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def wait_for_ever():
+    group.recv(np.zeros(1), 1 - rank if size == 2 else (rank + 1) % size)
+"""
+
+
+LONG = pytest.mark.long  # variants, each with a launch of its own
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(body, count=2, **arguments):
+        return run_ranks(tmp_path, count, HEAD + body, **arguments)
+
+    return start
+
+
+def reason_of(ended):
+    """The line with which the runtime ended the job; there is exactly one."""
+    lines = [line for line in ended.err.splitlines() if "ends the job: " in line]
+    assert len(lines) == 1, ended.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "reason", "shown"),
+    [
+        ("raise ValueError('no such luck')", 1, "ValueError: no such luck", "in worker"),
+        ("sys.exit(3)", 3, "sys.exit(3)", ""),
+        pytest.param("sys.exit('all is lost')", 1, "sys.exit('all is lost')", "", marks=LONG),
+        pytest.param("quit(4)", 4, "sys.exit(4)", "", marks=LONG),
+    ],
+    ids=["exception", "exit", "text", "quit"],
+)
+def test_one_rank_fails_while_the_other_waits(run, end, status, reason, shown):
+    ended = run(f"""
+def worker():
+    {end}
+if rank == 1:
+    worker()
+wait_for_ever()
+""")
+    assert ended.status == status, ended.err
+    assert reason_of(ended).startswith("mpidist: rank 1 on ")
+    assert reason_of(ended).endswith(f" ends the job: {reason}")
+    assert shown in ended.err
+    assert ended.err.index(shown) < ended.err.index("ends the job")
+
+
+def test_exception_in_a_thread(run):
+    ended = run("""
+def worker():
+    raise KeyError("lost")
+if rank == 0:
+    threading.Thread(target=worker, daemon=True).start()
+wait_for_ever()
+""")
+    assert ended.status == 1, ended.err
+    assert reason_of(ended).startswith("mpidist: rank 0 on ")
+    assert reason_of(ended).endswith("KeyError: 'lost'")
+    assert "in worker" in ended.err
+
+
+def test_exits_that_end_nothing(run):
+    ended = run("""
+thread = threading.Thread(target=sys.exit, args=(5,))
+thread.start()
+thread.join()
+try:
+    sys.exit(3)
+except SystemExit as error:
+    say("caught", error.code)
+child = os.fork()
+if child == 0:
+    os._exit(7)
+os.waitpid(child, 0)
+group.barrier()
+sys.exit(0 if rank else None)
+""")
+    assert ended.status == 0, ended.err
+    assert ended.out.count("caught 3") == 2
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("group.all_reduce(np.zeros(2))", "all_reduce number 2 of group 'world'"),
+        ("group.barrier(timeout=60)", "barrier number 2 of group 'world'"),
+        ("group.recv(np.zeros(1), 1)", "recv of group 'world'"),
+        ("group.recv(np.zeros(1))", "recv of group 'world'"),
+        pytest.param("group.irecv(np.zeros(1), 1).wait(60)", "recv of group 'world'", marks=LONG),
+        pytest.param(
+            "group.all_reduce(np.zeros(2), async_op=True).wait()",
+            "all_reduce number 2 of group 'world'",
+            marks=LONG,
+        ),
+    ],
+    ids=["all_reduce", "barrier", "recv", "recv any", "irecv", "async"],
+)
+def test_a_rank_leaves_while_the_other_waits_for_it(run, call, what):
+    ended = run(f"""
+def step():
+    {call}
+if rank == 0:
+    step()
+""")
+    assert ended.status == 1, ended.err
+    assert reason_of(ended).startswith("mpidist: rank 0 on ")
+    assert f"{what} waits for rank 1, whose script has ended" in reason_of(ended)
+    assert "in step" in ended.err
+
+
+def test_ranks_that_end_early_are_left_alone(run):
+    ended = run("""
+pair = None
+if rank < 2:
+    from mpidist.runtime import world
+    comm = world().comm
+    pair = dist.ProcessGroup(comm.Create_group(comm.group.Incl([0, 1])), "pair")
+if rank == 2:
+    group.send(np.array([7.0]), 0)      # arrives although its sender has left
+    say("left early")
+    sys.exit(0)
+import time
+deadline = time.monotonic() + 1.5       # longer than the runtime waits for a message on its way
+while True:
+    pair.all_reduce(np.zeros(1))
+    if rank == 0:
+        pair.send(np.zeros(1), 1)
+    else:
+        pair.recv(np.zeros(1))
+    done = np.array([float(time.monotonic() >= deadline)])
+    pair.all_reduce(done, "max")
+    if done[0]:
+        break
+if rank == 0:
+    into = np.zeros(1)
+    assert group.recv(into, 2) == 2 and into[0] == 7.0
+say("ended", rank)
+""", count=3)  # fmt: skip
+    assert ended.status == 0, ended.err
+    assert sorted(line for line in ended.out.splitlines() if line) == [
+        "ended 0",
+        "ended 1",
+        "left early",
+    ]
+    assert ended.err == ""
+
+
+def test_system_exit_leaves_a_server(tmp_path):
+    source = """
+        import mpidist
+        from mpidist.cluster_resolver import MPIClusterResolver
+        resolver = MPIClusterResolver({"ps": 1, "worker": -1})
+        job, task = resolver.task_type, resolver.task_id
+        with mpidist.Server(resolver.cluster_spec(), job, task) as server:
+            if job == "ps" or task:
+                server.join()
+            else:
+                raise SystemExit(3)
+    """
+    ended = run_ranks(tmp_path, 3, source)
+    assert ended.status == 3, ended.err
+    assert reason_of(ended).startswith("mpidist: rank 1 (worker 0) on ")
+    assert reason_of(ended).endswith("ends the job: SystemExit(3)")
+
+
+def test_mpi_that_the_script_has_started_itself(tmp_path):
+    ended = run_ranks(tmp_path, 2, "from mpi4py import MPI\n" + HEAD + """
+say("mine", MPI.COMM_WORLD.rank)
+""")  # fmt: skip
+    assert ended.status == 0, ended.err
+    assert ended.out.count("mine") == 2
+    assert ended.err == ""
+
+
+def test_the_launcher_names_the_task_that_failed(tmp_path):
+    source = HEAD + "if rank == 1:\n    raise RuntimeError('broken step')\nwait_for_ever()\n"
+    ended = run_job(tmp_path, ("--ps", "1", "--worker", "1"), source)
+    assert ended.status == 1, ended.err
+    last = ended.err.splitlines()[-1].strip(" \0")
+    assert last.startswith("mpidist run: worker 0 (rank 1, pid ")
+    assert "failed first: RuntimeError: broken step; all 2 ranks were ended" in last

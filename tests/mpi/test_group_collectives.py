@@ -1,0 +1,308 @@
+"""all_reduce, reduce, broadcast, all_gather and barrier of a process group, against NumPy."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpidist import ProcessGroup, ReduceOp
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+INTEGERS = [np.dtype(c) for c in "bBhHiIlLqQ"]
+FLOATS = [np.dtype(c) for c in "efdg"] + [BFLOAT16]
+COMPLEX = [np.dtype(c) for c in "FDG"]
+FOREIGN = [np.dtype(c).newbyteorder() for c in "hqdD"]
+NUMBERS = INTEGERS + FLOATS + COMPLEX + FOREIGN
+LAYOUTS = ("contiguous", "fortran", "strided", "reversed", "scalar", "empty")
+SENTINEL = 111  # in the memory between the elements of a strided array
+
+
+@pytest.fixture
+def group(world):
+    return ProcessGroup(world.Dup(), "test")
+
+
+def values_of(rank, dtype, shape=(3, 4)):
+    """What a rank contributes: the same on whichever rank asks."""
+    rng = np.random.default_rng(100 + rank)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    # Small: products of three, in every dtype, without overflow or rounding.
+    data = rng.integers(1, 5, shape)
+    if dtype.kind == "c":
+        return (data + 1j * rng.integers(-2, 3, shape)).astype(dtype)
+    return data.astype(dtype)
+
+
+def placed(values, layout):
+    """An array with these values in a memory layout, and what must not change around it."""
+    if layout == "contiguous":
+        return values.copy(), None
+    if layout == "fortran":
+        return np.asfortranarray(values), None
+    if layout == "reversed":
+        memory = values[::-1, ::-1].copy()
+        return memory[::-1, ::-1], None
+    if layout == "scalar":
+        return np.array(values[0, 0]), None
+    if layout == "empty":
+        return values[:0].copy(), None
+    memory = np.full((2 * values.shape[0], 3 * values.shape[1]), SENTINEL).astype(values.dtype)
+    array = memory[::2, 1::3]
+    array[...] = values
+    return array, memory
+
+
+def untouched(memory):
+    """Whether the memory between the elements is as it was."""
+    if memory is None:
+        return True
+    between = np.ones(memory.shape, bool)
+    between[::2, 1::3] = False
+    return bool((memory[between] == np.full(1, SENTINEL).astype(memory.dtype)).all())
+
+
+def logical(values):
+    return {"SUM": values.any(0), "MAX": values.any(0), "MIN": values.all(0),
+            "PRODUCT": values.all(0), "BAND": values.all(0), "BOR": values.any(0),
+            "BXOR": np.logical_xor.reduce(values)}  # fmt: skip
+
+
+def reduced(op, parts):
+    """What NumPy makes of the ranks' arrays; floating point in float64, or wider."""
+    values = np.stack(parts)
+    kind = values.dtype.kind
+    if kind == "b":
+        return logical(values)[op.name]
+    if values.dtype in FLOATS:
+        values = values.astype(np.float64)
+    if op is ReduceOp.AVG:
+        return values.mean(0)
+    ufunc = {
+        ReduceOp.SUM: np.add, ReduceOp.PRODUCT: np.multiply, ReduceOp.MIN: np.minimum,
+        ReduceOp.MAX: np.maximum, ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or,
+        ReduceOp.BXOR: np.bitwise_xor,
+    }[op]  # fmt: skip
+    return ufunc.reduce(values, 0, dtype=values.dtype)
+
+
+def possible(op, dtype):
+    bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+    if dtype.kind in "iub":
+        return op is not ReduceOp.AVG
+    if dtype.kind == "c":
+        return op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+    return not bitwise
+
+
+def cut(values, layout):
+    return {"scalar": values[..., 0, 0], "empty": values[..., :0, :]}.get(layout, values)
+
+
+def assert_reduced(array, expected):
+    if array.dtype.kind in "iub":
+        np.testing.assert_array_equal(array, expected)
+        return
+    precision = 1e-2 if array.dtype == BFLOAT16 else 2e-3 if array.dtype.char == "e" else 1e-6
+    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    np.testing.assert_allclose(array.astype(wide), expected, rtol=precision)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", [*NUMBERS, np.dtype(bool)], ids=str)
+def test_all_reduce(group, dtype):
+    parts = [values_of(rank, dtype) for rank in group.ranks]
+    results = []
+    for layout, op in itertools.product(LAYOUTS, ReduceOp):
+        if possible(op, dtype):
+            array, memory = placed(parts[group.rank()], layout)
+            assert group.all_reduce(array, op) is None
+            results.append((layout, op, array, memory))
+    assert len(results) >= 3 * len(LAYOUTS)
+    for layout, op, array, memory in results:
+        assert_reduced(array, cut(reduced(op, parts), layout))
+        assert untouched(memory)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", [*NUMBERS, np.dtype(bool)], ids=str)
+def test_reduce_changes_only_the_root(group, dtype):
+    parts = [values_of(rank, dtype) for rank in group.ranks]
+    results = []
+    for layout in LAYOUTS:
+        for op in ReduceOp:
+            for root in group.ranks if possible(op, dtype) else ():
+                array, memory = placed(parts[group.rank()], layout)
+                if group.rank() != root:
+                    array.flags.writeable = False
+                assert group.reduce(array, root, op) is None
+                results.append((layout, op, root, array, memory))
+    for layout, op, root, array, memory in results:
+        if group.rank() == root:
+            assert_reduced(array, cut(reduced(op, parts), layout))
+        else:
+            np.testing.assert_array_equal(array, cut(parts[group.rank()], layout))
+        assert untouched(memory)
+
+
+MOVED = [*NUMBERS, np.dtype(bool), np.dtype("M8[ns]"), np.dtype([("a", "i1"), ("b", "f8")])]
+
+
+def any_values(rank, dtype):
+    if dtype.kind == "V" and dtype.names:
+        values = np.zeros((3, 4), dtype)
+        values["a"], values["b"] = rank, np.arange(12).reshape(3, 4) + rank
+        return values
+    if dtype.kind == "M":
+        return values_of(rank, np.dtype(np.int64)).astype(dtype)
+    return values_of(rank, dtype)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+def test_broadcast(group, dtype):
+    results = []
+    for root in group.ranks:
+        # The layouts of the ranks need not be the same: only the elements count.
+        for number in range(4):
+            own = LAYOUTS[(number + group.rank()) % 4] if dtype.kind != "V" else "contiguous"
+            array, memory = placed(any_values(group.rank(), dtype), own)
+            if group.rank() == root:
+                array.flags.writeable = False
+            assert group.broadcast(array, root) is None
+            results.append((root, array, memory))
+        for layout in LAYOUTS[4:]:
+            array, _ = placed(any_values(group.rank(), dtype), layout)
+            group.broadcast(array, group_src=root)
+            results.append((root, array, None))
+    for root, array, memory in results:
+        expected = any_values(root, dtype)
+        if array.shape == ():
+            expected = expected[0, 0]
+        np.testing.assert_array_equal(array, expected[:0] if array.size == 0 else expected)
+        assert untouched(memory)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+def test_all_gather(group, dtype):
+    results = []
+    for layout in LAYOUTS if dtype.kind != "V" else ("contiguous", "scalar", "empty"):
+        own, memory = placed(any_values(group.rank(), dtype), layout)
+        own.flags.writeable = False
+        into = [placed(any_values(9, dtype), layout) for _ in group.ranks]
+        assert group.all_gather([array for array, _ in into], own) is None
+        results.append((layout, into))
+        assert untouched(memory)
+    for layout, into in results:
+        for rank, (array, memory) in zip(group.ranks, into, strict=True):
+            np.testing.assert_array_equal(array, cut(any_values(rank, dtype), layout))
+            assert untouched(memory)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("size", [1, 1000, 100_003, 1 << 20])
+def test_sizes(group, size):
+    array = np.arange(size, dtype=np.float32) + group.rank()
+    copied = array.copy()
+    gathered = [np.empty_like(array) for _ in group.ranks]
+    group.all_gather(gathered, array)
+    group.all_reduce(array)
+    group.broadcast(copied, group.size() - 1)
+    count = group.size()
+    base = np.arange(size, dtype=np.float64)
+    np.testing.assert_allclose(array, base * count + count * (count - 1) / 2, rtol=1e-6)
+    np.testing.assert_array_equal(copied, base + count - 1)
+    for rank, part in enumerate(gathered):
+        np.testing.assert_array_equal(part, base + rank)
+
+
+@pytest.mark.ranks(2)
+def test_reduction_in_wider_type_than_float16(group):
+    # In float16 2048 + 1 + 1 is 2048 if the ones are added one by one.
+    values = np.array([60000.0, 2048.0, 1.0], np.float16)
+    array = values if group.rank() == 0 else np.array([60000.0, 1.0, 1.0], np.float16)
+    group.all_reduce(array, "avg")
+    np.testing.assert_array_equal(array, np.array([60000.0, 1024.5, 1.0], np.float16))
+
+
+@pytest.mark.ranks(3)
+def test_small_parts_survive_in_bfloat16(group):
+    array = np.array([256.0, 1.0, 1.0], BFLOAT16)[[group.rank()]]
+    group.all_reduce(array)
+    assert array.astype(float).tolist() == [258.0]
+
+
+@pytest.mark.ranks(2, 3)
+def test_names_of_operations(group):
+    array = np.array([float(group.rank() + 1)])
+    for name in ("sum", "SUM", "mean", "avg", "product", "max", "min"):
+        copy = array.copy()
+        group.all_reduce(copy, name)
+        parts = [np.array([float(rank + 1)]) for rank in group.ranks]
+        np.testing.assert_allclose(copy, reduced(ReduceOp[name.upper()], parts))
+
+
+@pytest.mark.ranks(2)
+def test_arguments_that_cannot_be(group):
+    # Refused before anything is sent: the ranks stay in step.
+    with pytest.raises(TypeError, match="int64 cannot be reduced with AVG"):
+        group.all_reduce(np.zeros(2, np.int64), "avg")
+    with pytest.raises(TypeError, match="float32 cannot be reduced with BXOR"):
+        group.all_reduce(np.zeros(2, np.float32), "bxor")
+    with pytest.raises(TypeError, match="complex64 cannot be reduced with MAX"):
+        group.all_reduce(np.zeros(2, np.complex64), ReduceOp.MAX)
+    with pytest.raises(TypeError, match="Python objects"):
+        group.broadcast(np.array([None]))
+    with pytest.raises(TypeError, match="list is not an array"):
+        group.all_reduce([1.0])
+    with pytest.raises(ValueError, match="unknown reduction 'median'"):
+        group.all_reduce(np.zeros(2), "median")
+    frozen = np.zeros(2)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        group.all_reduce(frozen)
+    with pytest.raises(ValueError, match="world rank 7 is not in group 'test'"):
+        group.broadcast(np.zeros(2), 7)
+    with pytest.raises(ValueError, match="not both"):
+        group.reduce(np.zeros(2), 0, group_dst=0)
+    with pytest.raises(ValueError, match="needs 2 arrays, not 1"):
+        group.all_gather([np.zeros(2)], np.zeros(2))
+    with pytest.raises(ValueError, match=r"float64\[2\] cannot write into float32\[2\]"):
+        group.all_gather([np.zeros(2, "f")] * 2, np.zeros(2))
+    array = np.ones(2)
+    group.all_reduce(array)
+    assert array.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.ranks(3)
+def test_group_of_some_ranks(world):
+    part = world.Create_group(world.group.Incl([2, 0])) if world.rank != 1 else None
+    if part is None:
+        return
+    group = ProcessGroup(part, "two of three")
+    assert group.ranks == (2, 0)
+    array = np.array([float(world.rank)])
+    group.broadcast(array, src=0)  # world rank 0 is group rank 1
+    by_group = np.array([float(world.rank)])
+    group.broadcast(by_group, group_src=0)
+    first = np.array([float(world.rank)])
+    group.broadcast(first)
+    assert (array[0], by_group[0], first[0]) == (0.0, 2.0, 2.0)
+
+
+@pytest.mark.ranks(2, 3)
+def test_nobody_leaves_a_barrier_before_all_have_entered(group, world):
+    early = []
+    for late in group.ranks:
+        if group.rank() == late:
+            world.Barrier()  # the others have entered
+        # In MPI all ranks must use the same form, blocking or not.
+        work = group.barrier(async_op=True)
+        if group.rank() != late:
+            early.append(work.is_completed())
+            world.Barrier()
+        work.wait()
+    assert not any(early)
+    assert group.barrier() is None

@@ -1,0 +1,301 @@
+"""``mpidist run`` on real ranks: what it passes on, and how it ends a job that fails."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpidist.cli.vendors import VENDORS
+
+END_S = 5.0
+SHARED = tuple(prefix for vendor in VENDORS for prefix in vendor.shared_files)
+
+HEAD = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "-1")))
+HERE = Path(__file__).parent
+
+def tell():
+    path = HERE / f"up-{RANK}"
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+"""
+WORLD = HEAD + "from mpi4py import MPI\nworld = MPI.COMM_WORLD\nworld.barrier()\ntell()\n"
+WAIT = "time.sleep(60)\n"
+
+
+class Job:
+    """A running ``mpidist run`` with a script in a folder of its own."""
+
+    def __init__(self, folder, script, *words, arguments=(), **popen):
+        self.folder = folder
+        self._shared = shared_files()
+        path = folder / "script.py"
+        path.write_text(script)
+        command = [sys.executable, "-m", "mpidist", "run", *words, str(path), *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **{**pipes, **popen})
+        self.out = self.err = ""
+
+    def up(self, ranks):
+        """Wait until the ranks have said that they are up; their process numbers."""
+        deadline = time.monotonic() + 30
+        paths = [self.folder / f"up-{rank}" for rank in range(ranks)]
+        while not all(path.exists() for path in paths):
+            assert time.monotonic() < deadline, "the ranks did not start"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        return [int(path.read_text()) for path in paths]
+
+    def end(self, timeout_s=30.0):
+        """Wait for the end, see that nothing is left, and give the status."""
+        try:
+            self.out, self.err = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            self.out, self.err = self.process.communicate(timeout=20)
+            pytest.fail(f"still there after {timeout_s} s\n{self.err}")
+        assert remaining(str(self.folder)) == []
+        assert abandoned(self._shared) == set()
+        return self.process.returncode
+
+    @property
+    def last(self):
+        """The last line on standard error."""
+        return self.err.splitlines()[-1].strip(" \0")  # Open MPI ends its own text with these
+
+
+def remaining(word, timeout_s=0.0):
+    """The command lines with a word in them, once none is or the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if word in line and int(folder.name) != os.getpid():
+                found.append(line)
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def shared_files():
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(SHARED)}
+
+
+def abandoned(before, timeout_s=2.0):
+    """The files that appeared, stay, and that nobody has mapped, as other jobs here may have."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = shared_files() - before
+        for path in Path("/proc").glob("[0-9]*/maps") if left else ():
+            try:
+                text = path.read_text(errors="replace")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            left = {name for name in left if name not in text}
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+def test_what_ranks_get(tmp_path):
+    script = WORLD + (
+        "facts = {n: os.environ.get(n) for n in ('MPIDIST_JOBS', 'OMP_NUM_THREADS')}\n"
+        "facts |= {'arguments': sys.argv[1:], 'size': world.size, 'rank': world.rank,\n"
+        "          'folder': os.path.isdir(os.environ['MPIDIST_RUN_DIR'])}\n"
+        "(HERE / f'facts-{world.rank}').write_text(json.dumps(facts))\n"
+        "print(f'out {world.rank}')\nprint(f'err {world.rank}', file=sys.stderr)\n"
+    )
+    words = ("--data", "1", "--worker", "1", "--ps", "1")
+    job = Job(tmp_path, script, *words, arguments=["--ps", "9", "a b"])
+    assert job.end() == 0
+    for rank in range(3):
+        facts = json.loads((tmp_path / f"facts-{rank}").read_text())
+        assert facts == {
+            "MPIDIST_JOBS": "ps=1,worker=1,data=1",
+            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 3)),
+            "arguments": ["--ps", "9", "a b"],
+            "size": 3,
+            "rank": rank,
+            "folder": True,
+        }
+        assert f"out {rank}" in job.out
+        assert f"err {rank}" in job.err
+    assert "mpidist run:" not in job.err
+
+
+def test_output_comes_live(tmp_path):
+    script = WORLD + "sys.stdout.write('now\\n')\ninput() if RANK == 0 else None\n"
+    job = Job(tmp_path, script, "-n", "2", stdin=subprocess.PIPE)
+    assert job.process.stdout.readline().strip() == "now"
+    assert job.process.poll() is None
+    job.process.stdin.write("go on\n")
+    job.process.stdin.flush()
+    assert job.end() == 0
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_killed_rank(tmp_path, victim):
+    job = Job(tmp_path, WORLD + "world.barrier() if RANK else None\n" + WAIT, "--ps", "1",
+              "--worker", "2")  # fmt: skip
+    pid = job.up(3)[victim]
+    os.kill(pid, signal.SIGKILL)
+    assert job.end(END_S) == 128 + signal.SIGKILL
+    name = ("ps 0", "worker 0", "worker 1")[victim]
+    assert job.last == (
+        f"mpidist run: {name} (rank {victim}, pid {pid} on {os.uname().nodename}) failed first: "
+        "killed by signal 9 (SIGKILL); all 3 ranks were ended"
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_before_mpi_starts(tmp_path, victim):
+    script = HEAD + f"if RANK == {victim}: os.kill(os.getpid(), 9)\n" + WORLD + WAIT
+    job = Job(tmp_path, script, "-n", "2")
+    assert job.end(10) == 128 + signal.SIGKILL
+    assert job.last.startswith(f"mpidist run: rank {victim} (pid ")
+
+
+def kill_at_random(folder, seed):
+    """Kill a rank at a random moment of its start and life."""
+    rng = random.Random(seed)
+    victim, delay = rng.randrange(3), rng.uniform(0.0, 0.6)
+    kill = f"import threading\nif RANK == {victim}:\n    threading.Timer({delay}, os.kill, (os.getpid(), 9)).start()\n"  # noqa: E501
+    job = Job(folder, HEAD + kill + WORLD + WAIT, "--worker", "3")
+    assert job.end(20) == 128 + signal.SIGKILL
+    assert job.last.startswith(f"mpidist run: worker {victim} (rank {victim}, ")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_a_random_moment(tmp_path, seed):
+    kill_at_random(tmp_path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3, 43))
+def test_killed_at_many_random_moments(tmp_path, seed):
+    kill_at_random(tmp_path, seed)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "reason"),
+    [
+        ("os._exit(3)", 3, "exited with status 3"),
+        ("os.kill(os.getpid(), 11)", 139, "killed by signal 11 (SIGSEGV)"),
+        ("os.kill(os.getpid(), 15)", 143, "killed by signal 15 (SIGTERM)"),
+    ],
+)
+def test_rank_that_ends_badly(tmp_path, end, status, reason):
+    script = WORLD + f"if RANK == 1: {end}\n" + WAIT
+    job = Job(tmp_path, script, "--worker", "2")
+    assert job.end(10) == status
+    assert job.last.startswith("mpidist run: worker 1 (rank 1, pid ")
+    assert f"failed first: {reason}; all 2 ranks were ended" in job.last
+
+
+def test_rank_that_leaves_without_ending_mpi(tmp_path):
+    job = Job(tmp_path, WORLD + "if RANK == 1: os._exit(0)\n" + WAIT, "-n", "2", "--timeout", "15")
+    assert job.end(20) != 0
+    assert "after rank 1 had left with status 0" in job.last
+
+
+def test_abort(tmp_path):
+    job = Job(tmp_path, WORLD + "if RANK == 1: world.Abort(7)\n" + WAIT, "-n", "2")
+    assert job.end(10) == 7
+    assert job.last.startswith("mpidist run: ")
+
+
+def test_script_that_does_not_start(tmp_path):
+    job = Job(tmp_path, "import nowhere_at_all\n", "-n", "2")
+    assert job.end(10) == 1
+    assert "No module named 'nowhere_at_all'" in job.err
+    assert "exited with status 1" in job.last
+
+
+def test_the_reason_that_a_rank_wrote(tmp_path):
+    # The ranks go on waiting: the launcher is not told, so the command itself must end the job.
+    script = WORLD + (
+        "if RANK == 1:\n"
+        "    facts = dict(rank=1, pid=os.getpid(), host='h', job='worker', task=1, exit_code=4,\n"
+        "                 reason='ValueError: bad', traceback='', time=time.time())\n"
+        "    path = Path(os.environ['MPIDIST_RUN_DIR']) / 'failure-1.json'\n"
+        "    path.with_suffix('.new').write_text(json.dumps(facts))\n"
+        "    path.with_suffix('.new').rename(path)\n"
+    )
+    job = Job(tmp_path, script + WAIT, "--worker", "2")
+    job.up(2)
+    assert job.end(END_S) == 4
+    assert "worker 1 (rank 1, pid" in job.last
+    assert "failed first: ValueError: bad; all 2 ranks were ended" in job.last
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize(("number", "name"), [(2, "Ctrl-C"), (15, "signal 15 (SIGTERM)")])
+def test_interrupted(tmp_path, number, name, stubborn):
+    ignore = "for n in (2, 15): signal.signal(n, signal.SIG_IGN)\n" if stubborn else ""
+    job = Job(tmp_path, HEAD + ignore + WORLD + WAIT, "--worker", "2")
+    job.up(2)
+    job.process.send_signal(number)
+    assert job.end(END_S) == 128 + number
+    assert job.last == f"mpidist run: interrupted by {name}; all 2 ranks were ended"
+
+
+def test_interrupted_twice(tmp_path):
+    ignore = "for n in (2, 15): signal.signal(n, signal.SIG_IGN)\n"
+    job = Job(tmp_path, HEAD + ignore + WORLD + WAIT, "--worker", "2")
+    job.up(2)
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end(END_S) == 130
+
+
+def test_timeout(tmp_path):
+    job = Job(tmp_path, WORLD + WAIT, "-n", "2", "--timeout", "2.5")
+    assert job.end(2.5 + END_S) == 124
+    assert job.last == (
+        "mpidist run: the job ran longer than --timeout 2.5 s; all 2 ranks were ended"
+    )
+
+
+def test_nothing_outlives_a_killed_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # it can no longer remove its folder
+    before = shared_files()
+    job = Job(tmp_path, WORLD + WAIT, "-n", "2")
+    job.up(2)
+    job.process.kill()
+    job.process.communicate(timeout=10)
+    assert remaining(str(tmp_path), END_S) == []
+    for name in abandoned(before):  # nor these, of a script without the runtime
+        (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+
+def test_what_a_job_leaves_behind_is_killed(tmp_path):
+    daemon = "subprocess.Popen(['sleep', '1000.0625'], start_new_session=True)\n"
+    job = Job(tmp_path, WORLD + "if RANK == 1: " + daemon, "-n", "2")
+    assert job.end(10) == 0
+    assert job.last == "mpidist run: killed 1 process that the job left behind"
+    assert remaining("1000.0625") == []
+
+
+def test_folder_that_is_given_is_kept(tmp_path):
+    folder = tmp_path / "a" / "run"
+    folder.mkdir(parents=True)
+    (folder / "failure-0.json").write_text("from an earlier job")
+    script = WORLD + "(Path(os.environ['MPIDIST_RUN_DIR']) / f'mine-{RANK}').touch()\n"
+    job = Job(tmp_path, script, "-n", "2", "--run-dir", os.path.relpath(folder))
+    assert job.end() == 0
+    kept = {path.name for path in folder.iterdir()}
+    assert {"mine-0", "mine-1"} <= kept
+    assert "failure-0.json" not in kept

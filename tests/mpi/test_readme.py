@@ -1,0 +1,56 @@
+"""Every example of the README does what it says there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
+
+
+def scripts_and_commands():
+    """Python blocks by the name in their first line; commands with the output shown, in order."""
+    scripts, commands = {}, []
+    for language, text in BLOCK.findall((ROOT / "README.md").read_text()):
+        if language == "python":
+            scripts[text.split("\n", 1)[0].removeprefix("# ")] = text
+        else:
+            for part in text.split("$ ")[1:]:
+                command, _, output = part.partition("\n")
+                commands.append((command, output))
+    return scripts, commands
+
+
+SCRIPTS, COMMANDS = scripts_and_commands()
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[c for c, _ in COMMANDS])
+def test_command(command, shown, tmp_path):
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    programs = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        shlex.split(command),
+        cwd=tmp_path,
+        env={**os.environ, "PATH": programs},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    printed = result.stdout + result.stderr
+    assert (result.returncode == 0) == ("fail" not in command), printed
+    # "..." in what the README shows stands for anything, a line of it for any lines.
+    pattern = ".*".join(re.escape(part) for part in re.split(r"\.\.\.\n?", shown.strip()))
+    assert re.search(pattern, printed, re.DOTALL), printed
+
+
+def test_the_readme_has_examples():
+    assert len(SCRIPTS) >= 4
+    assert len(COMMANDS) >= 8

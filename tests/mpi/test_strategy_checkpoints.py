@@ -1,0 +1,122 @@
+"""Checkpoints of one cluster that another restores, in launches of their own."""
+
+import json
+
+import numpy as np
+import pytest
+from _cases.jobs import run_job
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+folder = {folder!r}
+resolver = MPIClusterResolver({{"ps": 1, "worker": -1}})
+job, task = resolver.task_type, resolver.task_id
+SHAPES = {{"scalar": (), "matrix": (40, 30), "large": (3, 700, 211), "other": (900,), "last": (5,)}}
+
+def gradient(step, name):
+    return np.random.default_rng((step, len(name))).standard_normal(SHAPES[name])
+
+def train(strategy, steps):
+    for step in steps:
+        pairs = [(gradient(step, name), variables[name]) for name in SHAPES]
+        adam.apply_gradients(pairs[:3])
+        sgd.apply_gradients(pairs[3:])
+
+with mpidist.Server(resolver.cluster_spec(), job, task) as server:
+    if job == "ps":
+        server.join()
+    else:
+        workers = server.job_group("worker")
+        strategy = ParameterServerStrategy()
+        adam, sgd = optimizers.Adam(0.01), optimizers.SGD(0.1)
+        with strategy.scope():
+            variables = {{n: get_variable(n, s, initializer=0.5) for n, s in SHAPES.items()}}
+        {body}
+"""
+SAVE = """
+        if strategy.is_chief:
+            train(strategy, range(4))
+            path = strategy.save(folder, extra={"reader.json": {"at": 7}})
+            train(strategy, range(4, 7))
+            np.savez(folder + "/expected.npz", **{n: v.numpy() for n, v in variables.items()})
+            with open(folder + "/facts.json", "w") as file:
+                json.dump({"path": path, "step": int(strategy.global_step)}, file)
+        workers.barrier()
+"""
+RESTORE = """
+        path = ParameterServerStrategy.latest_checkpoint(folder)
+        step = strategy.restore(path)
+        assert step == 8, step
+        workers.barrier()
+        if strategy.is_chief:
+            train(strategy, range(4, 7))
+            np.savez(folder + "/found.npz", **{n: v.numpy() for n, v in variables.items()})
+            assert int(strategy.global_step) == 14
+        workers.barrier()
+"""
+FAULTS = """
+        def failure(call):
+            try:
+                call()
+            except (mpidist.Error, OSError) as error:
+                return f"{type(error).__name__}: {error}"
+        path = ParameterServerStrategy.latest_checkpoint(folder)
+        found = [failure(lambda: strategy.restore(folder + "/step-99"))]
+        found.append(failure(lambda: strategy.restore(folder + "/damaged")))
+        with strategy.scope():
+            get_variable("added", 3)
+        found.append(failure(lambda: strategy.restore(path)))
+        found.append(failure(lambda: strategy.save(folder + "/facts.json/below")))
+        with open(folder + "/found.json", "w") as file:
+            json.dump(found, file)
+"""
+
+
+def job(tmp_path, folder, name, layout, body):
+    source = SCRIPT.format(folder=str(folder), body=body.strip())
+    ended = run_job(tmp_path / name, layout, source, timeout_s=60)
+    assert ended.status == 0, ended.err
+
+
+@pytest.mark.parametrize(("first", "second"), [(("2", "1"), ("1", "2")), (("1", "2"), ("2", "1"))])
+def test_another_number_of_servers_goes_on_as_the_first_would(tmp_path, first, second):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    job(tmp_path, folder, "save", ("--ps", first[0], "--worker", first[1]), SAVE)
+    facts = json.loads((folder / "facts.json").read_text())
+    assert facts == {"path": str(folder / "step-8"), "step": 14}
+    files = {path.name for path in (folder / "step-8").iterdir()}
+    parts = {f"ps-{n}-of-{first[0]}.safetensors" for n in range(int(first[0]))}
+    assert files == parts | {"index.json", "reader.json"}
+    assert json.loads((folder / "step-8" / "reader.json").read_text()) == {"at": 7}
+    job(tmp_path, folder, "restore", ("--ps", second[0], "--worker", second[1]), RESTORE)
+    with np.load(folder / "expected.npz") as expected, np.load(folder / "found.npz") as found:
+        assert set(found) == set(expected)
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+            assert not (found[name] == 0.5).any()
+
+
+def test_what_cannot_be_restored(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    job(tmp_path, folder, "save", ("--ps", "1", "--worker", "1"), SAVE)
+    damaged = folder / "damaged"
+    damaged.mkdir()
+    (damaged / "index.json").write_text((folder / "step-8" / "index.json").read_text())
+    whole = (folder / "step-8" / "ps-0-of-1.safetensors").read_bytes()
+    (damaged / "ps-0-of-1.safetensors").write_bytes(whole[: len(whole) // 2])
+    job(tmp_path, folder, "faults", ("--ps", "1", "--worker", "1"), FAULTS)
+    missing, broken, absent, unwritable = json.loads((folder / "found.json").read_text())
+    assert missing.startswith("NotFoundError: ")
+    assert "step-99' is not a checkpoint" in missing
+    assert broken.startswith("DataLossError: ")
+    assert "damaged/ps-0-of-1.safetensors" in broken
+    assert absent.startswith("NotFoundError: ")
+    assert "does not have ['added']" in absent
+    assert "facts.json/below" in unwritable

@@ -1,0 +1,142 @@
+"""Pulls while others push: never a mix of two versions, and always with the version they have."""
+
+import numpy as np
+import pytest
+from _cases.clusters import on_cluster
+
+from strategy import get_variable, optimizers
+
+BLOCK = 1 << 18  # elements of float32 in a block
+SIZES = (1, BLOCK, 5 * BLOCK + 17)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("transport", ["auto", "p2p"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_pull_is_of_one_version(world, transport, size):
+    rounds = 200 if size == 1 else 40 if size == BLOCK else 15
+
+    def train(strategy, workers):
+        with strategy.scope():
+            variable = get_variable("v", size, initializer=0)
+        ones, out = np.ones(size, np.float32), np.empty(size, np.float32)
+        sgd = optimizers.SGD(1.0)
+        mixed, versions = [], []
+        workers.barrier()
+        for step in range(rounds):
+            # The last worker only pushes, without pause: the others' pulls fall among its changes.
+            sgd.apply_gradients([(ones, variable)])
+            if strategy.num_workers > 1 and strategy.worker_index == strategy.num_workers - 1:
+                continue
+            variable.read_value(out)
+            versions.append(variable.version)
+            expected = 1.0 - variable.version  # each version took 1 from every element
+            if not (out == expected).all():
+                mixed.append((step, variable.version, np.unique(out)))
+        workers.barrier()
+        final = variable.read_value()
+        return mixed, versions, strategy.num_workers, final, variable.version
+
+    result = on_cluster(world, 1, train, transport)
+    if result is None:
+        return
+    mixed, versions, workers, final, version = result
+    assert mixed == []
+    assert versions == sorted(versions)
+    assert version == workers * rounds + 1
+    np.testing.assert_array_equal(final, np.full(size, -float(workers * rounds)))
+
+
+@pytest.mark.ranks(3)
+def test_blocks_of_an_inconsistent_pull_are_each_of_one_version(world):
+    size, rounds = 3 * BLOCK + 5, 25
+
+    def train(strategy, workers):
+        with strategy.scope():
+            variable = get_variable("v", size, initializer=0)
+        sgd = optimizers.SGD(1.0)
+        mixed = []
+        workers.barrier()
+        for _ in range(rounds):
+            if strategy.worker_index == 1:
+                sgd.apply_gradients([(np.ones(size), variable)])
+                continue
+            value = variable.read_value(consistent=False)
+            blocks = [np.unique(value[start : start + BLOCK]) for start in range(0, size, BLOCK)]
+            mixed += [block for block in blocks if len(block) > 1]
+        return mixed
+
+    assert not on_cluster(world, 1, train)
+
+
+@pytest.mark.ranks(3)
+def test_variables_of_two_servers_do_not_mix(world):
+    sizes = (BLOCK // 2, 40, 3 * BLOCK, 1, 2000, BLOCK)
+
+    def train(strategy, workers):
+        with strategy.scope():
+            variables = [get_variable(f"v{n}", s, initializer=n) for n, s in enumerate(sizes)]
+        before = [variable.read_value() for variable in variables]
+        grads = [np.full(size, float(10 + n)) for n, size in enumerate(sizes)]
+        applied = optimizers.SGD(1.0).apply_gradients(zip(grads, variables, strict=True)).result()
+        order = [4, 0, 2]
+        chosen = [(grads[n], variables[n]) for n in order]
+        again = optimizers.SGD(1.0).apply_gradients(chosen).result()
+        servers = {id(variable.remote.connection) for variable in variables}
+        return before, [variable.read_value() for variable in variables], applied, again, servers
+
+    result = on_cluster(world, 2, train)
+    if result is None:
+        return
+    before, after, applied, again, servers = result
+    assert len(servers) == 2
+    assert applied.versions == (2,) * 6
+    assert again.versions == (3,) * 3
+    for n, size in enumerate(sizes):
+        np.testing.assert_array_equal(before[n], np.full(size, n))
+        times = 2 if n in (4, 0, 2) else 1
+        np.testing.assert_array_equal(after[n], np.full(size, n - times * (10.0 + n)))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("transport", ["shared", "p2p"])
+def test_dtypes(world, transport):
+    rng = np.random.default_rng(5)
+    dtypes = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool")
+    shapes = ((), (7, 3), (700, 601))
+    values = [rng.integers(0, 100, s).astype(dtype) for dtype in dtypes for s in shapes]
+
+    def train(strategy, workers):
+        with strategy.scope():
+            variables = [get_variable(f"v{n}", v.shape, v.dtype, v) for n, v in enumerate(values)]
+        first = [variable.read_value() for variable in variables]
+        workers.barrier()
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value[::-1] if value.ndim else value)
+        return first, [variable.read_value() for variable in variables]
+
+    result = on_cluster(world, 1, train, transport)
+    if result is None:
+        return
+    for value, first, second in zip(values, *result, strict=True):
+        assert first.dtype == second.dtype == value.dtype
+        np.testing.assert_array_equal(first, value)
+        np.testing.assert_array_equal(second, value[::-1] if value.ndim else value)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("transport", ["shared", "p2p"])
+def test_variable_without_elements(world, transport):
+    def train(strategy, workers):
+        with strategy.scope():
+            empty = get_variable("empty", (0, 3))
+            after = get_variable("after", 2, initializer=1)
+        version = empty.assign(np.zeros((0, 3)))
+        workers.barrier()
+        return empty.read_value().shape, version, empty.version, after.read_value().tolist()
+
+    result = on_cluster(world, 1, train, transport)
+    if result is not None:
+        assert result[0] == (0, 3)
+        assert result[1] in (2, 3)
+        assert result[2:] == (3, [1.0, 1.0])

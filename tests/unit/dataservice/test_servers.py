@@ -1,0 +1,137 @@
+import threading
+
+import pytest
+
+from dataservice import (
+    Dataset,
+    DispatcherConfig,
+    DispatchServer,
+    WorkerConfig,
+    WorkerServer,
+    distribute,
+)
+from mpidist.errors import (
+    DistNetworkError,
+    FailedPreconditionError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+
+@pytest.mark.parametrize("protocol", [None, "inproc", "grpc", "grpc+local"])
+def test_protocols_are_kept_in_the_target(protocol):
+    with DispatchServer(port=0, protocol=protocol) as dispatcher:
+        scheme, address = dispatcher.target.split("://")
+        assert scheme == protocol or (protocol is None and scheme == "inproc")
+        with WorkerServer(port=0, dispatcher_address=address, protocol=protocol):
+            dataset = Dataset.range(3).apply(distribute("parallel_epochs", dispatcher.target))
+            assert list(dataset) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("protocol", ["http", "tcp"])
+def test_protocols_that_there_are_not(protocol):
+    with pytest.raises(ValueError, match=protocol):
+        DispatchServer(port=0, protocol=protocol)
+
+
+def test_both_call_styles():
+    for make_dispatcher in (
+        lambda: DispatchServer(4801),
+        lambda: DispatchServer(DispatcherConfig(port=4801)),
+        lambda: DispatchServer(config=DispatcherConfig(port=4801, protocol="inproc")),
+    ):
+        dispatcher = make_dispatcher()
+        assert dispatcher.target == "inproc://localhost:4801"
+        for make_worker in (
+            lambda: WorkerServer(4802, "localhost:4801"),
+            lambda: WorkerServer(WorkerConfig("localhost:4801", port=4802)),
+            lambda: WorkerServer(config=WorkerConfig(dispatcher_address="inproc://localhost:4801")),
+            lambda: WorkerServer(0, "localhost:4801", worker_address="localhost:%port%"),
+        ):
+            worker = make_worker()
+            dataset = Dataset.range(2).apply(distribute("parallel_epochs", dispatcher.target))
+            assert list(dataset) == [0, 1]
+            worker.stop()
+        dispatcher.stop()
+
+
+def test_a_port_in_use():
+    with DispatchServer(port=4803), pytest.raises(DistNetworkError, match="in use"):
+        DispatchServer(port=4803)
+
+
+def test_starting_and_stopping():
+    dispatcher = DispatchServer(port=4804, start=False)
+    for use in (dispatcher.join, lambda: dispatcher.target):
+        with pytest.raises(FailedPreconditionError, match="started"):
+            use()
+    dispatcher.start()
+    dispatcher.start()
+    dispatcher.stop()
+    dispatcher.stop()
+    dispatcher.join()
+    with pytest.raises(FailedPreconditionError, match="cannot be started after stopped"):
+        dispatcher.start()
+    with DispatchServer(port=4804):  # the port is free again
+        pass
+
+
+def test_a_server_that_was_never_started_can_be_stopped():
+    dispatcher = DispatchServer(start=False)
+    dispatcher.stop()
+    with pytest.raises(FailedPreconditionError, match="after stopped"):
+        dispatcher.start()
+
+
+def test_a_worker_joins_until_stopped():
+    with DispatchServer() as dispatcher:
+        worker = WorkerServer(dispatcher_address=dispatcher.target)
+        joined = threading.Thread(target=worker.join)
+        joined.start()
+        worker.stop()
+        joined.join(10)
+        assert not joined.is_alive()
+
+
+def test_a_worker_without_a_dispatcher():
+    config = WorkerConfig("localhost:4805", dispatcher_timeout_ms=50)
+    with pytest.raises(UnavailableError, match=r"no dispatcher answers at localhost:4805.*0\.05 s"):
+        WorkerServer(config)
+    with pytest.raises(ValueError, match="dispatcher_address"):
+        WorkerServer(port=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"fault_tolerant_mode": True}, ValueError),
+        ({"work_dir": "/tmp/x", "fault_tolerant_mode": True}, UnimplementedError),
+        ({"work_dir": "/tmp/x"}, UnimplementedError),
+        ({"worker_addresses": ("a:1",)}, UnimplementedError),
+        ({"worker_timeout_ms": 0}, ValueError),
+        ({"job_gc_timeout_ms": -2}, ValueError),
+    ],
+)
+def test_dispatcher_settings(arguments, error):
+    with pytest.raises(error):
+        DispatcherConfig(**arguments)
+
+
+def test_no_garbage_collection_of_jobs():
+    DispatcherConfig(job_gc_timeout_ms=-1)
+
+
+def test_a_negative_port():
+    with pytest.raises(ValueError, match="-1"):
+        DispatchServer(port=-1)
+
+
+def test_a_worker_that_was_given_up_registers_again(caplog):
+    config = DispatcherConfig(job_gc_check_interval_ms=1, worker_timeout_ms=1)
+    with DispatchServer(config) as dispatcher:
+        worker = WorkerConfig(dispatcher.target, heartbeat_interval_ms=30)
+        with WorkerServer(worker), WorkerServer(worker):
+            # Each is lost by the heartbeat of the other, and each comes back by its own.
+            deadline = threading.Event()
+            while caplog.text.count("registers again") < 2:
+                assert not deadline.wait(0.01)

@@ -1,0 +1,88 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from dataservice.dataset import Dataset
+from dataservice.wire import pack_dataset, pack_elements, pack_error, unpack
+from mpidist.errors import NotFoundError, UnknownError
+
+
+def test_large_arrays_are_not_copied():
+    large, small = np.arange(100_000), np.arange(3)
+    parcel = pack_elements([{"large": large, "small": (small, np.int64(7))}])
+    assert len(parcel.buffers) == 1
+    assert len(parcel.pickle) < 1000
+    assert np.shares_memory(parcel.buffers[0], large)
+    (element,) = unpack(parcel.pickle, parcel.buffers)
+    assert np.shares_memory(element["large"], large)
+    np.testing.assert_array_equal(element["large"], large)
+    np.testing.assert_array_equal(element["small"][0], small)
+    assert element["small"][1] == 7
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((0, 3)),
+        np.arange(60_000.0).reshape(200, 300).T,
+        np.arange(60_000)[::2],
+        np.array(["a", "bc"]),
+        np.array([None, "x"], object),
+        np.zeros(40_000, [("a", "i4"), ("b", "f8")]),
+        np.float32(1.5),
+        np.array(5),
+    ],
+)
+def test_every_array_comes_back(array):
+    parcel = pack_elements([array])
+    (copy,) = unpack(parcel.pickle, [np.array(buffer) for buffer in parcel.buffers])
+    assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(copy, array)
+
+
+def test_elements_of_classes_that_pickle_cannot_name():
+    class Local:
+        value = 3
+
+    parcel = pack_elements([Local()])
+    assert unpack(parcel.pickle, parcel.buffers)[0].value == 3
+
+
+def test_the_digest_covers_buffers():
+    def digest(array):
+        return pack_dataset(Dataset.from_tensor_slices(array).node).digest()
+
+    zeros, one = np.zeros(50_000), np.zeros(50_000)
+    assert digest(zeros) == digest(zeros.copy())
+    one[-1] = 1
+    assert digest(zeros) != digest(one)
+
+
+def raised(error):
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_errors_keep_their_class_and_say_where():
+    error = unpack(pack_error(raised(NotFoundError("no such row")), "data worker 5"), ())
+    assert type(error) is NotFoundError
+    assert str(error) == "no such row"
+    (note,) = error.__notes__
+    assert "raised in data worker 5" in note
+    assert "in raised" in note  # the traceback's frame
+
+
+class Awkward(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def test_errors_that_cannot_be_pickled_say_what_they_were():
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(Awkward(1, 2)))
+    error = unpack(pack_error(raised(Awkward(1, 2)), "data worker 5"), ())
+    assert type(error) is UnknownError
+    assert "Awkward: 1 and 2 (raised in data worker 5" in str(error)

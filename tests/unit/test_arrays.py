@@ -1,0 +1,252 @@
+"""Any array as memory that MPI moves and reduces; the library itself is played by NumPy."""
+
+import array
+import functools
+import itertools
+import operator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mpidist import ReduceOp, host_view
+from mpidist.arrays import to_move, to_reduce
+
+# What mpi4py takes without help, in the byte order of the machine.
+MPI_TYPES = "bBhHiIlLqQfdgFDG"
+NUMBERS = ["int8", "uint16", "int32", "int64", "uint64", "float32", "float64", "complex64"]
+WIDENED = ["float16", "bfloat16"]
+COMBINE = {
+    ReduceOp.SUM: operator.add,
+    ReduceOp.PRODUCT: operator.mul,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: operator.and_,
+    ReduceOp.BOR: operator.or_,
+    ReduceOp.BXOR: operator.xor,
+}
+REAL = {ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
+BITS = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
+
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def laid_out(values, layout):
+    """The same values in other memory."""
+    values = np.asarray(values)
+    if layout == "C":
+        return values.copy()
+    if layout == "F":
+        return np.array(values, order="F")
+    if layout == "swapped":
+        return values.astype(values.dtype.newbyteorder())
+    wide = np.zeros([2 * n + 1 for n in values.shape], values.dtype)
+    view = wide[(..., *(slice(1, 2 * n + 1, 2) for n in values.shape))]
+    if layout == "reversed":
+        view = view[(..., *(slice(None, None, -1) for _ in values.shape))]
+    view[...] = values
+    return view
+
+
+LAYOUTS = ["C", "F", "strided", "reversed"]
+
+
+def draw(data, shape, dtype, layouts):
+    values = np.random.default_rng(data.draw(st.integers(0, 9))).integers(0, 4, shape)
+    return laid_out(values.astype(dtype), data.draw(st.sampled_from(layouts)))
+
+
+def is_fit_for_mpi(direct):
+    return direct.flags.c_contiguous and direct.dtype.char in MPI_TYPES and direct.dtype.isnative
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), shapes, st.sampled_from([*NUMBERS, *WIDENED, "bool", "datetime64[s]", "i4,f8"]))
+def test_moving(data, shape, name):
+    dtype = dtype_of(name)
+    layouts = [*LAYOUTS, "swapped"] if name in NUMBERS else LAYOUTS
+    source = draw(data, shape, dtype, layouts)
+    target = laid_out(np.zeros(shape, source.dtype), data.draw(st.sampled_from(LAYOUTS)))
+    before = source.copy()
+    send, nothing = to_move(source, write=False)
+    recv, finish = to_move(target, write=True)
+    assert nothing is None
+    assert is_fit_for_mpi(send)
+    assert is_fit_for_mpi(recv)
+    assert send.nbytes == recv.nbytes == source.nbytes
+    recv.reshape(-1).view(np.uint8)[:] = send.reshape(-1).view(np.uint8)
+    if finish is not None:
+        finish()
+    np.testing.assert_array_equal(target, source)
+    np.testing.assert_array_equal(source, before)
+
+
+@pytest.mark.parametrize("dtype", [*NUMBERS, "longdouble", "complex128"])
+def test_what_mpi_knows_moves_and_reduces_without_a_copy(dtype):
+    for values in (np.ones((2, 3), dtype), np.ones((), dtype), np.empty((0, 2), dtype)):
+        direct, finish = to_move(values, write=True)
+        assert (direct is values, finish) == (True, None)
+        direct, op, finish = to_reduce(values, ReduceOp.SUM, 2)
+        assert (direct is values, op, finish) == (True, ReduceOp.SUM, None)
+
+
+def reduce_all(arrays, op):
+    """What an all-reduce of several ranks does."""
+    prepared = [to_reduce(a, op, len(arrays)) for a in arrays]
+    assert all(is_fit_for_mpi(direct) for direct, _, _ in prepared)
+    (mpi_op,) = {mpi_op for _, mpi_op, _ in prepared}
+    assert mpi_op is not ReduceOp.AVG
+    total = functools.reduce(COMBINE[mpi_op], [direct for direct, _, _ in prepared])
+    for direct, _, finish in prepared:
+        direct[...] = total
+        if finish is not None:
+            finish()
+
+
+def possible(name):
+    if name in ("float32", "float64", *WIDENED):
+        return REAL
+    if name.startswith("complex"):
+        return {ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT}
+    return (REAL | BITS) - {ReduceOp.AVG}
+
+
+@pytest.mark.parametrize(
+    ("name", "op"), [(n, op) for n in [*NUMBERS, *WIDENED] for op in sorted(possible(n))]
+)
+def test_reducing(name, op):
+    layouts = LAYOUTS if name in WIDENED else [*LAYOUTS, "swapped"]
+    for shape, layout, count in itertools.product([(), (0, 2), (2, 3)], layouts, [1, 3]):
+        rng = np.random.default_rng(count)
+        ints = [rng.integers(1, 4, shape) for _ in range(count)]
+        arrays = [laid_out(values.astype(dtype_of(name)), layout) for values in ints]
+        expected = sum(ints) / count if op is ReduceOp.AVG else functools.reduce(COMBINE[op], ints)
+        reduce_all(arrays, op)
+        rtol = 1e-2 if name in WIDENED else 1e-6
+        for a in arrays:
+            np.testing.assert_allclose(a.astype(complex), expected, rtol=rtol)
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *WIDENED, "bool", "datetime64[s]", "S3", "i4,f8"])
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_what_cannot_be_reduced(name, op):
+    values = np.zeros(3, dtype_of(name))
+    known = name in NUMBERS or name in WIDENED or name == "bool"
+    if known and op in possible(name):
+        to_reduce(values, op, 2)
+    else:
+        with pytest.raises(TypeError, match=f"cannot be reduced with {op.name}"):
+            to_reduce(values, op, 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bools_reduce_by_logic(layout):
+    table = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], bool)
+    for op, expected in (
+        (ReduceOp.SUM, table.any(0)),
+        (ReduceOp.MAX, table.any(0)),
+        (ReduceOp.BOR, table.any(0)),
+        (ReduceOp.PRODUCT, table.all(0)),
+        (ReduceOp.MIN, table.all(0)),
+        (ReduceOp.BAND, table.all(0)),
+        (ReduceOp.BXOR, table[0] ^ table[1]),
+    ):
+        arrays = [laid_out(row, layout) for row in table]
+        reduce_all(arrays, op)
+        for a in arrays:
+            np.testing.assert_array_equal(a, expected)
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_half_precision_adds_in_single_precision(name):
+    arrays = [np.full(4, 0.001, dtype_of(name)) for _ in range(1000)]
+    each = float(arrays[0][0])
+    reduce_all(arrays, ReduceOp.SUM)
+    np.testing.assert_allclose(arrays[0].astype(float), 1000 * each, rtol=0.01)
+
+
+def test_a_contribution_is_not_changed():
+    for values in (np.arange(3.0), np.arange(6.0)[::2], np.arange(3).astype(np.float16)):
+        values.flags.writeable = False
+        _, op, finish = to_reduce(values, ReduceOp.AVG, 2, write=False)
+        assert (op, finish) == (ReduceOp.SUM, None)
+
+
+def test_results_need_memory_that_can_be_written():
+    values = np.zeros(3)
+    values.flags.writeable = False
+    for use in (
+        lambda: to_move(values, write=True),
+        lambda: to_reduce(values, ReduceOp.SUM, 2),
+        lambda: to_move(np.broadcast_to(np.zeros(1), 3), write=True),
+        lambda: to_move(b"bytes", write=True),
+    ):
+        with pytest.raises(ValueError, match="read-only"):
+            use()
+    direct, _ = to_move(values, write=False)
+    assert direct is values
+
+
+@pytest.mark.parametrize("dtype", [object, [("a", object)]])
+def test_python_objects_do_not_move(dtype):
+    values = np.zeros(2, dtype)
+    for use in (
+        lambda: to_move(values, write=False),
+        lambda: to_reduce(values, ReduceOp.SUM, 2),
+    ):
+        with pytest.raises(TypeError, match="holds Python objects"):
+            use()
+
+
+def test_views_of_other_arrays():
+    class DLPack:
+        def __init__(self):
+            self.memory = np.zeros(2)
+
+        def __dlpack__(self, **kwargs):
+            return self.memory.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    other = DLPack()
+    for source, memory in (
+        (other, other.memory),
+        (a := np.zeros(2), a),
+        (b := array.array("d", [0, 0]), b),
+        (memoryview(c := np.zeros(2)), c),
+    ):
+        view = host_view(source)
+        view[1] = 5
+        assert memory[1] == 5
+    assert host_view(bytearray(b"ab")).tolist() == [97, 98]
+
+
+@pytest.mark.parametrize("thing", [[1, 2], 3, 2.5, "text", None, {}])
+def test_what_is_no_array(thing):
+    with pytest.raises(TypeError, match=f"a {type(thing).__name__} is not an array"):
+        host_view(thing)
+
+
+def test_device_memory():
+    device = type("ndarray", (), {"__cuda_array_interface__": {}})()
+    with pytest.raises(TypeError, match=r"device memory.*cupy\.asnumpy"):
+        host_view(device)
+
+
+def test_names_of_reductions():
+    assert ReduceOp.MEAN is ReduceOp.AVG
+    for op in ReduceOp:
+        assert ReduceOp.of(op) is op
+        assert ReduceOp.of(op.name) is ReduceOp.of(op.name.lower()) is op
+    assert ReduceOp.of("mean") is ReduceOp.AVG
+    for name in ("median", "", 3):
+        with pytest.raises(ValueError, match=r"unknown reduction .*SUM.*MEAN"):
+            ReduceOp.of(name)

@@ -1,0 +1,235 @@
+"""Servers in a plain process."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist import Server, errors, open_endpoint, started_server
+from mpidist.proto.mpidist_pb2 import ConfigProto
+
+CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = set(threading.enumerate())
+    yield
+    left = started_server()
+    if left is not None:
+        left.stop()
+    assert left is None
+    assert set(threading.enumerate()) <= before
+
+
+def fails_to_start(*args, error=errors.FailedPreconditionError, match=None, **kwargs):
+    with pytest.raises(error, match=match):
+        Server(*args, **kwargs)
+
+
+def test_a_local_server():
+    config = ConfigProto(allow_soft_placement=True)
+    with Server.create_local_server(config) as server:
+        assert started_server() is server
+        assert (server.job_name, server.task_index) == ("local", 0)
+        assert server.target == "grpc+local://localhost:0"
+        assert server.cluster_spec == {"local": {0: "localhost:0"}}
+        assert server.server_def.default_session_config == config
+        assert server.own_tasks == [("local", 0)]
+    assert Server.create_local_server(start=False).server_def.job_name == "local"
+
+
+def test_what_is_given_out_is_a_copy():
+    server = Server(CLUSTER, "worker", start=False)
+    server.server_def.job_name = "other"
+    server.server_def.cluster.job[0].tasks[7] = "x"
+    assert server.server_def.job_name == "worker"
+    assert server.cluster_spec == mpidist.ClusterSpec(CLUSTER)
+
+
+def test_starting_twice_and_stopping_twice():
+    server = Server(CLUSTER, "worker", start=False)
+    assert started_server() is None
+    server.start()
+    endpoint = server.endpoint
+    server.start()
+    assert server.endpoint is endpoint
+    server.stop()
+    server.stop()
+    for use in (server.start, server.join, lambda: server.endpoint):
+        with pytest.raises(errors.FailedPreconditionError):
+            use()
+
+
+def test_before_it_starts():
+    server = Server(CLUSTER, "worker", start=False)
+    for use in (server.join, lambda: server.endpoint):
+        with pytest.raises(errors.FailedPreconditionError, match=r"is not running; start\(\) it"):
+            use()
+    server.stop()
+    with pytest.raises(errors.FailedPreconditionError, match="make a new one"):
+        server.start()
+
+
+def test_one_server_at_a_time():
+    with Server(CLUSTER, "worker") as first:
+        fails_to_start({"a": ["h:5"]}, error=errors.AlreadyExistsError, match=first.target)
+        assert started_server() is first
+    with Server({"a": ["h:5"]}) as second:
+        assert started_server() is second
+
+
+@pytest.mark.parametrize(
+    ("cluster", "line"),
+    [
+        ({"worker": ["a:1", "b:2"]}, "mpidist run --worker 2 SCRIPT"),
+        ({"ps": ["a:1"], "worker": ["b:1"]}, "mpidist run --ps 1 --worker 1 SCRIPT"),
+    ],
+)
+def test_a_cluster_of_several_hosts_needs_a_launcher(cluster, line):
+    fails_to_start(cluster, "worker", 0, match=f"the cluster has 2 tasks.*{line}")
+    assert started_server() is None
+
+
+@pytest.mark.parametrize("job", ["ps", "worker", "chief"])
+def test_two_tasks_of_a_job_at_one_address(job):
+    cluster = {**CLUSTER, job: ["localhost:0"] * 2}
+    fails_to_start(cluster, "worker", 0, error=ValueError, match=f"job '{job}' have the same")
+
+
+def test_an_endpoint_number_in_use():
+    with open_endpoint("inproc", 77):
+        fails_to_start({"a": ["localhost:77"]}, error=errors.DistNetworkError, match="in use")
+    with Server({"a": ["localhost:77"]}) as server:
+        assert server.endpoint.address.port == 77
+
+
+def test_all_jobs_of_one_process():
+    with Server({**CLUSTER, "chief": ["localhost:0"]}, "worker") as server:
+        assert server.own_tasks[0] == ("worker", 0)
+        assert sorted(server.own_tasks[1:]) == [("chief", 0), ("ps", 0)]
+        assert server.own_index("chief") == 0
+        with pytest.raises(errors.NotFoundError, match="no task of job 'data'"):
+            server.own_index("data")
+        assert server.task_address("ps", 0) == str(server.endpoint.address)
+        with pytest.raises(ValueError, match="no such job"):
+            server.task_address("data", 0)
+        memory = server.task_memory("ps", 0)
+        memory[-1] = 7
+        server.sync()
+        assert server.memory()[-1] == 7
+        with pytest.raises(ValueError, match="no such job"):
+            server.job_group("data")
+
+
+class Service:
+    """A service that keeps what happens to it."""
+
+    log: list[str]
+
+    def __init__(self, server):
+        self.log.append("made")
+        if "broken" in self.log:
+            raise errors.InternalError("the service is broken")
+        server.endpoint.register("thing", {"Ask": lambda request: None})
+
+    def close(self):
+        self.log.append("closed")
+
+
+@pytest.fixture
+def services(monkeypatch):
+    """The log of a service that is installed for ps tasks."""
+    log = []
+    service = type("Logged", (Service,), {"log": log})
+    points = [SimpleNamespace(name="ps", load=lambda: service)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    return log
+
+
+def ask(server):
+    with open_endpoint("inproc") as client:
+        return client.call(server.endpoint.address, "thing/Ask").result(30)
+
+
+def test_services_run_beside_the_script(services):
+    with Server(CLUSTER, "worker") as server:
+        assert services == ["made"]
+        ask(server)
+    assert services == ["made", "closed"]
+
+
+def test_a_service_that_cannot_start(services):
+    services.append("broken")
+    fails_to_start(CLUSTER, "worker", error=errors.InternalError, match="broken")
+    assert started_server() is None
+    services.clear()
+    with Server(CLUSTER, "worker"):
+        pass
+
+
+def test_a_service_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    fails_to_start(CLUSTER, "worker", error=errors.NotFoundError, match="serves ps 0.*install")
+    assert started_server() is None
+
+
+@pytest.mark.usefixtures("services")
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_stop_ends_join(monkeypatch, job):
+    with Server(CLUSTER, job) as server:
+        begun, serve = threading.Event(), server.endpoint.serve
+        monkeypatch.setattr(server.endpoint, "serve", lambda until: begun.set() or serve(until))
+        joined = threading.Thread(target=server.join)
+        joined.start()
+        assert begun.wait(30)
+        ask(server)  # served by join itself where the script is the ps
+        assert joined.is_alive()
+        server.stop()
+        joined.join(30)
+        assert not joined.is_alive()
+
+
+def test_it_is_drained_before_anything_is_closed(services):
+    with Server(CLUSTER, "worker") as server:
+        server.on_drain(lambda: services.append("drained"))
+        server.on_drain(lambda: ask(server))
+    assert services == ["made", "drained", "closed"]
+
+
+def test_a_drain_that_fails_leaves_nothing_running(services):
+    server = Server(CLUSTER, "worker")
+    server.on_drain(lambda: np.zeros(1)[5])
+    with pytest.raises(IndexError):
+        server.stop()
+    assert services == ["made", "closed"]
+    assert started_server() is None
+    server.stop()
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_an_exception_closes_it_without_draining(services, error):
+    def script():
+        with Server(CLUSTER, "worker") as server:
+            server.on_drain(lambda: services.append("drained"))
+            raise error
+
+    with pytest.raises(error):
+        script()
+    assert services == ["made", "closed"]
+    assert started_server() is None
+
+
+@pytest.mark.parametrize(("code", "drained"), [(None, True), (0, True), (1, False)])
+def test_leaving_by_sys_exit(services, code, drained):
+    def script():
+        with Server(CLUSTER, "worker") as server:
+            server.on_drain(lambda: services.append("drained"))
+            raise SystemExit(code)
+
+    with pytest.raises(SystemExit):
+        script()
+    assert ("drained" in services) == drained
+    assert services[-1] == "closed"

@@ -1,0 +1,219 @@
+"""ClusterSpec: TensorFlow's rules, and ranks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist import ClusterSpec
+from mpidist.errors import NotFoundError
+from mpidist.proto.mpidist_pb2 import ClusterDef
+
+SPARSE = {"ps": ["a:1", "b:2"], "worker": {3: "d:4", 1: "c:3"}}
+
+clusters = st.dictionaries(
+    st.text(min_size=1, max_size=5),
+    st.lists(st.text(max_size=8), max_size=4)
+    | st.dictionaries(st.integers(0, 2**31 - 1), st.text(max_size=8), max_size=4),
+    max_size=4,
+)
+
+
+def dense(cluster):
+    return {
+        job: dict(tasks) if isinstance(tasks, dict) else dict(enumerate(tasks))
+        for job, tasks in cluster.items()
+    }
+
+
+@given(clusters)
+def test_every_form_gives_the_same_spec(cluster):
+    spec = ClusterSpec(cluster)
+    for other in (
+        ClusterSpec(spec),
+        ClusterSpec(spec.as_cluster_def()),
+        ClusterSpec(spec.as_dict()),
+        ClusterSpec(dense(cluster)),
+    ):
+        assert other == spec
+        assert other.as_dict() == spec.as_dict()
+        assert repr(other) == repr(spec)
+        assert other.digest() == spec.digest()
+    assert spec == dense(cluster)
+    assert bool(spec) == bool(cluster)
+    assert spec.jobs == list(cluster)
+
+
+@given(clusters, clusters)
+def test_equality_and_digests(first, second):
+    equal = dense(first) == dense(second)
+    one, two = ClusterSpec(first), ClusterSpec(second)
+    assert (one == two) == equal
+    assert (one != two) != equal
+    assert (one.digest() == two.digest()) == equal
+
+
+@given(clusters)
+def test_lookups(cluster):
+    spec = ClusterSpec(cluster)
+    for job, tasks in dense(cluster).items():
+        assert spec.num_tasks(job) == len(tasks)
+        assert spec.task_indices(job) == sorted(tasks)
+        assert all(spec.task_address(job, index) == tasks[index] for index in tasks)
+    everything = [(job, i) for job, tasks in dense(cluster).items() for i in sorted(tasks)]
+    assert spec.tasks() == everything
+
+
+def test_dicts_and_lists():
+    spec = ClusterSpec(SPARSE)
+    assert spec.as_dict() == {"ps": ["a:1", "b:2"], "worker": {1: "c:3", 3: "d:4"}}
+    assert spec.job_tasks("ps") == ["a:1", "b:2"]
+    assert spec.job_tasks("worker") == [None, "c:3", None, "d:4"]
+    assert ClusterSpec({"a": {1: "y", 0: "x"}}).as_dict() == {"a": ["x", "y"]}
+    assert ClusterSpec({"a": ("x", "y")}).as_dict() == {"a": ["x", "y"]}
+
+
+def test_a_job_without_tasks():
+    spec = ClusterSpec({"a": [], "b": {}})
+    assert spec
+    assert spec.as_dict() == {"a": {}, "b": {}}
+    assert spec.job_tasks("a") == spec.task_indices("b") == []
+    assert spec.num_tasks("a") == 0
+
+
+def test_repr_is_sorted_by_job():
+    assert repr(ClusterSpec({"w": {2: "c"}, "a": ["b"]})) == (
+        "ClusterSpec({'a': ['b'], 'w': {2: 'c'}})"
+    )
+    assert repr(ClusterSpec({})) == "ClusterSpec({})"
+
+
+def test_equality_with_other_things():
+    spec = ClusterSpec({"a": ["x"]})
+    assert spec == {"a": {0: "x"}}
+    assert spec != {"a": ["x"]}
+    assert spec != {"a": {0: "y"}}
+    assert spec != "a"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(spec)
+
+
+def test_bytes_and_keys_become_text_and_numbers():
+    assert ClusterSpec({b"a": [b"x"], "b": {"7": "y"}}) == {"a": {0: "x"}, "b": {7: "y"}}
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [None, 3, "worker", ["a:1"], {"a": "b:1"}, {"a": 3}, {"a": [3]}, {"a": {0: None}}, {1: ["x"]}],
+)
+def test_wrong_types(cluster):
+    with pytest.raises(TypeError):
+        ClusterSpec(cluster)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda spec: spec.num_tasks("x"),
+        lambda spec: spec.task_indices("x"),
+        lambda spec: spec.task_address("x", 0),
+        lambda spec: spec.job_tasks("x"),
+        lambda spec: spec.rank_of("x", 0),
+    ],
+)
+def test_no_such_job(ask):
+    with pytest.raises(ValueError, match=r"no such job: 'x'; the jobs are \['ps', 'worker'\]"):
+        ask(ClusterSpec(SPARSE))
+
+
+@pytest.mark.parametrize("index", [0, 2, 4, -1])
+def test_no_such_task(index):
+    with pytest.raises(ValueError, match=rf"has no task {index}: it has \[1, 3\]"):
+        ClusterSpec(SPARSE).task_address("worker", index)
+
+
+def test_copies_are_independent():
+    tasks, definition = ["x"], ClusterSpec({"a": ["x"]}).as_cluster_def()
+    specs = [ClusterSpec({"a": tasks}), ClusterSpec(definition)]
+    specs.append(ClusterSpec(specs[0]))
+    tasks.append("y")
+    definition.job[0].tasks[5] = "z"
+    specs[0].as_dict()["a"].append("w")
+    specs[0].as_cluster_def().job[0].tasks[0] = "v"
+    assert all(spec == {"a": {0: "x"}} for spec in specs)
+
+
+def test_the_message_is_sorted():
+    definition = ClusterSpec({"w": {3: "d", 1: "c"}, "a": ["b"]}).as_cluster_def()
+    assert isinstance(definition, ClusterDef)
+    assert [job.name for job in definition.job] == ["a", "w"]
+    assert definition.SerializeToString(deterministic=True) == ClusterSpec(
+        {"a": ["b"], "w": {1: "c", 3: "d"}}
+    ).as_cluster_def().SerializeToString(deterministic=True)
+
+
+counts = st.lists(st.integers(0, 4), min_size=1, max_size=5)
+
+
+@given(counts, st.integers(0, 5), st.data())
+def test_ranks_in_the_order_of_the_jobs(numbers, first_rank, data):
+    hosts = [f"h{data.draw(st.integers(0, 2))}" for _ in range(sum(numbers))]
+    asked = {f"j{n}": count for n, count in enumerate(numbers)}
+    rest = data.draw(st.none() | st.sampled_from(sorted(asked)))
+    if rest is not None and asked[rest]:
+        spec = ClusterSpec.from_counts(asked | {rest: -1}, hosts, first_rank)
+    else:
+        spec = ClusterSpec.from_counts(asked, hosts, first_rank)
+    assert {job: spec.num_tasks(job) for job in spec.jobs} == asked
+    assert [spec.task_address(*task) for task in spec.tasks()] == [
+        f"{host}:{rank}" for rank, host in enumerate(hosts, first_rank)
+    ]
+    for rank, task in enumerate(spec.tasks(), first_rank):
+        assert spec.rank_of(*task) == rank
+        assert spec.task_of(rank) == task
+
+
+@pytest.mark.parametrize(
+    ("counts", "ranks", "message"),
+    [
+        ({"a": -1, "b": -1}, 4, "-1 for one job at most"),
+        ({"a": -2}, 4, "0 or more"),
+        ({"a": 3}, 2, "need at least 3 ranks, and there are 2"),
+        ({"a": 2, "b": -1}, 2, "need at least 3 ranks, and there are 2"),
+        ({"a": 2}, 3, r"use 2 of 3 ranks; give one job -1"),
+    ],
+)
+def test_counts_that_do_not_fit(counts, ranks, message):
+    with pytest.raises(ValueError, match=message):
+        ClusterSpec.from_counts(counts, ["h"] * ranks)
+
+
+def test_the_script_of_a_shared_rank_is_not_the_service():
+    cluster = {"ps": ["h:0", "h:1"], "data": ["h:1"], "worker": ["h:1", "h:2"]}
+    for jobs in (sorted(cluster), sorted(cluster, reverse=True)):
+        spec = ClusterSpec({job: cluster[job] for job in jobs})
+        assert [spec.task_of(rank) for rank in range(3)] == [
+            ("ps", 0),
+            ("worker", 0),
+            ("worker", 1),
+        ]
+        assert spec.rank_of("ps", 1) == spec.rank_of("worker", 0) == 1
+
+
+def test_two_tasks_of_a_job_on_one_rank():
+    spec = ClusterSpec({"a": ["h:0", "g:0", "h:1"], "b": ["h:0"]})
+    for index in (0, 1):
+        with pytest.raises(ValueError, match=r"tasks \[0, 1\] of job 'a' have the same rank 0"):
+            spec.rank_of("a", index)
+    assert spec.rank_of("a", 2) == 1
+    assert spec.rank_of("b", 0) == 0
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "host:x", "host:-1", ""])
+def test_addresses_without_ranks(address):
+    with pytest.raises(ValueError, match="is not <host>:<rank>"):
+        ClusterSpec({"a": [address]}).rank_of("a", 0)
+
+
+def test_a_rank_without_a_task():
+    with pytest.raises(NotFoundError, match="on rank 9"):
+        ClusterSpec({"a": ["h:0"]}).task_of(9)

@@ -1,0 +1,165 @@
+"""Endpoints over inproc."""
+
+import threading
+
+import numpy as np
+import pytest
+from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, wait_until
+
+from mpidist import DistNetworkError, Endpoint, Reply, errors, open_endpoint
+
+
+@pytest.fixture
+def pair():
+    with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
+        Service(server)
+        server.serve_in_thread()
+        yield server, client
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_case(pair, case):
+    server, client = pair
+    case(client, server.address, b"key")
+    case(client, str(server.address), b"other key")
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_an_endpoint_that_calls_itself(case):
+    with open_endpoint("inproc") as endpoint:
+        Service(endpoint)
+        endpoint.serve_in_thread()
+        case(endpoint, endpoint.address, b"key")
+
+
+def test_numbers():
+    with open_endpoint("inproc") as first, open_endpoint("inproc") as second:
+        assert first.address != second.address
+        assert str(first.address) == f"inproc://localhost:{first.address.port}"
+        with pytest.raises(DistNetworkError, match="is in use already"):
+            open_endpoint("inproc", first.address.port)
+    with open_endpoint("inproc", 4711) as again:
+        assert again.address.port == 4711
+    with open_endpoint("inproc", 4711):
+        pass
+
+
+def test_nobody_at_the_address(pair):
+    server, client = pair
+    server.close()
+    with pytest.raises(DistNetworkError, match="nothing serves inproc://localhost"):
+        client.call(server.address, "test/Echo")
+
+
+def test_closed_endpoint(pair):
+    server, client = pair
+    pending = client.call(server.address, "test/Never")
+    client.close()
+    client.close()
+    with pytest.raises(errors.CancelledError, match="was closed"):
+        pending.wait(LIMIT_S)
+    for call in (client.call, client.notify):
+        with pytest.raises(errors.CancelledError, match="is closed"):
+            call(server.address, "test/Echo")
+
+
+def test_requests_that_wait_when_the_server_closes():
+    server, client = open_endpoint("inproc"), open_endpoint("inproc")
+    Service(server)
+    work = client.call(server.address, "test/Echo")  # nobody serves yet
+    server.close()
+    with pytest.raises(errors.UnavailableError, match="was closed"):
+        work.wait(LIMIT_S)
+    with pytest.raises(ConnectionError):
+        work.wait(LIMIT_S)
+    client.close()
+
+
+def test_a_waiting_thread_is_woken_when_its_endpoint_closes(pair):
+    server, client = pair
+    seen = []
+
+    def wait():
+        try:
+            client.call(server.address, "test/Never").wait()
+        except errors.CancelledError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: client._pending)
+    client.close()
+    thread.join(LIMIT_S)
+    assert len(seen) == 1
+
+
+def test_serve_ends_when_told():
+    with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
+        done = []
+        server.register("once", {"End": lambda request: done.append(1)})
+        work = client.call(server.address, "once/End")
+        assert server.serve(lambda: bool(done)) is True
+        assert work.result(LIMIT_S) == Reply()
+        assert server.serve(lambda: False, deadline=0.0) is False
+
+
+def test_serve_ends_when_the_endpoint_closes():
+    server = open_endpoint("inproc")
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(server.serve(lambda: False)))
+    thread.start()
+    server.close()
+    thread.join(LIMIT_S)
+    assert ended == [False]
+
+
+def test_services_come_and_go(pair):
+    server, client = pair
+    with pytest.raises(ValueError, match="service 'test' exists already"):
+        server.register("test", {})
+    server.register("other", {"Ask": lambda request: Reply(b"answer")})
+    assert client.call(server.address, "other/Ask").result(LIMIT_S).body == b"answer"
+    server.unregister("other")
+    with pytest.raises(errors.UnimplementedError):
+        client.call(server.address, "other/Ask").wait(LIMIT_S)
+
+
+def test_later_failures_and_second_answers(pair):
+    server, client = pair
+    kept = []
+    server.register("kept", {"Ask": lambda request: kept.append(request) or _later()})
+    work = client.call(server.address, "kept/Ask", b"body", [np.ones(3)])
+    wait_until(lambda: kept)
+    assert kept[0].method == "kept/Ask"
+    assert kept[0].body == b"body"
+    kept[0].fail(errors.OutOfRangeError("no more"))
+    with pytest.raises(IndexError, match="no more"):
+        work.wait(LIMIT_S)
+    kept[0].reply(b"too late")
+    with pytest.raises(errors.OutOfRangeError):
+        work.wait(LIMIT_S)
+
+
+def _later():
+    from mpidist import LATER
+
+    return LATER
+
+
+def test_handlers_run_one_at_a_time_on_one_thread(pair):
+    server, client = pair
+    seen = []
+    server.register("who", {"Am": lambda request: seen.append(threading.current_thread().name)})
+    for _ in range(5):
+        client.call(server.address, "who/Am").wait(LIMIT_S)
+    assert set(seen) == {f"mpidist-endpoint-{server.address.port}"}
+
+
+def test_unknown_protocols():
+    with pytest.raises(ValueError, match="unknown protocol 'udp'; the known ones are 'mpi', 'tcp'"):
+        open_endpoint("udp")
+    with pytest.raises(ValueError, match="'tcp' has no transport in this version"):
+        open_endpoint("tcp")
+    with open_endpoint() as default, open_endpoint("grpc") as alias:
+        assert isinstance(default, Endpoint)
+        assert default.address.protocol == alias.address.protocol == "inproc"

@@ -1,0 +1,167 @@
+"""Addresses, protocol names, and what endpoints leave behind."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist import LATER, Address, Reply, errors, open_endpoint
+from mpidist.endpoint import check_protocol, parse, transport_of
+
+LIMIT_S = 30
+PROTOCOLS = ["mpi", "tcp", "inproc", "grpc", "grpc+verbs", "grpc+local"]
+
+
+@pytest.fixture
+def pair():
+    """A server with some methods, and a client."""
+    with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
+        server.register(
+            "test",
+            {
+                "Echo": lambda request: Reply(request.body, request.buffers),
+                "Never": lambda request: LATER,
+                "Nothing": lambda request: None,
+            },
+        )
+        server.serve_in_thread()
+        yield server, client
+
+
+hosts = st.text(st.characters(categories=["L", "N"], include_characters=".-"), min_size=1)
+
+
+@given(st.sampled_from(PROTOCOLS), hosts, st.integers(0, 1 << 32), st.sampled_from(PROTOCOLS))
+def test_addresses(protocol, host, port, default):
+    address = Address(protocol, host, port)
+    assert parse(str(address), default) == address
+    assert parse(f"{host}:{port}", default) == Address(default, host, port)
+
+
+def test_hosts_with_colons():
+    assert parse("[::1]:80", "mpi") == Address("mpi", "[::1]", 80)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":5", "host:x", "host:-1", "mpi://", "h:1/"])
+def test_what_is_no_address(text):
+    with pytest.raises(ValueError, match=r"expected \[protocol://\]host:port"):
+        parse(text, "mpi")
+
+
+@pytest.mark.parametrize("name", ["", "MPI", "http", "grpc+mpi"])
+def test_unknown_protocols(name):
+    for use in (
+        check_protocol,
+        lambda name: parse(f"{name}://h:1", "mpi"),
+        lambda name: parse("h:1", name),
+        lambda name: transport_of(name, launched=True),
+    ):
+        with pytest.raises(ValueError, match="; the known ones are ") as info:
+            use(name)
+        assert f"unknown protocol {name!r}" in str(info.value)
+        assert all(repr(known) in str(info.value) for known in PROTOCOLS)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "alone", "launched"),
+    [
+        (None, "inproc", "mpi"),
+        ("mpi", "mpi", "mpi"),
+        ("inproc", "inproc", "inproc"),
+        ("grpc", "inproc", "mpi"),
+        ("grpc+verbs", "inproc", "mpi"),
+        ("grpc+local", "inproc", "inproc"),
+    ],
+)
+def test_what_protocols_mean(protocol, alone, launched):
+    assert transport_of(protocol, launched=False) == alone
+    assert transport_of(protocol, launched=True) == launched
+
+
+def test_tcp_is_for_later():
+    with pytest.raises(ValueError, match="'tcp' has no transport"):
+        transport_of("tcp", launched=True)
+
+
+def test_ten_thousand_requests_leave_nothing(pair):
+    server, client = pair
+    threads = threading.active_count()
+
+    def ask(n):
+        work = client.call(server.address, "test/Echo", b"%d" % n)
+        assert work.result(LIMIT_S).body == b"%d" % n
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(ask, range(10_000)))) == 10_000
+    assert client._pending == server._pending == {}
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("inproc://localhost:99999", "test/Echo"), errors.DistNetworkError),
+        (("nowhere", "test/Echo"), ValueError),
+        ((None, "test/Echo", b"", [np.zeros((4, 4)).T[1:]]), ValueError),
+        ((None, "test/Echo", "no bytes"), TypeError),
+    ],
+)
+def test_calls_that_cannot_be_sent_leave_nothing(pair, arguments, error):
+    server, client = pair
+    address, *rest = arguments
+    with pytest.raises(error):
+        client.call(address or server.address, *rest)
+    assert client._pending == {}
+
+
+def test_calls_that_time_out_or_fail_leave_nothing(pair):
+    server, client = pair
+    for method, error in (
+        ("test/Never", errors.DeadlineExceededError),
+        ("test/Unknown", errors.UnimplementedError),
+    ):
+        with pytest.raises(error):
+            client.call(server.address, method, timeout=0.01 if "Never" in method else None).wait()
+    assert client._pending == {}
+
+
+def test_a_handler_may_answer_with_nothing(pair):
+    server, client = pair
+    assert client.call(server.address, "test/Nothing").result(LIMIT_S) == Reply()
+
+
+def test_serving_beside_a_serving_thread(pair):
+    server, client = pair
+    rounds = []
+
+    def until():
+        rounds.append(client.call(server.address, "test/Echo").result(LIMIT_S))
+        return len(rounds) == 3
+
+    assert server.serve(until)
+    assert not server.serve(lambda: False, deadline=0.0)
+    assert len(rounds) == 3
+
+
+def test_the_thread_serves_again_after_others_have(pair):
+    server, client = pair
+    server.serve(lambda: True)
+    assert client.call(server.address, "test/Echo", b"x").result(LIMIT_S).body == b"x"
+    server.close()
+    assert not any(t.name.endswith(f"-{server.address.port}") for t in threading.enumerate())
+
+
+def test_errors_of_notices_are_logged(pair, caplog):
+    server, client = pair
+
+    def fail(request):
+        raise KeyError("lost")
+
+    server.register("bad", {"Note": fail})
+    client.notify(server.address, "bad/Note")
+    client.call(server.address, "test/Echo").wait(LIMIT_S)
+    assert "bad/Note failed" in caplog.text
+    assert "KeyError: 'lost'" in caplog.text

@@ -1,0 +1,81 @@
+"""The public names, and what importing them costs."""
+
+import inspect
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import dataservice
+import mpidist
+import strategy
+
+PACKAGES = [mpidist, strategy, dataservice]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_is_sorted_and_true(package):
+    public = {
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert list(package.__all__) == sorted(package.__all__)
+    modules = {n for n in package.__all__ if isinstance(getattr(package, n), ModuleType)}
+    assert set(package.__all__) - modules == public
+
+
+def functions_of(thing):
+    if not isinstance(thing, type):
+        yield thing
+        return
+    for name, member in vars(thing).items():
+        function = inspect.unwrap(getattr(member, "__func__", member))
+        if not name.startswith("_") and inspect.isfunction(function):
+            yield function
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_function_says_what_it_costs(package):
+    for name in package.__all__:
+        value = getattr(package, name)
+        if isinstance(value, ModuleType) or not callable(value):
+            continue
+        for function in functions_of(value):
+            text = inspect.getdoc(function) or ""
+            assert text.startswith(("Local", "Collective", "Point to point")), (name, function)
+
+
+def run(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_importing_starts_no_mpi():
+    loaded = run(
+        "import sys, threading, mpidist, strategy, dataservice, mpidist.cluster_resolver, "
+        "mpidist.cli\n"
+        "assert threading.active_count() == 1\n"
+        "assert sys.excepthook is sys.__excepthook__\n"
+        "print(*sys.modules)"
+    )
+    assert "mpidist.executor" in loaded
+    assert "mpi4py.MPI" not in loaded
+
+
+def test_a_plain_process_without_groups_needs_no_mpi():
+    loaded = run(
+        "import sys, numpy, mpidist, strategy\n"
+        "from mpidist.cluster_resolver import MPIClusterResolver\n"
+        "r = MPIClusterResolver({'ps': 1, 'worker': -1})\n"
+        "with mpidist.Server(r.cluster_spec(), r.task_type, r.task_id):\n"
+        "    with strategy.ParameterServerStrategy(r).scope():\n"
+        "        strategy.get_variable('v', 2, initializer='zeros').assign_add(1)\n"
+        "print(*sys.modules)"
+    )
+    assert "strategy.staging" in loaded
+    assert "mpi4py.MPI" not in loaded

@@ -1,0 +1,90 @@
+"""Bad input to the command: one line, what to do, status 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mpidist.cli import main, run
+from mpidist.cli.processes import Process, descendants
+from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("")
+    return str(path)
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    found = Launcher("mpiexec", VENDORS[-1])
+    monkeypatch.setattr(run, "find_launcher", lambda: found)
+    return found
+
+
+@pytest.mark.usefixtures("launcher")
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("", "put it after the options"),
+        ("--ps 1", "put it after the options"),
+        ("--ps 0 SCRIPT", "give --worker N, or -n N"),
+        ("--worker -1 SCRIPT", "give 0 or more"),
+        ("--worker x SCRIPT", "invalid int value"),
+        ("--worker 1 nowhere.py", "give the path of a Python file"),
+        ("--worker 1 --job chief SCRIPT", "NAME=N"),
+        ("--worker 1 --timeout 0 SCRIPT", "must be positive"),
+        ("--wroker 1 SCRIPT", "unrecognized arguments: --wroker; see mpidist --help"),
+        ("--work 1 SCRIPT", "unrecognized arguments: --work; see mpidist --help"),
+    ],
+)
+def test_bad_input(words, remedy, script, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["run", *words.replace("SCRIPT", script).split()])
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("mpidist")
+    assert printed.err.count("\n") == 1
+    assert remedy in printed.err
+
+
+def test_no_launcher(monkeypatch, script, capsys):
+    def none():
+        raise LauncherError('no mpiexec; pip install "mpidist[mpich]"')
+
+    monkeypatch.setattr(run, "find_launcher", none)
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "-n", "2", script])
+    assert caught.value.code == 2
+    assert 'pip install "mpidist[mpich]"' in capsys.readouterr().err
+
+
+def test_no_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("mpidist: ")
+
+
+def test_the_command_starts_without_mpi(script):
+    code = "import sys, mpidist.cli; sys.exit('mpi4py.MPI' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_signal_reaches_only_the_process_it_was_meant_for():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            process = Process.read(child.pid)
+            assert process in descendants()
+            other = Process(child.pid, process.parent, "S", process.started + 1)
+            assert not other.send(9)
+            assert child.poll() is None
+            assert process.send(9)
+            assert child.wait(10) == -9
+        finally:
+            child.kill()
+    assert Process.read(child.pid) is None
+    assert not process.send(9)

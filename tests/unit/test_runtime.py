@@ -1,0 +1,166 @@
+"""The pure parts of the runtime: launchers, pauses, and who is missing."""
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.runtime.backoff import Backoff
+from mpidist.runtime.launch import foreign_step, launcher_of, size_hint
+from mpidist.runtime.waits import Waits, missing_rank
+
+OPENMPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "PMI_FD": "9"}
+STEP = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher", "size"),
+    [
+        ({}, None, None),
+        (OPENMPI, "prte", 4),
+        (MPICH, "hydra", 3),
+        ({"PMI_FD": "9"}, "hydra", None),
+        ({"PMIX_RANK": "0"}, "pmix", None),
+        ({"PMIX_RANK": "0", **STEP}, "slurm", None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4", **STEP}, "slurm", 4),
+        ({**OPENMPI, **STEP}, "prte", 4),  # mpiexec inside an allocation
+        (STEP, None, None),
+        ({"PMI_SIZE": "many", "PMI_RANK": "0"}, "hydra", None),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, "prte", 1),
+    ],
+)
+def test_launchers(env, launcher, size):
+    assert launcher_of(env) == launcher
+    assert size_hint(env) == size
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {**STEP, "SLURM_STEP_ID": "batch"},  # the body of an sbatch script
+        {key: STEP[key] for key in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")},
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+        {**STEP, "PMI_RANK": "0"},  # srun speaks the library's PMI
+        {**STEP, "PMIX_RANK": "0"},
+        {**STEP, **OPENMPI},
+        {key: STEP[key] for key in ("SLURM_PROCID", "SLURM_STEP_ID")},
+    ],
+)
+def test_a_world_of_one_that_is_right(env):
+    assert foreign_step(env) is None
+
+
+def test_a_world_of_one_that_is_wrong():
+    text = foreign_step(STEP)
+    assert text.startswith("srun started 4 tasks, but this MPI library does not speak srun's PMI")
+    assert "mpidist run" in text
+    assert "--mpi=pmi2" in text
+
+
+@given(st.integers(0, 50), st.floats(1e-4, 1.0), st.integers(0, 100))
+def test_backoff(spins, longest_s, count):
+    backoff = Backoff(spins, longest_s)
+    for _ in range(2):
+        sleeps = [backoff.next_sleep() for _ in range(count)]
+        assert sleeps[:spins] == [0.0] * min(spins, count)
+        slept = sleeps[spins:]
+        assert all(0 < s <= longest_s for s in slept)
+        assert slept == sorted(slept)
+        for before, after in itertools.pairwise(slept):
+            assert after == min(2 * before, longest_s)
+        if len(slept) > 20:
+            assert slept[-1] == longest_s
+        backoff.reset()
+
+
+def test_pause_yields_or_sleeps(monkeypatch):
+    from mpidist.runtime import backoff as module
+
+    did = []
+    monkeypatch.setattr(module.os, "sched_yield", lambda: did.append("yield"))
+    monkeypatch.setattr(module.time, "sleep", did.append)
+    backoff = Backoff(spins=2, longest_s=5e-5)
+    for _ in range(5):
+        backoff.pause()
+    assert did == ["yield", "yield", 2e-5, 4e-5, 5e-5]
+
+
+@dataclass
+class Waiting:
+    """An operation, as the watchdog sees it."""
+
+    sequence: int = 0
+    peer: int = -1
+    group_number: int = 5
+    members: tuple[int, ...] = (0, 1, 2)
+
+    def describe(self):
+        return "waiting"
+
+
+def test_collective_that_a_rank_has_left_before():
+    operation = Waiting(sequence=4)
+    assert missing_rank(operation, 0.0, {}, {}, 100.0) is None
+    assert missing_rank(operation, 0.0, {1: 50.0}, {1: {5: 4}}, 100.0) is None  # it took part
+    assert missing_rank(operation, 0.0, {1: 50.0}, {1: {5: 3}}, 50.0) == 1
+    assert missing_rank(operation, 0.0, {1: 50.0}, {1: {6: 9}}, 50.0) == 1  # of another group
+    assert missing_rank(operation, 0.0, {7: 50.0}, {7: {}}, 50.0) is None  # not a member
+
+
+def test_message_of_a_rank_that_has_left():
+    operation = Waiting(peer=2)
+    assert missing_rank(operation, 0.0, {1: 1.0}, {1: {}}, 99.0) is None
+    assert missing_rank(operation, 0.0, {2: 50.0}, {2: {}}, 50.5) is None  # it may be on its way
+    assert missing_rank(operation, 0.0, {2: 50.0}, {2: {}}, 51.5) == 2
+    assert missing_rank(operation, 60.0, {2: 50.0}, {2: {}}, 60.5) is None
+    assert missing_rank(operation, 60.0, {2: 50.0}, {2: {}}, 61.5) == 2
+
+
+def test_message_from_anybody():
+    operation = Waiting()
+    assert missing_rank(operation, 0.0, {1: 1.0}, {1: {}}, 99.0) is None  # rank 2 may still send
+    # One member is the rank that waits: it has not left, and will not send to itself.
+    assert missing_rank(operation, 0.0, {1: 1.0, 2: 50.0}, {1: {}, 2: {}}, 50.5) is None
+    assert missing_rank(operation, 0.0, {1: 1.0, 2: 50.0}, {1: {}, 2: {}}, 51.5) in (1, 2)
+    assert missing_rank(Waiting(members=(0,)), 0.0, {}, {}, 99.0) is None
+
+
+ranks = st.integers(0, 5)
+
+
+@given(st.sets(ranks, min_size=1), st.integers(0, 4), st.data(), st.floats(0, 10), st.floats(0, 10))
+def test_only_a_member_that_has_left_is_ever_missing(members, sequence, data, since, now):
+    members = tuple(sorted(members))
+    peer = -1 if sequence else data.draw(st.sampled_from([-1, *members]))
+    left = data.draw(st.dictionaries(ranks, st.floats(0, 10)))
+    counts = {rank: data.draw(st.dictionaries(st.just(5), st.integers(0, 4))) for rank in left}
+    operation = Waiting(sequence, peer, 5, members)
+    gone = missing_rank(operation, since, left, counts, now)
+    if gone is not None:
+        assert gone in left
+        assert gone in members
+    if sequence:
+        behind = [r for r in members if r in left and counts[r].get(5, 0) < sequence]
+        assert (gone is None) == (not behind)
+    elif peer >= 0:
+        assert (gone == peer) == (peer in left and now - max(since, left[peer]) > 1.0)
+    elif sum(rank not in left for rank in members) > 1:
+        assert gone is None
+
+
+def test_operations_under_way():
+    waits = Waits()
+    first, second = Waiting(1), Waiting(2)
+    waits.current[id(first)] = first
+    assert waits.observe(10.0) == [(first, 10.0)]
+    waits.current[id(second)] = second
+    assert waits.observe(11.0) == [(first, 10.0), (second, 11.0)]
+    del waits.current[id(first)]
+    assert waits.observe(12.0) == [(second, 11.0)]
+    del waits.current[id(second)]
+    waits.current[id(first)] = first
+    assert waits.observe(13.0) == [(first, 13.0)]

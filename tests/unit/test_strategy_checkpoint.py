@@ -1,0 +1,199 @@
+"""Checkpoints on disk."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from mpidist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from strategy import checkpoint
+from strategy.checkpoint import Saved, Writing, check_fits, checkpoints, files_of
+from strategy.kernels import ASSIGN
+from strategy.shard import Layout, OwnedShard
+
+VALUES = {
+    "scalar": np.array(7, np.int64),
+    "weights/with.odd name": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "empty": np.zeros((0, 3), np.float64),
+    "flags": np.array([True, False]),
+    "half": np.array([1.5, -2.25], np.float16),
+    "complex": np.array([1 + 2j], np.complex64),
+    "bytes": np.arange(5, dtype=np.uint8),
+}
+
+
+def owned(name, value):
+    layout = Layout(value.shape, value.dtype)
+    memory = np.zeros(64 + layout.data_bytes, np.uint8)
+    shard = OwnedShard(name, memory, layout, 0, 64, lambda: None)
+    shard.apply("assign", ASSIGN, {}, [value.reshape(-1)])
+    return shard
+
+
+def write(directory, step, shards=(), keep=3, servers=1):
+    with Writing(str(directory), step, servers, keep) as writing:
+        for number, path in enumerate(writing.paths):
+            checkpoint.write_shards(path, list(shards)[number::servers])
+    return writing.path
+
+
+def names(directory):
+    return sorted(os.listdir(directory))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 10])
+def test_round_trip(tmp_path, servers):
+    shards = [owned(name, value) for name, value in VALUES.items()]
+    shards[1].slots = {"Adam/m": np.full(12, 0.5, np.float32), "Adam/v": np.arange(12.0)}
+    shards[1].steps = {"Adam": 3, "assign": 1}
+    path = write(tmp_path, 7, shards, servers=servers)
+    files = files_of(path)
+    assert len(files) == servers
+    found = checkpoint.read_shards(files, VALUES)
+    assert set(found) == set(VALUES)
+    for name, value in VALUES.items():
+        assert found[name].data.dtype == value.dtype
+        assert found[name].data.shape == value.shape
+        np.testing.assert_array_equal(found[name].data, value)
+    saved = found["weights/with.odd name"]
+    assert saved.steps == {"Adam": 3, "assign": 1}
+    assert set(saved.slots) == {"Adam/m", "Adam/v"}
+    np.testing.assert_array_equal(saved.slots["Adam/v"], np.arange(12.0))
+    assert found["scalar"].slots == {}
+
+
+def test_only_what_is_asked_for(tmp_path):
+    path = write(tmp_path, 1, [owned(name, value) for name, value in VALUES.items()])
+    found = checkpoint.read_shards(files_of(path), ["flags", "unknown", "flag"])
+    assert set(found) == {"flags"}
+
+
+def test_the_index(tmp_path):
+    path = write(tmp_path, 12, servers=2)
+    with open(os.path.join(path, "index.json")) as file:
+        index = json.load(file)
+    assert (index["format"], index["step"]) == (1, 12)
+    assert sorted([*index["files"], "index.json"]) == names(path)
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 4, 20, -1])
+def test_a_file_cut_short(tmp_path, keep_bytes):
+    path = write(tmp_path, 1, [owned(name, value) for name, value in VALUES.items()])
+    (file,) = files_of(path)
+    with open(file, "rb") as whole:
+        content = whole.read()
+    with open(file, "wb") as cut:
+        cut.write(content[:keep_bytes])
+    with pytest.raises(DataLossError, match="restore an older one"):
+        checkpoint.read_shards([file], VALUES)
+
+
+def test_a_file_that_is_missing(tmp_path):
+    files = files_of(write(tmp_path, 1, [owned("a", np.ones(2))], servers=2))
+    os.unlink(files[1])
+    with pytest.raises(DataLossError, match="ps-1-of-2"):
+        checkpoint.read_shards(files, ["a"])
+
+
+@pytest.mark.parametrize("index", ["{", "\ufffe", "[]", "3", '{"format": 2}', "{}"])
+def test_a_damaged_index(tmp_path, index):
+    path = write(tmp_path, 1)
+    with open(os.path.join(path, "index.json"), "w", encoding="utf-16") as file:
+        file.write(index)
+    with pytest.raises(DataLossError):
+        files_of(path)
+    with open(os.path.join(path, "index.json"), "w") as file:
+        file.write(index)
+    with pytest.raises(DataLossError):
+        files_of(path)
+
+
+@pytest.mark.parametrize("name", ["absent", "folder", "file"])
+def test_what_is_no_checkpoint(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(NotFoundError, match=f"{name}' is not a checkpoint"):
+        files_of(str(tmp_path / name))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    with pytest.raises(FailedPreconditionError, match="every ps task must be able to write"):
+        checkpoint.write_shards(str(tmp_path / "absent" / "file"), [owned("a", np.ones(2))])
+
+
+def test_a_dtype_that_files_cannot_have(tmp_path):
+    with pytest.raises(FailedPreconditionError, match=r"complex128.*must know the dtypes"):
+        checkpoint.write_shards(str(tmp_path / "file"), [owned("a", np.ones(2, complex))])
+
+
+def test_nothing_appears_before_the_end_and_nothing_is_left_by_an_error(tmp_path):
+    def fail():
+        with Writing(str(tmp_path / "new"), 5, 1, 3) as writing:
+            assert os.path.dirname(writing.paths[0]) != writing.path
+            assert not os.path.exists(writing.path)
+            assert checkpoints(str(tmp_path / "new")) == []
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert names(tmp_path / "new") == []
+
+
+def test_more_files(tmp_path):
+    with Writing(str(tmp_path), 5, 1, 3) as writing:
+        writing.add_json("data.json", {"epoch": [1, 2]})
+    with open(os.path.join(writing.path, "data.json")) as file:
+        assert json.load(file) == {"epoch": [1, 2]}
+
+
+def test_what_killed_jobs_left_is_ignored_and_removed(tmp_path):
+    write(tmp_path, 2)
+    for left in ("step-9.partial-4711", "step-2.partial-4711-old", "step-x", "xstep-3", "step-4.0"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "file").write_text("")
+    assert checkpoints(str(tmp_path)) == [str(tmp_path / "step-2")]
+    write(tmp_path, 3)
+    assert names(tmp_path) == ["step-2", "step-3", "step-4.0", "step-x", "xstep-3"]
+
+
+def test_they_are_in_the_order_of_steps(tmp_path):
+    for step in (10, 9, 100, 2):
+        write(tmp_path, step, keep=10)
+    assert checkpoints(str(tmp_path)) == [str(tmp_path / f"step-{n}") for n in (2, 9, 10, 100)]
+    assert checkpoints(str(tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_keep(tmp_path, keep):
+    for step in range(1, 12):
+        write(tmp_path, step, keep=keep)
+        assert names(tmp_path) == sorted(
+            f"step-{n}" for n in range(max(1, step - keep + 1), step + 1)
+        )
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_to_keep_none(tmp_path, keep):
+    with pytest.raises(ValueError, match="at least 1"):
+        Writing(str(tmp_path), 1, 1, keep)
+
+
+def test_the_same_step_twice(tmp_path):
+    write(tmp_path, 4, [owned("a", np.ones(2))])
+    path = write(tmp_path, 4, [owned("a", np.full(2, 9.0))])
+    assert names(tmp_path) == ["step-4"]
+    np.testing.assert_array_equal(checkpoint.read_shards(files_of(path), ["a"])["a"].data, [9, 9])
+
+
+def test_values_that_do_not_fit():
+    shard = owned("a", np.ones((2, 3), np.float32))
+    check_fits("a", Saved(np.zeros((2, 3), np.float32)), shard)
+    for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros(6, np.float32)):
+        with pytest.raises(InvalidArgumentError, match=r"'a' as .* and the program as float32"):
+            check_fits("a", Saved(other), shard)

@@ -1,0 +1,132 @@
+"""First values of variables."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy import initializers
+from strategy.initializers import initial_value
+
+FLOAT = np.dtype(np.float32)
+
+# Shape, connections into a unit, connections out of it.
+FANS = [
+    ((400, 250), 400, 250),
+    ((90_000,), 90_000, 90_000),
+    ((3, 3, 100, 60), 900, 540),
+]
+# Name, variance times the number of connections, which connections.
+KINDS = [
+    ("glorot_uniform", 1, "both"),
+    ("glorot_normal", 1, "both"),
+    ("he_uniform", 2, "in"),
+    ("he_normal", 2, "in"),
+]
+
+
+@pytest.mark.parametrize(("name", "scale", "which"), KINDS)
+@pytest.mark.parametrize(("shape", "fan_in", "fan_out"), FANS)
+def test_statistics(name, scale, which, shape, fan_in, fan_out):
+    value = getattr(initializers, name)(seed=1)(shape, np.dtype(np.float64))
+    n = {"both": (fan_in + fan_out) / 2, "in": fan_in}[which]
+    deviation = math.sqrt(scale / n)
+    # The mean and the deviation of so many numbers are this close, or the seed is very unlucky.
+    close = 5 / math.sqrt(value.size)
+    assert abs(value.mean()) < close * deviation
+    assert value.std() == pytest.approx(deviation, rel=close)
+    largest = abs(value).max() / deviation
+    if name.endswith("uniform"):
+        assert 0.99 * math.sqrt(3) < largest <= math.sqrt(3)
+    else:
+        assert largest > 3
+
+
+def test_outward_connections():
+    make = initializers.variance_scaling(1.0, "fan_out", "normal", seed=3)
+    assert make((10, 40_000), FLOAT).std() == pytest.approx(1 / 200, rel=0.02)
+
+
+def test_a_scalar_has_one_connection():
+    assert initializers.glorot_uniform(seed=0)((), FLOAT).shape == ()
+
+
+def test_seeds():
+    def draw(make):
+        return make((4, 5), FLOAT)
+
+    same, again, other = (draw(initializers.he_normal(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(same, again)
+    assert (same != other).all()
+    fresh = initializers.he_normal()
+    assert (draw(fresh) != draw(fresh)).all()
+    names = [initial_value("glorot_uniform", (4, 5), FLOAT) for _ in range(2)]
+    assert (names[0] != names[1]).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(
+        ["zeros", "ones", "glorot_uniform", "glorot_normal", "he_uniform", "he_normal"]
+    ),
+    shape=st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    dtype=st.sampled_from(["float32", "float64", "float16", "int32"]),
+)
+def test_names_give_the_shape_and_dtype_asked_for(name, shape, dtype):
+    value = initial_value(name, shape, np.dtype(dtype))
+    assert (value.shape, value.dtype.name) == (shape, dtype)
+    assert value.flags.c_contiguous
+    assert np.isfinite(value).all()
+    if name in ("zeros", "ones"):
+        assert (value == (name == "ones")).all()
+
+
+def test_an_unknown_name():
+    with pytest.raises(ValueError, match=r"unknown initializer 'xavier'.*glorot_uniform"):
+        initial_value("xavier", (2,), FLOAT)
+
+
+def test_a_callable_gets_shape_and_dtype():
+    seen = []
+
+    def make(shape, dtype):
+        seen.append((shape, dtype))
+        return np.arange(6.0).reshape(shape)
+
+    value = initial_value(make, (2, 3), FLOAT)
+    assert seen == [((2, 3), FLOAT)]
+    assert value.dtype == FLOAT
+    np.testing.assert_array_equal(value, [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.arange(6.0).reshape(3, 2).T,
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        [[0, 2, 4], [1, 3, 5]],
+        np.arange(6, dtype=">i2").reshape(2, 3),
+    ],
+)
+def test_arrays_of_any_layout(given):
+    value = initial_value(given, (2, 3), FLOAT)
+    assert value.flags.c_contiguous
+    assert value.dtype == FLOAT
+    np.testing.assert_array_equal(value, np.asarray(given))
+
+
+@pytest.mark.parametrize("number", [3, 2.5, np.float64(-1), np.array(4), True])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+def test_a_number_fills_any_shape(number, shape):
+    value = initial_value(number, shape, FLOAT)
+    np.testing.assert_array_equal(value, np.full(shape, number, FLOAT))
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(3), np.zeros((3, 2)), [[1, 2]], lambda shape, dtype: np.zeros(5)]
+)
+def test_a_wrong_shape(value):
+    with pytest.raises(ValueError, match=r"shape .* and the variable \(2, 3\)"):
+        initial_value(value, (2, 3), FLOAT)

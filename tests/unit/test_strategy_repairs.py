@@ -1,0 +1,46 @@
+"""What a save leaves alone, a variable's truth, and pushes that were interrupted."""
+
+import numpy as np
+import pytest
+
+from mpidist import errors
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+
+def test_a_save_at_a_lower_step_stays(tmp_path):
+    for step in (1000, 2000, 3000):
+        (tmp_path / f"step-{step}").mkdir()
+    path = ParameterServerStrategy().save(str(tmp_path), keep=3)
+    assert path.endswith("step-0")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0", "step-2000", "step-3000"]
+
+
+def test_a_save_leaves_other_folders_alone(tmp_path):
+    (tmp_path / "my.partial-results").mkdir()
+    (tmp_path / "step-5.partial-77").mkdir()
+    ParameterServerStrategy().save(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["my.partial-results", "step-0"]
+
+
+def test_truth_of_a_variable():
+    with ParameterServerStrategy().scope():
+        assert not get_variable("off", initializer=0.0)
+        assert get_variable("on", (1,), initializer="ones")
+
+
+def test_an_interrupted_push_is_not_forgotten(monkeypatch):
+    strategy = ParameterServerStrategy()
+    with strategy.scope():
+        variable = get_variable("v", 8, initializer="zeros")
+    connection = variable.remote.connection
+
+    def interrupt(changes):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_stream", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        optimizers.SGD(1.0).apply_gradients([(np.ones(8), variable)])
+    monkeypatch.undo()
+    for use in (variable.read_value, lambda: variable.assign(1.0)):
+        with pytest.raises(errors.FailedPreconditionError, match="interrupted half-way"):
+            use()

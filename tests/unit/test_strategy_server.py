@@ -1,0 +1,245 @@
+"""A parameter server and several workers, as threads and endpoints of one process."""
+
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from mpidist import ClusterSpec, Window, errors, open_endpoint
+from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.parameter_server import ParameterServer
+from strategy.proto import parameter_server_pb2 as pb
+
+
+class Host:
+    """A task of a cluster whose ps is a thread of this process."""
+
+    def __init__(self, cluster, job, index):
+        self._cluster = cluster
+        self.endpoint = cluster.stack.enter_context(open_endpoint("inproc"))
+        self.cluster_spec = cluster.spec
+        self.job_name, self.task_index = job, index
+
+    def own_index(self, job):
+        return self.task_index
+
+    def task_address(self, job, index):
+        return str(self._cluster.servers[index].endpoint.address)
+
+    def task_memory(self, job, index):
+        return self._cluster.windows[index].local if self._cluster.near else None
+
+    def memory(self):
+        return self._cluster.windows[self.task_index].local
+
+    def sync(self):
+        pass
+
+    def on_drain(self, callback):
+        pass
+
+
+class Cluster:
+    """Some ps tasks that serve, and any number of workers."""
+
+    def __init__(self, stack, servers=1, workers=2, near=True, arena_bytes=1 << 30):
+        self.stack, self.near = stack, near
+        names = {"ps": servers, "worker": workers}
+        self.spec = ClusterSpec({job: [f"h:{i}" for i in range(n)] for job, n in names.items()})
+        self.windows = [Window.private(arena_bytes) for _ in range(servers)]
+        self.servers = [Host(self, "ps", index) for index in range(servers)]
+        for host in self.servers:
+            ParameterServer(host)
+            host.endpoint.serve_in_thread()
+
+    def worker(self, index, **options):
+        return ParameterServerStrategy(server=Host(self, "worker", index), **options)
+
+
+@pytest.fixture
+def make():
+    with ExitStack() as stack:
+        yield lambda **options: Cluster(stack, **options)
+
+
+def variable(strategy, name, shape, initializer="zeros", dtype=np.float64):
+    with strategy.scope():
+        return get_variable(name, shape, dtype, initializer)
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_workers_share_variables(make, near):
+    cluster = make(near=near)
+    one, two = (variable(cluster.worker(i), "v", 5000, i) for i in range(2))
+    np.testing.assert_array_equal(two, np.zeros(5000))
+    one.assign_add(1)
+    two.assign_add(2)
+    np.testing.assert_array_equal(one, np.full(5000, 3))
+    assert (one.version, two.version) == (3, 3)
+
+
+def test_a_second_worker_waits_for_the_first_value(make):
+    cluster = make()
+    strategies = [cluster.worker(i) for i in range(2)]
+    got, threads = [], []
+
+    def first_value(shape, dtype):
+        thread = threading.Thread(
+            target=lambda: got.append(variable(strategies[1], "v", 3, 1 / 3).read_value())
+        )
+        threads.append(thread)
+        thread.start()
+        return np.arange(3.0)
+
+    variable(strategies[0], "v", 3, first_value)
+    threads[0].join(30)
+    np.testing.assert_array_equal(got, [[0, 1, 2]])
+
+
+def test_the_first_value_of_an_empty_variable(make):
+    cluster = make()
+    for index in range(2):
+        v = variable(cluster.worker(index), "v", (0, 3))
+        assert v.read_value().shape == (0, 3)
+        assert v.assign(np.zeros((0, 3))) == index + 2
+
+
+@pytest.mark.parametrize("other", [{"shape": 4}, {"dtype": np.float32}, {"name": "w"}])
+def test_workers_that_create_otherwise(make, other):
+    cluster = make()
+    first, second = cluster.worker(0), cluster.worker(1)
+    variable(first, "v", 3)
+    variable(first, "w", 3)
+    with pytest.raises(errors.InvalidArgumentError) as info:
+        variable(second, **({"name": "v", "shape": 3} | other))
+    for part in (f"{other.get('name', 'v')!r}", "worker 1", "worker 0", "same variables"):
+        assert part in info.value.message
+
+
+def test_staleness_counts_the_changes_of_others(make):
+    cluster = make()
+    one, two = (variable(cluster.worker(i), "v", 10) for i in range(2))
+    optimizer = optimizers.SGD(1.0)
+
+    def push(v):
+        return optimizer.apply_gradients([(np.ones(10), v)]).result().staleness[0]
+
+    one.read_value()
+    two.read_value()
+    assert [push(one), push(one)] == [0, 0]
+    assert push(two) == 2
+    assert push(two) == 2
+    two.read_value()
+    assert push(two) == 0
+    assert push(one) == 3
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_pushes_over_several_servers_keep_their_order(make, near):
+    cluster = make(servers=3, workers=1, near=near)
+    strategy = cluster.worker(0)
+    shapes = [300_000, 10, 20, 5000, 30, 200_000]
+    made = [variable(strategy, f"v{n}", size) for n, size in enumerate(shapes)]
+    assert len({id(v.remote.connection) for v in made}) == 3
+    for n, v in enumerate(made):
+        for _ in range(n):
+            v.assign_add(1)
+    work = optimizers.SGD(1.0).apply_gradients([(np.full(v.shape, 2.0), v) for v in made])
+    assert work.result().versions == tuple(n + 2 for n in range(len(made)))
+    for n, v in enumerate(made):
+        np.testing.assert_array_equal(v, np.full(v.shape, n - 2))
+
+
+def test_two_workers_push_large_gradients_at_once(make):
+    cluster = make()
+    made = [variable(cluster.worker(i), "v", 400_000) for i in range(2)]
+    optimizer = optimizers.SGD(1.0)
+
+    def train(v):
+        for _ in range(10):
+            optimizer.apply_gradients([(np.ones(400_000), v)])
+            value = v.read_value()
+            assert value.min() == value.max()
+
+    threads = [threading.Thread(target=train, args=(v,)) for v in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    np.testing.assert_array_equal(made[0], np.full(400_000, -20))
+    assert made[0].version == 21
+
+
+def test_a_pull_while_a_push_stands_still_asks_the_server(make):
+    cluster = make()
+    one, two = (variable(cluster.worker(i), "v", 10) for i in range(2))
+    one.assign(4)
+    versions = one.remote.shared.versions
+    versions[0] += 1  # as while the server changes the block
+    np.testing.assert_array_equal(two.read_value(), np.full(10, 4))
+    versions[0] -= 1
+
+
+def test_a_restore_is_carried_out_once_for_all_workers(make, tmp_path):
+    cluster = make()
+    strategies = [cluster.worker(i) for i in range(2)]
+    one, two = (variable(strategy, "v", 2) for strategy in strategies)
+    path = strategies[0].save(str(tmp_path))
+    one.assign(5)
+    assert strategies[0].restore(path) == 0
+    one.assign_add(1)
+    assert strategies[1].restore(path) == 0
+    np.testing.assert_array_equal(two, [1, 1])
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+def test_another_number_of_servers(make, tmp_path, before, after):
+    values = [np.full(size, float(size)) for size in (1000, 10, 5, 3000)]
+    for servers, path in ((before, None), (after, str(tmp_path / "step-0"))):
+        strategy = make(servers=servers, workers=1).worker(0)
+        made = [variable(strategy, f"v{n}", v.shape) for n, v in enumerate(values)]
+        if path is None:
+            for v, value in zip(made, values, strict=True):
+                v.assign(value)
+            strategy.save(str(tmp_path))
+        else:
+            strategy.restore(path)
+    for v, value in zip(made, values, strict=True):
+        np.testing.assert_array_equal(v, value)
+
+
+def test_no_room(make):
+    cluster = make(near=False, arena_bytes=1 << 20)
+    strategy = cluster.worker(0)
+    with pytest.raises(errors.ResourceExhaustedError, match="MPIDIST_ARENA_BYTES"):
+        variable(strategy, "v", 1 << 18)
+    assert variable(strategy, "w", 1 << 12).version == 1
+
+
+def test_shared_memory_that_there_is_not(make):
+    cluster = make(near=False)
+    with pytest.raises(errors.FailedPreconditionError, match="another node than worker 1"):
+        cluster.worker(1, transport="shared")
+
+
+def test_what_a_server_refuses(make):
+    cluster = make()
+    strategy = cluster.worker(0)
+    address = cluster.servers[0].endpoint.address
+    endpoint = strategy.global_step.remote.connection._host.endpoint
+
+    def call(method, message):
+        return endpoint.call(address, f"ps/{method}", message.SerializeToString()).result(30)
+
+    for sequence in (1, 3, 0):  # the first value of the global step was number 1
+        with pytest.raises(errors.InternalError, match="of worker 0 and expected 2"):
+            call("Push", pb.PushRequest(worker=0, sequence=sequence))
+    with pytest.raises(errors.UnimplementedError, match=r"ps 0 has no optimizer 'Magic'.*Adam"):
+        call("Configure", pb.OptimizerDef(kind="Magic"))
+    rules = [
+        pb.ConfigureReply.FromString(call("Configure", pb.OptimizerDef(kind=kind)).body).rule
+        for kind in ("SGD", "Adam", "SGD")
+    ]
+    assert rules[0] == rules[2] != rules[1]
+    assert min(rules) >= pb.FIRST_OPTIMIZER

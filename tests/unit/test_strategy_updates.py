@@ -1,0 +1,197 @@
+"""Changes of variables: assignments and gradients."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mpidist
+from mpidist.errors import InvalidArgumentError
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+
+@pytest.fixture(autouse=True, params=["auto", "p2p"])
+def strategy(request):
+    """A strategy whose scope is open."""
+    cluster = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
+    with mpidist.Server(cluster, "worker", 0):
+        strategy = ParameterServerStrategy(transport=request.param)
+        with strategy.scope():
+            yield strategy
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+# Below and above the size that goes through the staging ring, and several blocks of it.
+SIZES = [1, 100, 4096, 300_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_assignments_return_the_new_version_once_they_are_applied(size):
+    v = get_variable("v", size, np.float64, "zeros")
+    assert v.version == 1
+    values = [random(seed, size) for seed in range(3)]
+    assert v.assign(values[0]) == 2
+    np.testing.assert_array_equal(v, values[0])
+    assert v.assign_add(values[1]) == 3
+    assert v.assign_sub(values[2]) == v.version == 4
+    np.testing.assert_array_equal(v, values[0] + values[1] - values[2])
+
+
+@pytest.mark.parametrize("value", [2, 2.5, np.float32(3), np.array([1, 2]), [1, 2.5], (3, 4)])
+def test_what_can_be_assigned(value):
+    v = get_variable("v", 2, np.float32, "zeros")
+    v.assign(value)
+    np.testing.assert_array_equal(v, np.broadcast_to(np.asarray(value, np.float32), 2))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+@pytest.mark.parametrize("value", [1.5, [1.5, 2.5], np.array([1.5, 2.5]), np.float32(2), 1j])
+def test_fractions_do_not_become_integers(dtype, value):
+    v = get_variable("v", 2, dtype, 7)
+    with pytest.raises(TypeError):
+        v.assign(value)
+    v.assign([1, 2])
+    v.assign_add(3)
+    np.testing.assert_array_equal(v, [4, 5])
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), np.zeros((2, 1)), [1], np.array(1.0)])
+def test_a_wrong_shape(value):
+    v = get_variable("v", 2)
+    for change in (v.assign, v.assign_add, v.assign_sub):
+        with pytest.raises(ValueError, match=r"'v' has shape .*, and the variable \(2,\)"):
+            change(value)
+    with pytest.raises(ValueError, match="shape"):
+        optimizers.SGD(1).apply_gradients([(np.asarray(value), v)])
+    assert v.assign(0) == 2
+
+
+@settings(
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.integers(1, 300), columns=st.integers(1, 300), data=st.data())
+def test_arrays_of_any_strides_and_dtype(strategy, rows, columns, data):
+    full = random(rows, 2 * rows, 2 * columns).astype(data.draw(st.sampled_from("fd")))
+    change = data.draw(st.sampled_from([full[::2, ::2], full[::-2, 1::2], full[:rows, :columns]]))
+    if data.draw(st.booleans()):
+        change = np.asfortranarray(change)
+    name = f"v{len(strategy._variables)}"
+    v = get_variable(name, (rows, columns), initializer="zeros")
+    optimizers.SGD(1.0).apply_gradients([(change, v)])
+    np.testing.assert_array_equal(v, -change.astype(np.float32))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sgd(strategy, size):
+    v = get_variable("v", size, np.float64, random(0, size))
+    optimizer = optimizers.SGD(0.25)
+    works = [optimizer.apply_gradients([(random(seed, size), v)]) for seed in (1, 2, 3)]
+    applied = [work.result() for work in works]
+    assert [a.versions for a in applied] == [(2,), (3,), (4,)]
+    assert [a.staleness for a in applied] == [(0,), (0,), (0,)]
+    expected = random(0, size) - 0.25 * (random(1, size) + random(2, size) + random(3, size))
+    np.testing.assert_allclose(v, expected, rtol=1e-12, atol=1e-12)
+    assert int(strategy.global_step) == 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_adam(size):
+    v = get_variable("v", size, np.float64, "zeros")
+    optimizer = optimizers.Adam(0.1, beta_1=0.5, beta_2=0.8, epsilon=1e-3)
+    m = s = expected = np.zeros(size)
+    for t in range(1, 6):
+        grad = random(t, size)
+        optimizer.apply_gradients([(grad, v)])
+        m, s = 0.5 * m + 0.5 * grad, 0.8 * s + 0.2 * grad**2
+        root = np.sqrt(s / (1 - 0.8**t))
+        expected = expected - 0.1 * (m / (1 - 0.5**t)) / (root + 1e-3)
+    np.testing.assert_allclose(v, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_worker_reads_its_own_pushes_and_may_use_its_arrays_again():
+    small, large = get_variable("s", 10, initializer=0), get_variable("l", 600_000, initializer=0)
+    optimizer = optimizers.SGD(1.0)
+    grads = np.zeros(10, np.float32), np.zeros(600_000, np.float32)
+    for step in range(1, 31):
+        for grad in grads:
+            grad[:] = step
+        optimizer.apply_gradients(zip(grads, (small, large), strict=True))
+        for grad in grads:
+            grad[:] = np.nan
+        if step % 10 == 0:
+            expected = -step * (step + 1) / 2
+            for v in (small, large):
+                value = v.read_value()
+                assert value.min() == value.max() == expected
+
+
+def test_the_result_is_in_the_order_of_the_gradients():
+    a, b, c = (get_variable(n, 5000, initializer=0) for n in "abc")
+    b.assign_add(1)
+    c.assign_add(1)
+    c.assign_add(1)
+    pairs = [(np.ones(5000), c), (None, a), (np.ones(5000), b)]
+    applied = optimizers.SGD(1).apply_gradients(pairs).result()
+    assert applied.versions == (4, 3)
+    np.testing.assert_array_equal(a, np.zeros(5000))
+    assert a.version == 1
+
+
+@pytest.mark.parametrize("pairs", [[], [(None, None)]])
+def test_without_gradients(strategy, pairs):
+    v = get_variable("v", 2)
+    with pytest.raises(ValueError, match="no gradient"):
+        optimizers.SGD(1).apply_gradients([(grad, v) for grad, _ in pairs])
+    assert int(strategy.global_step) == 0
+
+
+def test_bad_gradients_change_nothing(strategy):
+    v = get_variable("v", 2, initializer=1.0)
+    counts = get_variable("n", 2, int, initializer=1)
+    optimizer = optimizers.SGD(1)
+    good = np.ones(2, np.float32)
+    for pairs, error in (
+        ([(good, v), (good, v)], ValueError),
+        ([(good, v), (np.ones(3), strategy.global_step)], ValueError),
+        ([(good, v), ([1, 2], counts)], TypeError),
+        ([(good, v), (good, counts)], TypeError),
+        ([(good, v), (np.ones(2, complex), v)], (TypeError, ValueError)),
+        ([(np.ones(2, object), v)], TypeError),
+    ):
+        with pytest.raises(error):
+            optimizer.apply_gradients(pairs)
+    np.testing.assert_array_equal(v, [1, 1])
+    assert int(strategy.global_step) == 0
+
+
+@pytest.mark.parametrize("size", [2, 300_000])
+def test_an_optimizer_refuses_integers_and_the_rest_is_applied(size):
+    counts = get_variable("n", size, int, initializer=1)
+    v = get_variable("v", size, initializer=1.0)
+    work = optimizers.SGD(1).apply_gradients(
+        [(np.ones(size, int), counts), (np.ones(size, np.float32), v)]
+    )
+    with pytest.raises(InvalidArgumentError, match=r"SGD cannot change variable 'n'.*floating"):
+        work.wait()
+    np.testing.assert_array_equal(v, np.zeros(size))
+    np.testing.assert_array_equal(counts, np.ones(size))
+    assert v.assign(5) == 3
+
+
+def test_gradients_by_the_array_protocols():
+    v = get_variable("v", 3, np.float64, "zeros")
+    optimizer = optimizers.SGD(1.0)
+    optimizer.apply_gradients([(memoryview(np.array([1.0, 2, 3])), v)])
+
+    class Other:
+        def __dlpack__(self, **kwargs):
+            return np.array([10.0, 20, 30]).__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    optimizer.apply_gradients([(Other(), v)])
+    np.testing.assert_array_equal(v, [-11, -22, -33])

@@ -1,0 +1,179 @@
+"""Variables as a script has them: how they are made, and how they act as arrays."""
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.errors import InvalidArgumentError
+from strategy import ParameterServerStrategy, get_variable
+
+
+@pytest.fixture(autouse=True, params=["auto", "p2p"])
+def strategy(request):
+    """A strategy whose scope is open."""
+    cluster = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
+    with mpidist.Server(cluster, "worker", 0):
+        strategy = ParameterServerStrategy(transport=request.param)
+        with strategy.scope():
+            yield strategy
+
+
+def variable(value):
+    return get_variable("v", initializer=np.asarray(value))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape", "dtype"),
+    [
+        ({"shape": (2, 3)}, (2, 3), "float32"),
+        ({"shape": [4]}, (4,), "float32"),
+        ({"shape": 4}, (4,), "float32"),
+        ({"shape": np.int64(4)}, (4,), "float32"),
+        ({"shape": ()}, (), "float32"),
+        ({"shape": (0, 2)}, (0, 2), "float32"),
+        ({"shape": 2, "dtype": "int16", "initializer": "ones"}, (2,), "int16"),
+        ({"shape": 2, "dtype": np.dtype(np.float64)}, (2,), "float64"),
+        ({"shape": 2, "dtype": bool, "initializer": "zeros"}, (2,), "bool"),
+        ({"initializer": 3}, (), "float32"),
+        ({"initializer": 3, "dtype": int}, (), "int64"),
+        ({"initializer": np.ones((2, 2))}, (2, 2), "float64"),
+        ({"initializer": np.ones((2, 2)), "dtype": np.float16}, (2, 2), "float16"),
+        ({"initializer": [1, 2]}, (2,), "int64"),
+        ({"initializer": np.ones(2, ">f4")}, (2,), "float32"),
+        ({"initializer": 5.0, "shape": (2,)}, (2,), "float32"),
+        ({"initializer": lambda shape, dtype: np.ones(shape), "shape": 2}, (2,), "float32"),
+    ],
+)
+def test_shape_and_dtype(arguments, shape, dtype):
+    v = get_variable("v", **arguments)
+    assert (v.shape, v.dtype, v.name) == (shape, np.dtype(dtype), "v")
+    value = v.read_value()
+    assert (value.shape, value.dtype) == (shape, np.dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "needs a shape"),
+        ({"initializer": lambda shape, dtype: 1}, "needs a shape"),
+        ({"shape": 2, "initializer": "nonsense"}, "unknown initializer"),
+        ({"shape": 2, "initializer": np.ones(3)}, "shape"),
+        ({"shape": (3, -1)}, r"cannot have the shape \(3, -1\)"),
+    ],
+)
+def test_arguments_that_make_no_variable(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        get_variable("v", **arguments)
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "global_step", "taken"])
+def test_names(name):
+    get_variable("taken", 1)
+    with pytest.raises(ValueError, match=f"{name!r}"):
+        get_variable(name, 1)
+
+
+@pytest.mark.parametrize("dtype", [object, "U3"])
+def test_dtypes_that_memory_cannot_hold(dtype):
+    with pytest.raises((TypeError, InvalidArgumentError)):
+        get_variable("v", 2, dtype)
+
+
+@pytest.mark.parametrize("bad", ["nonsense", np.ones(3), lambda shape, dtype: 1 / 0])
+def test_a_variable_can_be_made_after_its_first_value_failed(bad):
+    with pytest.raises((ValueError, ZeroDivisionError)):
+        get_variable("v", 2, np.float64, initializer=bad)
+    v = get_variable("v", 2, np.float64, initializer=np.array([3, 4]))
+    np.testing.assert_array_equal(v.read_value(), [3, 4])
+    assert v.version == 1
+
+
+def test_trainable_and_repr():
+    assert get_variable("a", 2).trainable
+    b = get_variable("b", (2, 3), "float16", "ones", trainable=False)
+    assert not b.trainable
+    assert repr(b) == "<Variable 'b' float16[2, 3]>"
+
+
+@pytest.mark.parametrize("size", [1, 1000, 300_000])
+def test_reading(size):
+    value = np.arange(size, dtype=np.float32)
+    v = variable(value)
+    first, second = v.read_value(), v.numpy()
+    np.testing.assert_array_equal(first, value)
+    first[...] = -1  # a copy of one's own
+    np.testing.assert_array_equal(second, value)
+    np.testing.assert_array_equal(v.read_value(consistent=False), value)
+    out = np.full(size, np.nan, np.float32)
+    assert v.read_value(out) is out
+    np.testing.assert_array_equal(out, value)
+
+
+def test_out_that_does_not_fit():
+    v = variable(np.ones((2, 4), np.float32))
+    read_only = np.empty((2, 4), np.float32)
+    read_only.flags.writeable = False
+    for out in (
+        np.empty((4, 2), np.float32),
+        np.empty((2, 4), np.float64),
+        np.empty((4, 2), np.float32).T,
+        np.empty((2, 8), np.float32)[:, ::2],
+        np.empty((2, 4), ">f4"),
+        read_only,
+    ):
+        with pytest.raises(ValueError, match="out must be a writable C-contiguous"):
+            v.read_value(out)
+
+
+def test_as_an_array():
+    value = np.array([[1.0, -2.0], [3.0, 4.0]])
+    v = variable(value)
+    np.testing.assert_array_equal(np.asarray(v), value)
+    assert np.asarray(v, np.float32).dtype == np.float32
+    np.testing.assert_array_equal(np.array(v, copy=True), value)
+    with pytest.raises(ValueError, match="always a copy"):
+        np.array(v, copy=False)
+    for result, expected in (
+        (v + 1, value + 1),
+        (1 - v, 1 - value),
+        (v * v, value * value),
+        (v @ value, value @ value),
+        (value @ v, value @ value),
+        (v / 2, value / 2),
+        (-v, -value),
+        (abs(v), abs(value)),
+        (v**2, value**2),
+        (v > 0, value > 0),
+        (v == value, value == value),
+        (np.exp(v), np.exp(value)),
+        (np.maximum(v, 0), np.maximum(value, 0)),
+        (np.add.reduce(v), value.sum(0)),
+        (np.sum(v), value.sum()),
+        (np.add(v, 1, out=np.empty((2, 2))), value + 1),
+        (np.concatenate([v, v]), np.concatenate([value, value])),
+        (v[0], value[0]),
+        (v[:, 1], value[:, 1]),
+        (v[v > 0], value[value > 0]),
+        (np.array(list(v)), value),
+    ):
+        assert type(result) is type(expected)
+        np.testing.assert_array_equal(result, expected)
+    assert len(v) == 2
+
+
+def test_as_a_number():
+    v = variable(np.array(2.75))
+    assert (float(v), int(v), v + 0.25) == (2.75, 2, 3.0)
+    with pytest.raises(TypeError, match="without axes"):
+        len(v)
+
+
+def test_it_cannot_be_changed_as_if_it_were_local():
+    v = variable(np.ones(2))
+    with pytest.raises(TypeError):
+        v += 1
+    with pytest.raises(TypeError):
+        np.add(v, 1, out=v)
+    with pytest.raises(TypeError):
+        v[0] = 5
+    np.testing.assert_array_equal(v, [1, 1])
