@@ -7,6 +7,9 @@ rank. In the folder ``MPIDIST_RUN_DIR`` it leaves ``exit-<rank>.json``::
 
     {"rank", "pid", "host", "signal" | null, "exit_code" | null, "asked", "time"}
 
+``MPIDIST_RUN_SHARED`` names the variables that hold the job's folder in /dev/shm; on a host that
+does not have it they are dropped, and the MPI library takes its own place.
+
 ``asked`` says that the rank was told to end by a signal that the keeper got too: it is a victim of
 the launcher's cleaning up, not a cause.
 """
@@ -73,6 +76,9 @@ def main(arguments: list[str]) -> None:
             f"mpidist run: {os.environ['MPIDIST_RUN_DIR']} is not there on {socket.gethostname()}; "
             "give --run-dir a folder that all hosts share"
         )
+    for name in filter(None, os.environ.pop("MPIDIST_RUN_SHARED", "").split(",")):
+        if name in os.environ and not os.path.isdir(os.environ[name]):
+            del os.environ[name]
     libc = ctypes.CDLL(None)
     keeper = os.getpid()
     received: list[int] = []

@@ -111,7 +111,7 @@ def rank_command(launcher: Launcher, layout: Layout, program: list[str]) -> list
 
 
 def rank_environment(
-    launcher: Launcher, layout: Layout, folder: Path, scratch: Path
+    launcher: Launcher, layout: Layout, folder: Path, scratch: Path, shared: str
 ) -> dict[str, str]:
     """Local. The environment of the ranks: the user's, completed.
 
@@ -120,6 +120,7 @@ def rank_environment(
         layout: The ranks and their jobs.
         folder: The job's folder.
         scratch: A folder on this host that goes with the job.
+        shared: One in memory, likewise.
 
     Returns:
         A new environment.
@@ -129,6 +130,9 @@ def rank_environment(
     environment["MPIDIST_RUN_DIR"] = str(folder)
     if launcher.vendor.scratch_variable:
         environment[launcher.vendor.scratch_variable] = str(scratch)
+    folders = [name for name in launcher.vendor.shared_folders if name not in environment]
+    environment |= dict.fromkeys(folders, shared)
+    environment["MPIDIST_RUN_SHARED"] = ",".join(folders)
     environment.pop("MPIDIST_JOBS", None)  # of a job around this one
     if layout.jobs:
         environment["MPIDIST_JOBS"] = str(layout)
@@ -144,15 +148,17 @@ def _run_in(
 ) -> int:
     """Local. Run the job with its folder, and say how it failed if it did."""
     shared_files = SharedFiles(launcher.vendor.shared_files)
-    result = supervise(
-        rank_command(launcher, layout, [sys.executable, namespace.script, *namespace.args]),
-        rank_environment(launcher, layout, folder, scratch),
-        Limits(run_s=namespace.timeout),
-        failed=lambda: records.first_failure(folder) is not None,
-        ended=lambda: len(records.ended(folder)) == layout.ranks,
-        shared_files=shared_files,
-    )
-    shared_files.close()
+    try:
+        result = supervise(
+            rank_command(launcher, layout, [sys.executable, namespace.script, *namespace.args]),
+            rank_environment(launcher, layout, folder, scratch, shared_files.folder),
+            Limits(run_s=namespace.timeout),
+            failed=lambda: records.first_failure(folder) is not None,
+            ended=lambda: len(records.ended(folder)) == layout.ranks,
+            shared_files=shared_files,
+        )
+    finally:
+        shared_files.close()
     status, message = _verdict(folder, layout, result, namespace.timeout)
     for line in (_survivors(result, status), message):
         if line:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,21 +14,24 @@ from pathlib import Path
 from mpidist.cli import processes
 
 _FOLDER = Path("/dev/shm")
+_OWN = "mpidist-shm-"
 _IN_CREATE = 0x100
 _IN_MOVED_TO = 0x80
 
 
 class SharedFiles:
-    """Remembers which new files in /dev/shm belong to the descendants of this process.
+    """A folder in /dev/shm for the files of this job, and a watch over those made beside it.
 
-    A file is told by its name and by who has it open or mapped, so it must be looked at while its
-    maker lives: at once when it appears. Files of other jobs, and those that a script makes for
-    itself, are left alone.
+    Not every library makes all its files where it is told to. Which new files beside the folder
+    belong to the descendants of this process is told by their names and by who has them open or
+    mapped, so they must be looked at while their maker lives: at once when they appear. Files of
+    other jobs, and those that a script makes for itself, are left alone.
 
     Args:
         prefixes: How the names start that the MPI library gives.
 
     Attributes:
+        folder: The folder.
         handle: A descriptor that is readable when files have appeared; then call :meth:`look`.
     """
 
@@ -42,6 +48,8 @@ class SharedFiles:
             number = ctypes.get_errno()
             raise OSError(number, f"cannot watch it: {os.strerror(number)}", str(_FOLDER))
         self._known = self._present()
+        _remove_abandoned()
+        self.folder, self._lock = _locked_folder()
 
     def _present(self) -> set[str]:
         """Local. The files there now that have such names."""
@@ -61,15 +69,42 @@ class SharedFiles:
         """Local. Remove our files, once the job has ended.
 
         Returns:
-            The names of those that were still there.
+            The names of those beside the folder that were still there.
         """
         os.close(self.handle)
+        # What a process that cannot be killed still writes there is told of by its number.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
         removed = []
         for name in sorted(self._ours):
             with suppress(FileNotFoundError):
                 (_FOLDER / name).unlink()
                 removed.append(name)
         return removed
+
+
+def _locked_folder() -> tuple[str, int]:
+    """Local. A new folder, and the descriptor that keeps others from removing it."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=_OWN, dir=_FOLDER)
+        with suppress(FileNotFoundError):  # another command saw it before it was locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(folder):
+                return folder, lock
+            os.close(lock)
+
+
+def _remove_abandoned() -> None:
+    """Local. Remove the folders of this user's commands that were killed."""
+    for folder in _FOLDER.glob(f"{_OWN}*"):
+        # Another user's, or removed meanwhile.
+        with suppress(FileNotFoundError, PermissionError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with suppress(BlockingIOError):  # its command is alive
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            os.close(lock)
 
 
 def _in_use() -> set[str]:

@@ -35,7 +35,8 @@ class Vendor:
         environment: Set unless the user has set them.
         scratch_variable: Tells the launcher where to keep files of its own, which it leaves when it
             is killed; empty if it keeps none.
-        shared_files: How the names start of the files that the library makes in /dev/shm.
+        shared_folders: Variables that tell the library where to make the files that ranks map.
+        shared_files: How the names start of those that it may make in /dev/shm itself.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Vendor:
     pass_variable: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     scratch_variable: str = ""
+    shared_folders: tuple[str, ...] = ()
     shared_files: tuple[str, ...] = ()
 
 
@@ -63,6 +65,12 @@ VENDORS = (
         # The UCX one-sided component fails on hosts without its devices, and says so every time.
         environment={"OMPI_MCA_mpi_yield_when_idle": "true", "OMPI_MCA_osc": "^ucx"},
         scratch_variable="PRTE_MCA_prte_tmpdir_base",
+        shared_folders=(
+            "OMPI_MCA_btl_sm_backing_directory",
+            "OMPI_MCA_osc_sm_backing_directory",
+            "OMPI_MCA_osc_rdma_backing_directory",
+            "UCX_POSIX_DIR",
+        ),
         shared_files=("sm_segment.", "vader_segment.", "osc_sm", "osc_rdma", "ucx_shm_posix"),
     ),
     Vendor(
@@ -77,6 +85,7 @@ VENDORS = (
         signs=("HYDRA", "MPICH"),
         rank_variable="PMI_RANK",
         environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
+        shared_folders=("UCX_POSIX_DIR",),
         shared_files=("mpich_shm_", "ucx_shm_posix"),
     ),
 )

@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from mpidist.cli.vendors import VENDORS, find_launcher
+from mpidist.cli.vendors import find_launcher
+from tests._cases.leftovers import abandoned, remaining, shared_files
 
-SHARED = tuple(prefix for vendor in VENDORS for prefix in vendor.shared_files)
 GONE_S = 5.0  # what a dead process held may be given back a little after its end
 
 
@@ -53,7 +51,7 @@ def _run(folder, command, source, env, timeout_s):
     folder.mkdir(exist_ok=True)
     path = folder / "script.py"
     path.write_text(textwrap.dedent(source))
-    before = _shared_files()
+    before = shared_files()
     process = subprocess.Popen(
         [*command, str(path)],
         env=env,
@@ -72,43 +70,8 @@ def _run(folder, command, source, env, timeout_s):
             process.kill()
         raise AssertionError(f"the job did not end within {timeout_s:g} s\n{out}\n{err}") from None
     shown = f"\n{out}\n{err}"
-    left = _until_none(lambda: _processes(str(path)))
+    left = remaining(str(path), GONE_S)
     assert not left, f"processes are left: {left}{shown}"
-    files = _until_none(lambda: _unmapped(_shared_files() - before))
+    files = abandoned(before, GONE_S)
     assert not files, f"left in /dev/shm: {files}{shown}"
     return Ended(process.returncode, out, err)
-
-
-def _until_none(look):
-    deadline = time.monotonic() + GONE_S
-    while (found := look()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
-
-
-def _processes(word):
-    """Command lines with a word in them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if word in line:
-            found.append(line)
-    return found
-
-
-def _shared_files():
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(SHARED)}
-
-
-def _unmapped(names):
-    """Those that nobody has mapped: other jobs of this host have files there too."""
-    for path in Path("/proc").glob("[0-9]*/maps") if names else ():
-        try:
-            text = path.read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        names = {name for name in names if name not in text}
-    return names

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mpidist.cli.vendors import find_launcher
 from strategy import ParameterServerStrategy
+from tests._cases.leftovers import abandoned, shared_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "train_digits.py"
-SHARED = find_launcher().vendor.shared_files
 LAYOUT = ("--ps", "1", "--worker", "2", "--data", "1")
 TASKS = ("ps 0", "worker 0", "worker 1", "data 0")  # by rank
 END_S = 5.0
@@ -177,16 +176,8 @@ class Accident:
             _, err = self.process.communicate(timeout=60)
             took = time.monotonic() - begin
         assert not [pid for pid in pids.values() if alive(pid)]
-        check_nothing_is_left(self.shared)
+        assert abandoned(self.shared) == set()
         return took, err
-
-
-def check_nothing_is_left(before):
-    """Jobs of others come and go on this host; a leftover of ours would stay."""
-    deadline = time.monotonic() + 30
-    while left := shared_files() - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
 
 
 def alive(pid):
@@ -194,10 +185,6 @@ def alive(pid):
         os.kill(pid, 0)
         return "python" in Path(f"/proc/{pid}/cmdline").read_text()
     return False
-
-
-def shared_files():
-    return {name for name in os.listdir("/dev/shm") if name.startswith(SHARED)}
 
 
 def check_restores(checkpoints):

@@ -1,0 +1,55 @@
+"""What a job may leave behind on its host: processes, and files in shared memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from mpidist.cli.vendors import VENDORS
+
+_SHARED = ("mpidist-shm-", *(prefix for vendor in VENDORS for prefix in vendor.shared_files))
+
+
+def shared_files():
+    """The names in /dev/shm that a job may have made."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(_SHARED)}
+
+
+def abandoned(before, timeout_s=5.0):
+    """Names that appeared, stay, and that nobody has mapped, as other jobs here may have."""
+    return _until_none(lambda: _unmapped(shared_files() - before), timeout_s)
+
+
+def remaining(word, timeout_s=0.0):
+    """The command lines with a word in them, once none is or the time is over."""
+    return _until_none(lambda: _processes(word), timeout_s)
+
+
+def _until_none(look, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _processes(word):
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if word in line and int(folder.name) != os.getpid():
+            found.append(line)
+    return found
+
+
+def _unmapped(names):
+    for path in Path("/proc").glob("[0-9]*/maps") if names else ():
+        try:
+            text = path.read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        names = {name for name in names if name not in text}
+    return names

@@ -1,0 +1,85 @@
+"""The folder in shared memory that a job has, and the watch over what is made beside it."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpidist.cli import keeper
+from mpidist.cli.shared_files import SharedFiles
+
+FOLDER = Path("/dev/shm")
+PREFIX = f"test-{os.getpid()}-"
+
+
+@pytest.fixture
+def shared_files():
+    made = SharedFiles([PREFIX])
+    yield made
+    if Path(made.folder).exists():
+        made.close()
+
+
+def test_the_folder_goes_with_what_is_in_it(shared_files):
+    (Path(shared_files.folder) / "segment").write_bytes(b"x")
+    assert shared_files.close() == []
+    assert not Path(shared_files.folder).exists()
+
+
+def test_a_living_commands_folder_is_kept(shared_files):
+    SharedFiles([]).close()
+    assert Path(shared_files.folder).is_dir()
+
+
+def test_a_killed_commands_folder_is_removed():
+    script = "from mpidist.cli.shared_files import SharedFiles\nprint(SharedFiles([]).folder)"
+    command = [sys.executable, "-c", script]  # ends without close()
+    folder = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout[:-1])
+    assert folder.is_dir()
+    SharedFiles([]).close()
+    assert not folder.exists()
+
+
+def test_a_folder_removed_before_it_was_locked_is_made_again(monkeypatch):
+    lock = fcntl.flock
+
+    def remove_first(handle, operation):
+        monkeypatch.setattr(fcntl, "flock", lock)
+        os.rmdir(os.readlink(f"/proc/self/fd/{handle}"))
+        lock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    made = SharedFiles([])
+    assert Path(made.folder).is_dir()
+    made.close()
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_files_beside_the_folder(shared_files, mine):
+    path = FOLDER / f"{PREFIX}segment"
+    with path.open("wb") as file:
+        holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
+    if not mine:
+        holder.communicate(timeout=10)
+    shared_files.look()
+    assert shared_files.close() == ([path.name] if mine else [])
+    assert path.exists() is not mine
+    holder.communicate(timeout=10)
+    path.unlink(missing_ok=True)
+
+
+def test_ranks_elsewhere_do_without_the_folder(tmp_path):
+    shown = "import os; print([os.environ.get(n) for n in ('HERE', 'GONE', 'MPIDIST_RUN_SHARED')])"
+    environment = {
+        "MPIDIST_RUN_DIR": str(tmp_path),
+        "MPIDIST_RUN_SHARED": "HERE,GONE,ABSENT",
+        "HERE": str(tmp_path),
+        "GONE": str(tmp_path / "gone"),
+        "RANK": "0",
+    }
+    command = [sys.executable, "-I", keeper.__file__, "RANK", sys.executable, "-c", shown]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"['{tmp_path}', None, None]\n"
