@@ -3,15 +3,65 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from mpidist.cluster.spec import ClusterSpec
-from mpidist.endpoint import Address, Endpoint, Request
+from mpidist.endpoint import Address, Request, open_endpoint
 from mpidist.errors import DeadlineExceededError, InvalidArgumentError
 from mpidist.proto.mpidist_pb2 import TaskState
+from mpidist.runtime import World, exits, world
 
 Task = tuple[str, int]
+
+# No Server and no service has a number as high as this.
+_MAILBOX_NUMBERS = 1 << 31
+
+
+class Mailbox:
+    """What the tasks of all ranks say of themselves to this rank, until a Server reads it.
+
+    It lives as long as the rank: another task may start its next Server while this one is still in
+    its last, and what it says then is for this one's next.
+
+    Args:
+        world: The MPI world.
+
+    Attributes:
+        endpoint: Receives it.
+        said: What each rank has said, oldest first; whoever has read a message removes it.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.endpoint = open_endpoint("mpi", self._number(world.rank))
+        self.endpoint.register("cluster", {"State": self._on_state})
+        self.said: defaultdict[int, deque[TaskState]] = defaultdict(deque)
+
+    def tell(self, rank: int, state: TaskState) -> None:
+        """Local. Tell another rank."""
+        address = Address("mpi", self._world.hosts[rank], self._number(rank))
+        self.endpoint.notify(address, "cluster/State", state.SerializeToString())
+
+    def receive(self) -> None:
+        """Local. Take in what has arrived; does not wait."""
+        self.endpoint.serve(lambda: True)
+
+    def _number(self, rank: int) -> int:
+        size = self._world.size
+        return _MAILBOX_NUMBERS // size * size + rank
+
+    def _on_state(self, request: Request) -> None:
+        state = TaskState.FromString(request.body)
+        self.said[state.rank].append(state)
+
+
+@cache
+def mailbox() -> Mailbox:
+    """Local. The mailbox of this rank; MPI must have been started."""
+    return Mailbox(world())
 
 
 @dataclass
@@ -29,27 +79,14 @@ class Members:
     Args:
         spec: The cluster.
         task: This task.
-        rank: This rank.
-        endpoint: This task's endpoint.
-        left: Ranks whose scripts have ended, kept by the runtime.
     """
 
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        task: Task,
-        rank: int,
-        endpoint: Endpoint,
-        left: Mapping[int, float],
-    ) -> None:
+    def __init__(self, spec: ClusterSpec, task: Task) -> None:
         self._spec = spec
         self._task = task
-        self._rank = rank
-        self._endpoint = endpoint
-        self._left = left
+        self._rank = world().rank
+        self._mailbox = mailbox()
         self._members: dict[Task, _Member] = {}
-        self._problem: str | None = None
-        endpoint.register("cluster", {"State": self._on_state})
 
     def gather(self, candidates: list[int], colocated: Mapping[Task, Task], limit_s: float) -> None:
         """Collective over the tasks. Return once every task has said hello.
@@ -67,20 +104,25 @@ class Members:
         self._tell(TaskState.STARTED, candidates)
         expected = [task for task in self._spec.tasks() if task not in colocated]
 
-        def missing() -> list[Task]:
-            return [task for task in expected if task not in self._members]
+        def complete() -> bool:
+            for rank in candidates:
+                self._read_hellos(self._mailbox.said[rank])
+            return all(task in self._members for task in expected)
 
-        self._endpoint.serve(
-            lambda: self._problem is not None or not missing(), time.monotonic() + limit_s
-        )
-        if self._problem is not None:
-            raise InvalidArgumentError(self._problem)
-        if missing():
-            names = ", ".join(f"{job} {index}" for job, index in missing())
+        try:
+            in_time = self._mailbox.endpoint.serve(complete, time.monotonic() + limit_s)
+        except BaseException:
+            self._tell(TaskState.CLOSED, candidates)
+            raise
+        if not in_time:
+            self._tell(TaskState.CLOSED, candidates)
+            missing = [
+                f"{job} {index}" for job, index in expected if (job, index) not in self._members
+            ]
             raise DeadlineExceededError(
                 f"{self._task[0]} {self._task[1]} on rank {self._rank} waited {limit_s:g} s for "
-                f"{names} to start: every task must start a Server of the same cluster "
-                "(MPIDIST_START_TIMEOUT_S sets the limit)"
+                f"{', '.join(missing)} to start: every task must start a Server of the same "
+                "cluster (MPIDIST_START_TIMEOUT_S sets the limit)"
             )
         for task, host in colocated.items():
             self._members[task] = self._members[host]
@@ -103,48 +145,56 @@ class Members:
 
         At least one other task has closed or left, and the rest wait themselves or are evaluators.
         """
+        self._mailbox.receive()
         others = [(task, m) for task, m in self._members.items() if m.rank != self._rank]
-        gone = [m.state == TaskState.CLOSED or m.rank in self._left for _, m in others]
+        for _, member in others:
+            self._read_words(member)
+        left = exits().left
+        gone = [m.state == TaskState.CLOSED or m.rank in left for _, m in others]
         idle = (m.state == TaskState.JOINING or task[0] == "evaluator" for task, m in others)
         return any(gone) and all(g or i for g, i in zip(gone, idle, strict=True))
 
     def _tell(self, state: TaskState.State, ranks: list[int]) -> None:
-        body = TaskState(
+        said = TaskState(
             job=self._task[0],
             task=self._task[1],
             state=state,
             cluster_digest=self._spec.digest(),
             rank=self._rank,
-        ).SerializeToString()
+        )
         for rank in ranks:
             if rank != self._rank:
-                address = Address(
-                    self._endpoint.address.protocol, self._endpoint.address.host, rank
-                )
-                self._endpoint.notify(address, "cluster/State", body)
+                self._mailbox.tell(rank, said)
 
-    def _on_state(self, request: Request) -> None:
-        said = TaskState.FromString(request.body)
-        task = (said.job, said.task)
-        if said.state != TaskState.STARTED:
-            # The last words of an earlier Server may arrive late; this one's come after its hello.
-            if task in self._members:
-                self._members[task].state = said.state
-            return
+    def _read_hellos(self, words: deque[TaskState]) -> None:
+        """Take in what a rank has said before this Server has started."""
+        while words:
+            said = words.popleft()
+            task = (said.job, said.task)
+            known = self._members.get(task)
+            if said.state == TaskState.STARTED:
+                self._check(said, known)
+                self._members[task] = _Member(said.state, said.rank)
+            elif said.state == TaskState.CLOSED and known is not None and known.rank == said.rank:
+                del self._members[task]  # its Server could not start, and it may try again
+
+    def _read_words(self, member: _Member) -> None:
+        """Take in what a task says, up to its last word: what follows is of its next Server."""
+        words = self._mailbox.said[member.rank]
+        while words and member.state != TaskState.CLOSED:
+            member.state = words.popleft().state
+
+    def _check(self, said: TaskState, known: _Member | None) -> None:
         if said.cluster_digest != self._spec.digest():
-            self._problem = (
+            raise InvalidArgumentError(
                 f"rank {said.rank} ({said.job} {said.task}) has another cluster spec than rank "
                 f"{self._rank} ({self._task[0]} {self._task[1]}): all tasks must be given the same"
             )
-            return
-        known = self._members.get(task)
         if known is not None and known.rank != said.rank:
-            self._problem = (
+            raise InvalidArgumentError(
                 f"ranks {known.rank} and {said.rank} both say that they are {said.job} "
                 f"{said.task}: give each rank a task of its own"
             )
-            return
-        self._members[task] = _Member(said.state, said.rank)
 
 
 def ranks_by_address(spec: ClusterSpec, hosts: tuple[str, ...]) -> dict[Task, int] | None:

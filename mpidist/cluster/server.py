@@ -127,6 +127,8 @@ class Server:
     def start(self) -> None:
         """Collective over the tasks of the cluster. Start; a second call does nothing.
 
+        A Server that could not start is stopped; make a new one to try again.
+
         Raises:
             AlreadyExistsError: Another Server of this process has been started.
             DeadlineExceededError: A task has not started in time; the message names it.
@@ -141,12 +143,12 @@ class Server:
             return
         if _started is not None:
             raise AlreadyExistsError(f"this process has a Server already: {_started.target}")
-        if self._transport == "mpi":
-            self._start_in_world()
-        else:
-            self._start_alone()
-        _started = self
         try:
+            if self._transport == "mpi":
+                self._start_in_world()
+            else:
+                self._start_alone()
+            _started = self
             self._start_services()
         except BaseException:
             self._close()
@@ -299,16 +301,11 @@ class Server:
             )
         self._own_tasks = [self._task, *(t for t, r in shared.items() if r == here.rank)]
         self._endpoint = open_endpoint("mpi", here.rank)
-        members = Members(self._spec, self._task, here.rank, self._endpoint, exits().left)
+        members = Members(self._spec, self._task)
         everybody = list(range(here.size))
         candidates = everybody if by_address is None else sorted(set(by_address.values()))
         colocated = {t: self._spec.task_of(r) for t, r in shared.items()}
-        try:
-            members.gather(candidates, colocated, settings.start_timeout_s)
-        except BaseException:
-            self._endpoint.close()
-            self._endpoint = None
-            raise
+        members.gather(candidates, colocated, settings.start_timeout_s)
         self._members = members
         self._comm = here.comm.Create_group(here.comm.Get_group().Incl(members.ranks()))
         self._open_window(members)

@@ -1,6 +1,7 @@
 """Servers of a cluster on real ranks: start, join, stop, and what they say when it goes wrong."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from _cases.endpoints import LIMIT_S
 from _cases.jobs import run_ranks
 
 from mpidist import ClusterSpec, Server, errors, started_server
+from mpidist.cluster.members import mailbox
 from mpidist.cluster_resolver import MPIClusterResolver
+from mpidist.proto.mpidist_pb2 import TaskState
 
 
 @pytest.mark.ranks(2, 3)
@@ -159,6 +162,44 @@ def test_a_server_again_and_again(world):
             if job == "ps":
                 server.join()
     assert started_server() is None
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("late", ["in its last Server", "between two Servers"])
+def test_a_task_may_start_its_next_server_before_others_have_left_the_last(world, late):
+    spec = spec_of(world, 1)
+    job, task = spec.task_of(world.rank)
+    server = Server(spec, job, task)
+    if job == "ps":
+        if late == "between two Servers":
+            server.stop()
+        said = mailbox().said
+
+        def others_have_started_again():
+            hellos = [w for rank in (1, 2) for w in said[rank] if w.state == TaskState.STARTED]
+            return len(hellos) == 2
+
+        deadline = time.monotonic() + LIMIT_S
+        assert mailbox().endpoint.serve(others_have_started_again, deadline)
+    server.stop()
+    with Server(spec, job, task) as server:
+        group = server.job_group(job)
+        if job == "ps":
+            server.join()
+        size = group.size()
+    assert size == (1 if job == "ps" else 2)
+
+
+@pytest.mark.ranks(2)
+def test_a_server_that_could_not_start_is_forgotten(world):
+    short = ClusterSpec({"worker": [f"a:{1 + world.rank}", "b:9"]})
+    with pytest.raises(errors.InvalidArgumentError, match="another cluster spec"):
+        Server(short, "worker", world.rank)
+    spec = spec_of(world, 1)
+    job, task = spec.task_of(world.rank)
+    with Server(spec, job, task) as server:
+        if job == "ps":
+            server.join()
 
 
 @pytest.mark.ranks(2)
