@@ -9,7 +9,6 @@ thread of its own.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -20,14 +19,13 @@ from typing import Any
 
 from mpidist.config import config
 from mpidist.endpoint.address import Address, parse
+from mpidist.endpoint.calls import SPINS, Calls
 from mpidist.endpoint.message import Array, Message, Transport, as_bytes
 from mpidist.endpoint.request import LATER, Handler, Reply, Request, failure_of
 from mpidist.errors import (
     CancelledError,
-    DeadlineExceededError,
     UnavailableError,
     UnimplementedError,
-    from_code,
 )
 from mpidist.proto.mpidist_pb2 import Failure, Header
 from mpidist.runtime.backoff import Backoff
@@ -38,16 +36,10 @@ logger = logging.getLogger(__name__)
 
 # A server that was busy a millisecond ago will be again: it goes on polling that long, and then
 # sleeps at most half a millisecond. Whoever waits for a reply waits for little else.
-_SPINS = 500
 _SERVER_SLEEPS_S = 5e-4
-_CALLER_SLEEPS_S = 2e-4
 
 # How often a serving loop that is woken by its queue asks whether it should end.
 _UNTIL_PERIOD_S = 0.01
-
-# One sequence for all endpoints of the process: a number may be taken again while replies to its
-# last owner are still on their way, and they must match no request of the new one.
-_IDS = itertools.count(1)
 
 
 class Endpoint:
@@ -64,7 +56,7 @@ class Endpoint:
     def __init__(self, transport: Transport, number: int | None = None) -> None:
         self._transport = transport
         self._services: dict[str, Mapping[str, Handler]] = {}
-        self._pending: dict[int, tuple[Work, Sequence[Array] | None]] = {}
+        self._calls = Calls(transport)
         # Not a SimpleQueue: under CPython 3.11 its get() with a short timeout can block for ever,
         # when the timeout passes between its two looks at the clock.
         self._requests: deque[Message] = deque()
@@ -99,7 +91,7 @@ class Endpoint:
 
         Returns:
             A Work whose result is a :class:`Reply`. It fails with what the handler raised, or with
-            DeadlineExceededError.
+            DeadlineExceededError, or UnavailableError once the receiver's script has ended.
 
         Raises:
             CancelledError: This endpoint is closed.
@@ -108,27 +100,12 @@ class Endpoint:
         """
         self._check_open()
         limit = config.call_timeout_s if timeout is None else timeout
-        deadline = time.monotonic() + limit
-
-        def drive(work: Work, until: float) -> None:
-            self._drive(work, min(until, deadline))
-            if not work.is_completed() and time.monotonic() >= deadline:
-                self._pending.pop(identity, None)
-                work.complete(
-                    error=DeadlineExceededError(
-                        f"no reply to {method} from {peer} within {limit:g} s; the peer is busy, "
-                        "stuck or gone (MPIDIST_CALL_TIMEOUT_S sets the limit)"
-                    )
-                )
-
-        identity = next(_IDS)
         receiver = self._resolve(peer)
-        work = Work(f"{method} to {peer}", drive)
-        self._pending[identity] = (work, into)
+        identity, work = self._calls.begin(method, peer, receiver[0], into, limit)
         try:
             self._send(Header.REQUEST, identity, receiver, method, body, buffers)
         except BaseException:
-            self._pending.pop(identity, None)
+            self._calls.forget(identity)
             raise
         return work
 
@@ -147,7 +124,7 @@ class Endpoint:
         Args:
             name: What it is, for messages.
         """
-        return Work(name, self._drive)
+        return Work(name, self._calls.drive)
 
     def progress(self) -> bool:
         """Local. Move the transport along, for those who wait for something else; never blocks."""
@@ -185,7 +162,7 @@ class Endpoint:
             if time.monotonic() >= deadline:
                 return False
         try:
-            backoff = Backoff(_SPINS, _SERVER_SLEEPS_S)
+            backoff = Backoff(SPINS, _SERVER_SLEEPS_S)
             while not self._closed:
                 if self._transport.progress() or self._requests:
                     backoff.reset()
@@ -221,11 +198,7 @@ class Endpoint:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._refuse_waiting_requests()
-        error = CancelledError(f"the endpoint {self.address} was closed")
-        for identity in list(self._pending):
-            entry = self._pending.pop(identity, None)
-            if entry is not None:
-                entry[0].complete(error=error)
+        self._calls.fail_all(CancelledError(f"the endpoint {self.address} was closed"))
 
     def __enter__(self) -> Endpoint:
         return self
@@ -241,26 +214,13 @@ class Endpoint:
             self._requests.append(message)
             self._arrived.set()
             return
-        entry = self._pending.pop(message.header.id, None)
-        if entry is None:
-            logger.debug("%s: reply %d came after its deadline", self.address, message.header.id)
-            return
-        work, _ = entry
-        if message.header.HasField("failure"):
-            failure = message.header.failure
-            work.complete(error=from_code(failure.code, failure.message))
-        else:
-            work.complete(Reply(message.header.body, message.buffers))
+        self._calls.finish(message)
 
     def receive_into(self, header: Header) -> list[Array] | None:
         """Local. The caller's arrays for the buffers of a reply, or None; for transports."""
         if header.kind != Header.REPLY:
             return None
-        entry = self._pending.get(header.id)
-        into = entry[1] if entry is not None else None
-        if into is None or [array.nbytes for array in into] != list(header.sizes):
-            return None
-        return list(into)
+        return self._calls.receive_into(header)
 
     def answer(self, message: Message, reply: Reply, error: BaseException | None) -> None:
         """Local. Answer a message; called by its :class:`Request`, on any thread.
@@ -330,19 +290,6 @@ class Endpoint:
             failure=failure,
         )
         self._transport.send(Message(header, buffers, peer))
-
-    def _drive(self, work: Work, deadline: float) -> None:
-        if not self._transport.polled:
-            work.wait_for_event(deadline)
-            return
-        backoff = Backoff(_SPINS, _CALLER_SLEEPS_S)
-        while not work.is_completed():
-            if self._transport.progress():
-                backoff.reset()
-            elif time.monotonic() >= deadline:
-                return
-            else:
-                backoff.pause()
 
     def _idle(self, backoff: Backoff) -> None:
         sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S

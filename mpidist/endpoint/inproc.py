@@ -80,6 +80,10 @@ class InprocTransport:
         reply = Header(kind=Header.REPLY, id=header.id, failure=failure)
         sender.deliver(Message(reply, (), header.receiver))
 
+    def has_left(self, peer: int) -> bool:
+        """Local. Always False: an endpoint that is closed refuses what it has not answered."""
+        return False
+
     def progress(self) -> bool:
         """Local. Always False: sending delivers."""
         return False

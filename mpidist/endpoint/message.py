@@ -54,6 +54,9 @@ class Transport(Protocol):
     def send(self, message: Message) -> None:
         """Local. Send; never waits for the receiver. Buffers must stay unchanged until a reply."""
 
+    def has_left(self, peer: Any) -> bool:
+        """Local. Whether the peer's script has ended, so that no reply can come any more."""
+
     def progress(self) -> bool:
         """Local. Deliver what has arrived; True if anything happened. Any thread may call it."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from mpidist.endpoint.address import Address
 from mpidist.endpoint.message import Array, Message, as_bytes
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure, Header
-from mpidist.runtime import World, world
+from mpidist.runtime import World, exits, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,6 +37,7 @@ _FRAME_TAG = 0
 _BUFFER_TAGS = 16384  # below every MPI's smallest upper bound for tags, 32767
 _INLINE_BYTES = 16384
 _PIECE_BYTES = 1 << 30
+_LAST_REPLY_S = 1.0
 _LENGTH = struct.Struct("<I")
 
 
@@ -127,6 +129,11 @@ class MpiTransport:
         if not self._testall(requests):
             with self._sending:
                 self._outgoing.append((requests, (frame, message.buffers)))
+
+    def has_left(self, peer: int) -> bool:
+        """Local. See :class:`Transport`; a reply sent before the end has time to arrive."""
+        since = exits().left.get(peer)
+        return since is not None and time.monotonic() - since > _LAST_REPLY_S
 
     def progress(self) -> bool:
         """Local. See :class:`Transport`; gives False at once if another thread is at it."""

@@ -8,8 +8,8 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
+from _cases.leftovers import abandoned, remaining, shared_files
 from mpidist.cli.vendors import find_launcher
-from tests._cases.leftovers import abandoned, remaining, shared_files
 
 GONE_S = 5.0  # what a dead process held may be given back a little after its end
 

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, as_bytes, ask, pattern, wait_until
+from _cases.jobs import run_ranks
 
 from mpidist import DistNetworkError, Reply, errors, open_endpoint
 
@@ -137,7 +138,7 @@ def test_closing_fails_the_calls_under_way(world, served):
 
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: client._pending)
+        wait_until(lambda: client._calls._pending)
         client.close()
         thread.join(LIMIT_S)
         assert len(seen) == 1
@@ -194,3 +195,22 @@ def test_inproc_works_beside_mpi(world):
         server.serve_in_thread()
         assert ask(client, server.address, "Echo", b"here").body == b"here"
     world.Barrier()
+
+
+def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):
+    source = """
+        from mpidist import errors, open_endpoint
+        from mpidist.runtime import world
+        rank = world().rank
+        with open_endpoint("mpi") as endpoint:
+            addresses = world().comm.allgather(str(endpoint.address))
+            if rank == 1:
+                try:
+                    endpoint.call(addresses[0], "test/Never").wait()
+                except errors.UnavailableError as error:
+                    print(error)
+    """
+    ended = run_ranks(tmp_path, 2, source, env={"MPIDIST_CALL_TIMEOUT_S": "25"})
+    assert ended.status == 0, ended.err
+    assert "no reply to test/Never from mpi://" in ended.out
+    assert "the script there has ended" in ended.out

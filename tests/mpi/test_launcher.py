@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-
-from tests._cases.leftovers import abandoned, remaining, shared_files
+from _cases.leftovers import abandoned, remaining, shared_files
 
 END_S = 5.0
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _cases.leftovers import abandoned, shared_files
 from safetensors.numpy import load_file
 
 from strategy import ParameterServerStrategy
-from tests._cases.leftovers import abandoned, shared_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "train_digits.py"

@@ -87,7 +87,7 @@ def test_a_waiting_thread_is_woken_when_its_endpoint_closes(pair):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: client._pending)
+    wait_until(lambda: client._calls._pending)
     client.close()
     thread.join(LIMIT_S)
     assert len(seen) == 1

@@ -96,7 +96,7 @@ def test_ten_thousand_requests_leave_nothing(pair):
 
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(ask, range(10_000)))) == 10_000
-    assert client._pending == server._pending == {}
+    assert client._calls._pending == server._calls._pending == {}
     assert threading.active_count() == threads
 
 
@@ -114,7 +114,7 @@ def test_calls_that_cannot_be_sent_leave_nothing(pair, arguments, error):
     address, *rest = arguments
     with pytest.raises(error):
         client.call(address or server.address, *rest)
-    assert client._pending == {}
+    assert client._calls._pending == {}
 
 
 def test_calls_that_time_out_or_fail_leave_nothing(pair):
@@ -125,7 +125,7 @@ def test_calls_that_time_out_or_fail_leave_nothing(pair):
     ):
         with pytest.raises(error):
             client.call(server.address, method, timeout=0.01 if "Never" in method else None).wait()
-    assert client._pending == {}
+    assert client._calls._pending == {}
 
 
 def test_a_handler_may_answer_with_nothing(pair):

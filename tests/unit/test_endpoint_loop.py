@@ -56,7 +56,7 @@ def spin(stop):
 
 @pytest.mark.usefixtures("rivals")
 def test_short_sleeps_end_whoever_competes_for_the_interpreter(monkeypatch):
-    monkeypatch.setattr(module, "_SPINS", 0)
+    monkeypatch.setattr(module, "SPINS", 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 1e-6)
     heard = []
     rounds = iter(range(20000))
