@@ -8,6 +8,7 @@ commands start, and watch, jobs from outside the MPI world.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -26,6 +27,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def _open_standard_streams() -> None:
+    """Local. Give what the caller has closed (``>&-``) to nobody, not to the next file opened."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Local. Run the command line.
 
@@ -35,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    _open_standard_streams()
     parser: argparse.ArgumentParser = _Parser(
         prog="mpidist", description="Distributed training on MPI."
     )

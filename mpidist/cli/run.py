@@ -81,8 +81,11 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="mpidist-run-"))
     try:
         folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        records.clear(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            records.clear(folder)
+        except OSError as error:
+            parser.error(f"--run-dir must be a folder that you can write ({error})")
         return _run_in(folder, scratch, launcher, layout, namespace)
     finally:
         # A process that cannot be killed may still write here; _survivors() has told of it.

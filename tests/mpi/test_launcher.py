@@ -279,3 +279,21 @@ def test_folder_that_is_given_is_kept(tmp_path):
     kept = {path.name for path in folder.iterdir()}
     assert {"mine-0", "mine-1"} <= kept
     assert "failure-0.json" not in kept
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(tmp_path, closed):
+    script = tmp_path / "script.py"
+    script.write_text(WORLD)
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "2", str(script)]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "up-1").exists()
+
+
+def test_a_run_dir_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").touch()
+    job = Job(tmp_path, "pass", "-n", "1", "--run-dir", str(tmp_path / "file"))
+    assert job.end() == 2
+    assert job.last.startswith("mpidist run: --run-dir must be a folder that you can write (")
