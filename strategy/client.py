@@ -1,4 +1,4 @@
-"""A worker's side of the parameter servers: pulls and pushes."""
+"""A worker's line to a parameter server: variables, pulls and pushes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Work, errors, gather_works
+from mpidist import Reply, Work, errors
+from strategy.change import Change, converted
 from strategy.host import Host
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import Layout, SharedShard
@@ -25,21 +26,6 @@ _STAGED_BYTES = 16384
 # Pushes to one server that may be under way at once; each holds a copy of its small changes.
 _MOST_PUSHES = 16
 _PULL_TRIES = 3
-
-
-@dataclass(slots=True)
-class Change:
-    """One change of one variable, on its way to the server.
-
-    Attributes:
-        remote: The variable.
-        rule: See ``Rule`` in the messages, or what :meth:`Connection.configure` gave.
-        data: Any strides, the variable's shape; converted to its dtype.
-    """
-
-    remote: Remote
-    rule: int
-    data: Array
 
 
 @dataclass(slots=True)
@@ -94,10 +80,12 @@ class Connection:
         self._broken = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
+        shared = self._memory is not None
+        asked = pb.AttachRequest(worker=worker, workers=workers, shared=shared)
+        reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
+        self._number = reply.connection
         self._ring: Ring | None = None
         if self._memory is not None:
-            asked = pb.AttachRequest(worker=worker, workers=workers)
-            reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
             pump = host.endpoint.progress
             self._ring = Ring(self._memory, reply.offset, reply.slots, host.sync, pump)
 
@@ -163,7 +151,7 @@ class Connection:
             self._check_whole()
             self._make_room()
             self._sequence += 1
-            push = pb.PushRequest(worker=self._worker, sequence=self._sequence)
+            push = pb.PushRequest(connection=self._number, sequence=self._sequence)
             inline, streamed = [], []
             for change in changes:
                 layout = change.remote.layout
@@ -176,7 +164,7 @@ class Connection:
                 if staged:
                     streamed.append(change)
                 else:
-                    inline.append(_converted(change))
+                    inline.append(converted(change))
             call = self._host.endpoint.call(
                 self._address, "ps/Push", push.SerializeToString(), inline
             )
@@ -288,27 +276,6 @@ def pull(remote: Remote, out: Array, *, consistent: bool = True) -> None:
     remote.seen = remote.known = remote.connection.read(remote, out)
 
 
-def push_all(changes: Sequence[Change]) -> Work:
-    """Local. Push changes to all the servers concerned; see :meth:`Connection.push`.
-
-    Returns:
-        A Work whose result is the list of (version, staleness) after each change, in order.
-    """
-    by_server: dict[int, list[int]] = {}
-    for position, change in enumerate(changes):
-        by_server.setdefault(id(change.remote.connection), []).append(position)
-    works, order = [], []
-    for positions in by_server.values():
-        part = [changes[position] for position in positions]
-        works.append(part[0].remote.connection.push(part))
-        order += positions
-    if len(works) == 1:
-        return works[0]
-    return gather_works("push", works).then(
-        lambda results: _in_order([pair for result in results for pair in result], order)
-    )
-
-
 def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:
     answer = pb.PushReply.FromString(reply.body)
     for remote, version in zip(remotes, answer.versions, strict=True):
@@ -322,32 +289,3 @@ def _needs_attention(work: Work) -> bool:
         return True
     error = work.exception()
     return error is not None and error.__traceback__ is None
-
-
-def _in_order(pairs: list[Any], order: list[int]) -> list[Any]:
-    result = [None] * len(pairs)
-    for position, pair in zip(order, pairs, strict=True):
-        result[position] = pair
-    return result
-
-
-def _converted(change: Change) -> Array:
-    """A flat copy in the variable's dtype: the caller may change its array before it is sent."""
-    layout = change.remote.layout
-    flat = np.empty(layout.size, layout.dtype)
-    np.copyto(flat.reshape(layout.shape), change.data, casting="same_kind")
-    return flat
-
-
-def check_change(name: str, layout: Layout, data: Array) -> None:
-    """Local. ValueError or TypeError unless an array can change a variable."""
-    if data.shape != layout.shape:
-        raise ValueError(
-            f"the change of variable {name!r} has shape {data.shape}, and the variable "
-            f"{layout.shape}"
-        )
-    if not np.can_cast(data.dtype, layout.dtype, "same_kind"):
-        raise TypeError(
-            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become "
-            f"{layout.dtype}"
-        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpidist import Work
-from strategy.client import push_all
+from strategy.change import push_all
 from strategy.proto import parameter_server_pb2 as pb
 
 if TYPE_CHECKING:

@@ -45,6 +45,13 @@ class _Variable:
     waiting: list[Request] = field(default_factory=list)
 
 
+@dataclass
+class _Connection:
+    worker: int
+    ring: Ring | None
+    sequence: int = 0
+
+
 class ParameterServer:
     """Local. Serves variables from this process's arena.
 
@@ -61,8 +68,7 @@ class ParameterServer:
         self._variables: list[_Variable] = []
         self._by_name: dict[str, _Variable] = {}
         self._optimizers: list[_Optimizer] = []
-        self._rings: dict[int, tuple[int, Ring]] = {}
-        self._sequences: dict[int, int] = {}
+        self._connections: list[_Connection] = []
         self._order: dict[int, tuple[str, int]] = {}
         self._scratch = Scratch()
         self._restores = 0
@@ -89,15 +95,14 @@ class ParameterServer:
 
     def _attach(self, request: Request) -> Reply:
         asked = pb.AttachRequest.FromString(request.body)
-        slots = slots_for(asked.workers)
-        if asked.worker not in self._rings:
-            offset = self._arena.carve(ring_bytes(slots))
-            ring = Ring(
-                self._host.memory(), offset, slots, self._host.sync, self._endpoint.progress
-            )
-            self._rings[asked.worker] = (offset, ring)
-        offset, _ = self._rings[asked.worker]
-        reply = pb.AttachReply(offset=offset, slots=slots, chunk_bytes=BLOCK_BYTES)
+        reply = pb.AttachReply(connection=len(self._connections), chunk_bytes=BLOCK_BYTES)
+        ring = None
+        if asked.shared:
+            reply.slots = slots_for(asked.workers)
+            reply.offset = self._arena.carve(ring_bytes(reply.slots))
+            place = (self._host.memory(), reply.offset, reply.slots)
+            ring = Ring(*place, self._host.sync, self._endpoint.progress)
+        self._connections.append(_Connection(asked.worker, ring))
         return Reply(reply.SerializeToString())
 
     def _announce(self, request: Request) -> None:
@@ -177,13 +182,14 @@ class ParameterServer:
 
     def _push(self, request: Request) -> Reply:
         push = pb.PushRequest.FromString(request.body)
-        expected = self._sequences.get(push.worker, 0) + 1
+        connection = self._connections[push.connection]
+        expected = connection.sequence + 1
         if push.sequence != expected:
             raise errors.InternalError(
-                f"{self._who} got push {push.sequence} of worker {push.worker} and expected "
-                f"{expected}"
+                f"{self._who} got push {push.sequence} of connection {push.connection}, of worker "
+                f"{connection.worker}, and expected {expected}"
             )
-        self._sequences[push.worker] = expected
+        connection.sequence = expected
         inline = iter(request.buffers)
         reply = pb.PushReply()
         problem: Exception | None = None
@@ -191,7 +197,8 @@ class ParameterServer:
             variable = self._variables[entry.variable]
             layout = variable.shard.layout
             if entry.staged:
-                blocks = self._rings[push.worker][1].read(layout.size, layout.dtype)
+                assert connection.ring is not None
+                blocks = connection.ring.read(layout.size, layout.dtype)
             else:
                 blocks = _blocks(np.array(next(inline)).view(layout.dtype))
             # A bad entry must not leave its blocks in the ring, nor keep the others from applying.

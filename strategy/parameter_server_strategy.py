@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike
 from mpidist import ClusterSpec, errors, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
-from strategy.client import TRANSPORTS, Change, Connection
+from strategy.change import Change
+from strategy.client import TRANSPORTS, Connection
 from strategy.host import Host, LocalHost
 from strategy.initializers import initial_value
 from strategy.parameter_server import ParameterServer
@@ -34,7 +35,8 @@ class ParameterServerStrategy:
 
     Every worker makes its own, and creates the same variables in the same order. Pulls and
     pushes are never collective. Between the ps and the workers of a node they go through shared
-    memory, between nodes by messages.
+    memory, between nodes by messages. Several strategies of a worker share variables as those of
+    several workers do; each waits for its own pushes only.
 
     Without a cluster and a started Server it is in local mode: the variables live in this process.
 

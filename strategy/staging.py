@@ -1,4 +1,4 @@
-"""A ring in the server's memory through which one worker streams large gradients.
+"""A ring in the server's memory through which one connection streams large gradients.
 
 The worker copies blocks into slots and counts them; the server applies them straight from the
 slots and counts them too. One writer, one reader, and each counter written by one side only: no
@@ -26,7 +26,7 @@ _COUNTER_BYTES = 128  # the two counters lie on cache lines of their own
 
 
 def slots_for(workers: int) -> int:
-    """Local. Blocks of each worker's ring: an equal part of the pool, 1 to 3.
+    """Local. Blocks of each ring, if every worker has one: an equal part of the pool, 1 to 3.
 
     A ring that fits the cache is faster than a longer one that does not (measured: 2 and 3 blocks
     within 3 %, 8 blocks a fifth slower); three let one side be late once.

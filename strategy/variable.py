@@ -9,7 +9,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from mpidist import host_view
-from strategy.client import Change, Remote, check_change, pull
+from strategy.change import Change, check_change
+from strategy.client import Remote, pull
 from strategy.proto import parameter_server_pb2 as pb
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Variable(NDArrayOperatorsMixin):
         """Local. A checked change of this variable, for those who push.
 
         Args:
-            rule: See :class:`strategy.client.Change`.
+            rule: See :class:`strategy.change.Change`.
             value: Any array in host memory, or a number for all elements.
         """
         if isinstance(value, int | float | complex | np.generic):

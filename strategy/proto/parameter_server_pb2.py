@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%strategy/proto/parameter_server.proto\x12\x10mpidist.strategy\"0\n\rAttachRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0f\n\x07workers\x18\x02 \x01(\r\"A\n\x0b\x41ttachReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\x04\"\\\n\rCreateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0f\n\x07ordinal\x18\x04 \x01(\r\x12\x0e\n\x06worker\x18\x05 \x01(\r\"f\n\x0b\x43reateReply\x12\x10\n\x08variable\x18\x01 \x01(\r\x12\x17\n\x0fversions_offset\x18\x02 \x01(\x04\x12\x13\n\x0b\x64\x61ta_offset\x18\x03 \x01(\x04\x12\x17\n\x0fmust_initialize\x18\x04 \x01(\x08\"\x87\x01\n\x0cOptimizerDef\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12:\n\x06values\x18\x02 \x03(\x0b\x32*.mpidist.strategy.OptimizerDef.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1e\n\x0e\x43onfigureReply\x12\x0c\n\x04rule\x18\x01 \x01(\r\"]\n\x0bPushRequest\x12,\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1b.mpidist.strategy.PushEntry\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"I\n\tPushEntry\x12\x10\n\x08variable\x18\x01 \x01(\r\x12\x0c\n\x04rule\x18\x02 \x01(\r\x12\x0c\n\x04seen\x18\x03 \x01(\x04\x12\x0e\n\x06staged\x18\x04 \x01(\x08\"0\n\tPushReply\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x11\n\tstaleness\x18\x02 \x03(\x04\"\x1f\n\x0bReadRequest\x12\x10\n\x08variable\x18\x01 \x01(\r\"\x1c\n\tReadReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x1b\n\x0bSaveRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"0\n\x0eRestoreRequest\x12\r\n\x05paths\x18\x01 \x03(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\r\" \n\x0cRestoreReply\x12\x10\n\x08restored\x18\x01 \x03(\t*9\n\x04Rule\x12\n\n\x06\x41SSIGN\x10\x00\x12\x07\n\x03\x41\x44\x44\x10\x01\x12\x07\n\x03SUB\x10\x02\x12\x13\n\x0f\x46IRST_OPTIMIZER\x10\x10\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%strategy/proto/parameter_server.proto\x12\x10mpidist.strategy\"@\n\rAttachRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\x0e\n\x06shared\x18\x03 \x01(\x08\"U\n\x0b\x41ttachReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\x04\x12\x12\n\nconnection\x18\x04 \x01(\r\"\\\n\rCreateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0f\n\x07ordinal\x18\x04 \x01(\r\x12\x0e\n\x06worker\x18\x05 \x01(\r\"f\n\x0b\x43reateReply\x12\x10\n\x08variable\x18\x01 \x01(\r\x12\x17\n\x0fversions_offset\x18\x02 \x01(\x04\x12\x13\n\x0b\x64\x61ta_offset\x18\x03 \x01(\x04\x12\x17\n\x0fmust_initialize\x18\x04 \x01(\x08\"\x87\x01\n\x0cOptimizerDef\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12:\n\x06values\x18\x02 \x03(\x0b\x32*.mpidist.strategy.OptimizerDef.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1e\n\x0e\x43onfigureReply\x12\x0c\n\x04rule\x18\x01 \x01(\r\"a\n\x0bPushRequest\x12,\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1b.mpidist.strategy.PushEntry\x12\x12\n\nconnection\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"I\n\tPushEntry\x12\x10\n\x08variable\x18\x01 \x01(\r\x12\x0c\n\x04rule\x18\x02 \x01(\r\x12\x0c\n\x04seen\x18\x03 \x01(\x04\x12\x0e\n\x06staged\x18\x04 \x01(\x08\"0\n\tPushReply\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x11\n\tstaleness\x18\x02 \x03(\x04\"\x1f\n\x0bReadRequest\x12\x10\n\x08variable\x18\x01 \x01(\r\"\x1c\n\tReadReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x1b\n\x0bSaveRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"0\n\x0eRestoreRequest\x12\r\n\x05paths\x18\x01 \x03(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\r\" \n\x0cRestoreReply\x12\x10\n\x08restored\x18\x01 \x03(\t*9\n\x04Rule\x12\n\n\x06\x41SSIGN\x10\x00\x12\x07\n\x03\x41\x44\x44\x10\x01\x12\x07\n\x03SUB\x10\x02\x12\x13\n\x0f\x46IRST_OPTIMIZER\x10\x10\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPTIMIZERDEF_VALUESENTRY']._loaded_options = None
   _globals['_OPTIMIZERDEF_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_RULE']._serialized_start=940
-  _globals['_RULE']._serialized_end=997
+  _globals['_RULE']._serialized_start=980
+  _globals['_RULE']._serialized_end=1037
   _globals['_ATTACHREQUEST']._serialized_start=59
-  _globals['_ATTACHREQUEST']._serialized_end=107
-  _globals['_ATTACHREPLY']._serialized_start=109
-  _globals['_ATTACHREPLY']._serialized_end=174
-  _globals['_CREATEREQUEST']._serialized_start=176
-  _globals['_CREATEREQUEST']._serialized_end=268
-  _globals['_CREATEREPLY']._serialized_start=270
-  _globals['_CREATEREPLY']._serialized_end=372
-  _globals['_OPTIMIZERDEF']._serialized_start=375
-  _globals['_OPTIMIZERDEF']._serialized_end=510
-  _globals['_OPTIMIZERDEF_VALUESENTRY']._serialized_start=465
-  _globals['_OPTIMIZERDEF_VALUESENTRY']._serialized_end=510
-  _globals['_CONFIGUREREPLY']._serialized_start=512
-  _globals['_CONFIGUREREPLY']._serialized_end=542
-  _globals['_PUSHREQUEST']._serialized_start=544
-  _globals['_PUSHREQUEST']._serialized_end=637
-  _globals['_PUSHENTRY']._serialized_start=639
-  _globals['_PUSHENTRY']._serialized_end=712
-  _globals['_PUSHREPLY']._serialized_start=714
-  _globals['_PUSHREPLY']._serialized_end=762
-  _globals['_READREQUEST']._serialized_start=764
-  _globals['_READREQUEST']._serialized_end=795
-  _globals['_READREPLY']._serialized_start=797
-  _globals['_READREPLY']._serialized_end=825
-  _globals['_SAVEREQUEST']._serialized_start=827
-  _globals['_SAVEREQUEST']._serialized_end=854
-  _globals['_RESTOREREQUEST']._serialized_start=856
-  _globals['_RESTOREREQUEST']._serialized_end=904
-  _globals['_RESTOREREPLY']._serialized_start=906
-  _globals['_RESTOREREPLY']._serialized_end=938
+  _globals['_ATTACHREQUEST']._serialized_end=123
+  _globals['_ATTACHREPLY']._serialized_start=125
+  _globals['_ATTACHREPLY']._serialized_end=210
+  _globals['_CREATEREQUEST']._serialized_start=212
+  _globals['_CREATEREQUEST']._serialized_end=304
+  _globals['_CREATEREPLY']._serialized_start=306
+  _globals['_CREATEREPLY']._serialized_end=408
+  _globals['_OPTIMIZERDEF']._serialized_start=411
+  _globals['_OPTIMIZERDEF']._serialized_end=546
+  _globals['_OPTIMIZERDEF_VALUESENTRY']._serialized_start=501
+  _globals['_OPTIMIZERDEF_VALUESENTRY']._serialized_end=546
+  _globals['_CONFIGUREREPLY']._serialized_start=548
+  _globals['_CONFIGUREREPLY']._serialized_end=578
+  _globals['_PUSHREQUEST']._serialized_start=580
+  _globals['_PUSHREQUEST']._serialized_end=677
+  _globals['_PUSHENTRY']._serialized_start=679
+  _globals['_PUSHENTRY']._serialized_end=752
+  _globals['_PUSHREPLY']._serialized_start=754
+  _globals['_PUSHREPLY']._serialized_end=802
+  _globals['_READREQUEST']._serialized_start=804
+  _globals['_READREQUEST']._serialized_end=835
+  _globals['_READREPLY']._serialized_start=837
+  _globals['_READREPLY']._serialized_end=865
+  _globals['_SAVEREQUEST']._serialized_start=867
+  _globals['_SAVEREQUEST']._serialized_end=894
+  _globals['_RESTOREREQUEST']._serialized_start=896
+  _globals['_RESTOREREQUEST']._serialized_end=944
+  _globals['_RESTOREREPLY']._serialized_start=946
+  _globals['_RESTOREREPLY']._serialized_end=978
 # @@protoc_insertion_point(module_scope)

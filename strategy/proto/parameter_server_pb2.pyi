@@ -19,22 +19,26 @@ SUB: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
-    __slots__ = ("worker", "workers")
+    __slots__ = ("worker", "workers", "shared")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     workers: int
-    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...
+    shared: bool
+    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("offset", "slots", "chunk_bytes")
+    __slots__ = ("offset", "slots", "chunk_bytes", "connection")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     offset: int
     slots: int
     chunk_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+    connection: int
+    def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
     __slots__ = ("name", "shape", "dtype", "ordinal", "worker")
@@ -84,14 +88,14 @@ class ConfigureReply(_message.Message):
     def __init__(self, rule: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("entries", "worker", "sequence")
+    __slots__ = ("entries", "connection", "sequence")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[PushEntry]
-    worker: int
+    connection: int
     sequence: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., worker: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class PushEntry(_message.Message):
     __slots__ = ("variable", "rule", "seen", "staged")

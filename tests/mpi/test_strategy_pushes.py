@@ -5,7 +5,7 @@ import pytest
 from _cases.clusters import on_cluster
 
 from mpidist import errors
-from strategy import get_variable, optimizers
+from strategy import ParameterServerStrategy, get_variable, optimizers
 
 # Elements of float32: one, a message's worth, the first that is staged, a block, several blocks.
 SIZES = (1, 1000, 4095, 4096, 1 << 18, (5 << 18) + 3)
@@ -276,3 +276,36 @@ def test_small_pushes_after_large_ones(world, transport):
         assert versions == list(range(2, 2 * rounds + 2))
         np.testing.assert_array_equal(big, np.full(large, -float(rounds)))
         np.testing.assert_array_equal(small, np.full(3, -2.0 * rounds))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_strategies_of_a_worker(world, transport):
+    """Each has pushes of its own to number, and a ring of its own."""
+    sizes, rounds = (3, 4096, (1 << 18) + 5), 6
+
+    def train(strategy, workers):
+        strategies = [strategy, ParameterServerStrategy(transport=transport)]
+        owners = [("all", f"{strategy.worker_index}/{number}") for number in range(2)]
+        variables = []
+        for one, names in zip(strategies, owners, strict=True):
+            with one.scope():
+                made = [get_variable(f"{n}/{s}", s, initializer=0) for n in names for s in sizes]
+            variables.append(made)
+        sgd = optimizers.SGD(1.0)
+        works = []
+        for _ in range(rounds):
+            for factor, made in enumerate(variables, 1):
+                pairs = [(np.full(v.shape, -factor, np.float32), v) for v in made]
+                works.append(sgd.apply_gradients(pairs))
+        for work in works:
+            work.wait(60)
+        workers.barrier()
+        return strategy.num_workers, [[v.read_value() for v in made] for made in variables]
+
+    count, values = on_cluster(world, 1, train, transport) or (None, [])
+    for factor, made in enumerate(values, 1):
+        for value, size in zip(made[:3], sizes, strict=True):
+            np.testing.assert_array_equal(value, np.full(size, 3.0 * rounds * count))
+        for value, size in zip(made[3:], sizes, strict=True):
+            np.testing.assert_array_equal(value, np.full(size, 1.0 * factor * rounds))

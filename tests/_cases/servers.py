@@ -1,0 +1,60 @@
+"""Parameter servers and workers, as threads and endpoints of one process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpidist import ClusterSpec, Window, open_endpoint
+from strategy import ParameterServerStrategy, get_variable
+from strategy.parameter_server import ParameterServer
+
+
+class Host:
+    """A task of a cluster whose ps is a thread of this process."""
+
+    def __init__(self, cluster, job, index):
+        self._cluster = cluster
+        self.endpoint = cluster.stack.enter_context(open_endpoint("inproc"))
+        self.cluster_spec = cluster.spec
+        self.job_name, self.task_index = job, index
+
+    def own_index(self, job):
+        return self.task_index
+
+    def task_address(self, job, index):
+        return str(self._cluster.servers[index].endpoint.address)
+
+    def task_memory(self, job, index):
+        return self._cluster.windows[index].local if self._cluster.near else None
+
+    def memory(self):
+        return self._cluster.windows[self.task_index].local
+
+    def sync(self):
+        pass
+
+    def on_drain(self, callback):
+        pass
+
+
+class Cluster:
+    """Some ps tasks that serve, and any number of workers."""
+
+    def __init__(self, stack, servers=1, workers=2, near=True, arena_bytes=1 << 30):
+        self.stack, self.near = stack, near
+        names = {"ps": servers, "worker": workers}
+        self.spec = ClusterSpec({job: [f"h:{i}" for i in range(n)] for job, n in names.items()})
+        self.windows = [Window.private(arena_bytes) for _ in range(servers)]
+        self.servers = [Host(self, "ps", index) for index in range(servers)]
+        for host in self.servers:
+            ParameterServer(host)
+            host.endpoint.serve_in_thread()
+
+    def worker(self, index, **options):
+        return ParameterServerStrategy(server=Host(self, "worker", index), **options)
+
+
+def variable(strategy, name, shape, initializer="zeros", dtype=np.float64):
+    """A variable of a strategy."""
+    with strategy.scope():
+        return get_variable(name, shape, dtype, initializer)

@@ -1,0 +1,91 @@
+"""Several strategies on one Server."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import mpidist
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+SIZES = (10, 2048, 300_000)  # in a message, the first that is staged, several blocks
+TRANSPORTS = ("auto", "p2p")
+
+
+@pytest.fixture(autouse=True)
+def server():
+    with mpidist.Server({"ps": ["localhost:0"], "worker": ["localhost:0"]}, "worker", 0) as server:
+        yield server
+
+
+def make(transport, own):
+    """A strategy, and its variables: some of all strategies, and some of its own."""
+    strategy = ParameterServerStrategy(transport=transport)
+    with strategy.scope():
+        names = [f"{owner}/{size}" for owner in ("all", own) for size in SIZES]
+        sizes = SIZES * 2
+        made = [get_variable(n, s, "f8", 0.0) for n, s in zip(names, sizes, strict=True)]
+    return strategy, made[: len(SIZES)], made[len(SIZES) :]
+
+
+@pytest.mark.parametrize("first", TRANSPORTS)
+@pytest.mark.parametrize("second", TRANSPORTS)
+def test_their_pushes_do_not_meet(first, second):
+    strategies = [make(first, "first"), make(second, "second")]
+    sgd = optimizers.SGD(1.0)
+    works = []
+    for step in range(1, 6):
+        for factor, (_, shared, own) in enumerate(strategies, 1):
+            pairs = [(np.full(v.shape, -1.0 * step * factor), v) for v in shared + own]
+            works.append(sgd.apply_gradients(pairs))
+    for work in works:
+        work.wait(30)
+    for factor, (strategy, shared, own) in enumerate(strategies, 1):
+        for v in shared:
+            np.testing.assert_array_equal(v, np.full(v.shape, 15.0 * 3))
+            assert v.version == 11
+        for v in own:
+            np.testing.assert_array_equal(v, np.full(v.shape, 15.0 * factor))
+            assert v.version == 6
+        assert int(strategy.global_step) == 10
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_on_threads_of_their_own(transport):
+    strategies = [make(transport, name) for name in "abc"]
+    rounds = 20
+
+    def train(shared, own):
+        for _ in range(rounds):
+            optimizers.SGD(1.0).apply_gradients([(np.full(v.shape, -1.0), v) for v in shared + own])
+            for v in own:
+                v.read_value()
+
+    threads = [threading.Thread(target=train, args=parts[1:]) for parts in strategies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for _, shared, own in strategies:
+        for v in own:
+            np.testing.assert_array_equal(v, np.full(v.shape, rounds))
+        for v in shared:
+            np.testing.assert_array_equal(v, np.full(v.shape, rounds * len(strategies)))
+
+
+def test_one_made_after_another_has_pushed():
+    _, (v, *_), _ = make("auto", "first")
+    for _ in range(3):
+        v.assign_add(1)
+    _, (w, *_), _ = make("auto", "second")
+    assert w.assign_add(np.ones(SIZES[0])) == 5
+    np.testing.assert_array_equal(w, np.full(SIZES[0], 4.0))
+    assert v.assign_add(1) == 6
+
+
+def test_without_shared_memory_there_is_no_ring(server):
+    before = {transport: make(transport, transport)[0] for transport in TRANSPORTS}
+    lines = {t: s.global_step.remote.connection for t, s in before.items()}
+    assert lines["p2p"]._ring is None
+    assert lines["auto"]._ring is not None
+    assert lines["p2p"]._number != lines["auto"]._number
