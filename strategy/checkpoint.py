@@ -6,11 +6,12 @@ complete, so that a folder of that name is always whole, whatever was killed whe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mpidist import errors
-from strategy.shard import OwnedShard
+from strategy.shard import Layout, OwnedShard
 
 Array = NDArray[Any]
 
@@ -28,6 +29,12 @@ _INDEX = "index.json"
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
 _PARTIAL = re.compile(r"step-\d+\.partial-\d+")
+# What files call dtypes, and what NumPy does.
+_DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
+    f"{kind[0].upper()}{bits}": f"{kind}{bits}"
+    for kind in ("int", "uint", "float")
+    for bits in (8, 16, 32, 64)
+}
 
 
 @dataclass
@@ -73,6 +80,32 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
         ) from error
 
 
+def read_layouts(paths: Sequence[str], names: Iterable[str]) -> dict[str, tuple[list[int], str]]:
+    """Local. Read what variables are like, without their data.
+
+    Args:
+        paths: All files of the checkpoint.
+        names: Which variables; those that no file has are left out.
+
+    Returns:
+        Shape and name of the dtype of those found, by name.
+
+    Raises:
+        DataLossError: A file is missing or damaged.
+    """
+    wanted = set(names)
+    found: dict[str, tuple[list[int], str]] = {}
+    for path in paths:
+        with _opened(path) as (file, _):
+            for key in file.keys():  # noqa: SIM118 - not a dict
+                name, _, part = key.partition(":")
+                if name in wanted and part == "data":
+                    data = file.get_slice(key)
+                    dtype = data.get_dtype()
+                    found[name] = data.get_shape(), _DTYPES.get(dtype, dtype)
+    return found
+
+
 def read_shards(paths: Sequence[str], names: Iterable[str]) -> dict[str, Saved]:
     """Local. Read variables from the files of a checkpoint.
 
@@ -89,32 +122,37 @@ def read_shards(paths: Sequence[str], names: Iterable[str]) -> dict[str, Saved]:
     wanted = set(names)
     found: dict[str, Saved] = {}
     for path in paths:
-        try:
-            with safe_open(path, framework="numpy") as file:
-                steps = json.loads(file.metadata()["steps"])
-                for key in file.keys():  # noqa: SIM118 - not a dict
-                    name, _, part = key.partition(":")
-                    if name not in wanted:
-                        continue
-                    saved = found.setdefault(name, Saved(np.empty(0), steps=steps[name]))
-                    if part == "data":
-                        saved.data = file.get_tensor(key)
-                    else:
-                        saved.slots[part.removeprefix("slot:")] = file.get_tensor(key)
-        except Exception as error:
-            raise errors.DataLossError(
-                f"cannot read {path!r} of a checkpoint ({error}); restore an older one"
-            ) from error
+        with _opened(path) as (file, steps):
+            for key in file.keys():  # noqa: SIM118 - not a dict
+                name, _, part = key.partition(":")
+                if name not in wanted:
+                    continue
+                saved = found.setdefault(name, Saved(np.empty(0), steps=steps[name]))
+                if part == "data":
+                    saved.data = file.get_tensor(key)
+                else:
+                    saved.slots[part.removeprefix("slot:")] = file.get_tensor(key)
     return found
 
 
-def check_fits(name: str, saved: Saved, shard: OwnedShard) -> None:
-    """Local. InvalidArgumentError unless the saved value has the variable's shape and dtype."""
-    layout = shard.layout
-    if saved.data.shape != layout.shape or saved.data.dtype != layout.dtype:
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, int]]]]:
+    """A file of a checkpoint, and its variables' steps; what fails with it is a DataLossError."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file, json.loads(file.metadata()["steps"])
+    except Exception as error:
+        raise errors.DataLossError(
+            f"cannot read {path!r} of a checkpoint ({error}); restore an older one"
+        ) from error
+
+
+def check_fits(name: str, shape: Sequence[int], dtype: str, layout: Layout) -> None:
+    """Local. InvalidArgumentError unless what a checkpoint has is of a variable's layout."""
+    if (tuple(shape), dtype) != (layout.shape, layout.dtype.name):
         raise errors.InvalidArgumentError(
-            f"the checkpoint has {name!r} as {saved.data.dtype}{list(saved.data.shape)}, and the "
-            f"program as {layout.dtype}{list(layout.shape)}"
+            f"the checkpoint has {name!r} as {dtype}{list(shape)}, and the program as "
+            f"{layout.dtype}{list(layout.shape)}"
         )
 
 

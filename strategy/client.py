@@ -215,18 +215,34 @@ class Connection:
         body = pb.SaveRequest(path=path).SerializeToString()
         return self._host.endpoint.call(self._address, "ps/Save", body)
 
-    def restore(self, paths: Sequence[str], ordinal: int) -> list[str]:
-        """Local. Have the server read its variables from a checkpoint, unless another worker has.
+    def check_restore(self, paths: Sequence[str]) -> Work:
+        """Local. Ask whether the server's variables fit a checkpoint; changes nothing.
 
         Args:
             paths: All files of the checkpoint.
-            ordinal: How many checkpoints this worker has restored, this one included.
 
         Returns:
-            Names of the variables found.
+            A Work whose result is a CheckRestoreReply.
         """
-        reply = self._call("Restore", pb.RestoreRequest(paths=paths, ordinal=ordinal))
-        return list(pb.RestoreReply.FromString(reply.body).restored)
+        asked = pb.CheckRestoreRequest(paths=paths, worker=self._worker)
+        call = self._host.endpoint.call(self._address, "ps/CheckRestore", asked.SerializeToString())
+        return call.then(lambda reply: pb.CheckRestoreReply.FromString(reply.body))
+
+    def restore(self, checkpoint: str, paths: Sequence[str], ordinal: int) -> None:
+        """Local. Have the server read its variables from a checkpoint, unless another worker has.
+
+        Args:
+            checkpoint: Its folder.
+            paths: All its files.
+            ordinal: How many checkpoints this worker has restored, this one included.
+
+        Raises:
+            InvalidArgumentError: Another worker's restore of this number was of another checkpoint.
+        """
+        asked = pb.RestoreRequest(
+            checkpoint=checkpoint, paths=paths, ordinal=ordinal, worker=self._worker
+        )
+        self._call("Restore", asked)
 
     def _call(self, method: str, message: Any, into: Sequence[Array] | None = None) -> Reply:
         endpoint = self._host.endpoint

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors, open_endpoint
+from mpidist.cluster_resolver import ClusterResolver
 
 Bytes = NDArray[np.uint8]
 
@@ -92,3 +93,40 @@ class LocalHost:
     def job_group(self, job: str) -> ProcessGroup:
         """Local. FailedPreconditionError: there is no job to group."""
         raise errors.FailedPreconditionError("in local mode there is no process group")
+
+
+def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
+    """Local. The cluster that a strategy's arguments name.
+
+    Args:
+        first: ``cluster_resolver``.
+        spec: ``cluster_spec``.
+
+    Returns:
+        The cluster, or None if neither was given.
+
+    Raises:
+        ValueError: Both were given.
+    """
+    if first is not None and spec is not None:
+        raise ValueError("give cluster_resolver or cluster_spec, not both")
+    source = first if first is not None else spec
+    if source is None:
+        return None
+    return source.cluster_spec() if isinstance(source, ClusterResolver) else ClusterSpec(source)
+
+
+def check_task(
+    host: Host, spec: ClusterSpec | None, task_type: str | None, task_id: int | None
+) -> None:
+    """Local. ValueError if what a strategy is given differs from the started Server's."""
+    if spec is not None and spec != host.cluster_spec:
+        raise ValueError(
+            f"the strategy is given {spec!r}, and the started Server is of {host.cluster_spec!r}"
+        )
+    for what, given, true in (
+        ("task_type", task_type, host.job_name),
+        ("task_id", task_id, host.task_index),
+    ):
+        if given is not None and given != true:
+            raise ValueError(f"{what} is {given!r}, and that of the started Server {true!r}")

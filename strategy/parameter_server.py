@@ -13,6 +13,7 @@ from mpidist import LATER, Arena, Reply, Request, errors
 from strategy import checkpoint, kernels
 from strategy.host import Host
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.restores import Restores
 from strategy.shard import BLOCK_BYTES, Layout, OwnedShard, Scratch
 from strategy.staging import Ring, ring_bytes, slots_for
 
@@ -71,8 +72,7 @@ class ParameterServer:
         self._connections: list[_Connection] = []
         self._order: dict[int, tuple[str, int]] = {}
         self._scratch = Scratch()
-        self._restores = 0
-        self._restored: list[str] = []
+        self._restores = Restores()
         self._who = f"ps {host.own_index('ps')}"
         self._endpoint = host.endpoint
         self._endpoint.register(
@@ -85,6 +85,7 @@ class ParameterServer:
                 "Push": self._push,
                 "Read": self._read,
                 "Save": self._save,
+                "CheckRestore": self._check_restore,
                 "Restore": self._restore,
             },
         )
@@ -246,23 +247,32 @@ class ParameterServer:
         checkpoint.write_shards(asked.path, [variable.shard for variable in self._variables])
         return Reply()
 
-    def _restore(self, request: Request) -> Reply:
+    def _check_restore(self, request: Request) -> Reply:
+        asked = pb.CheckRestoreRequest.FromString(request.body)
+        reply = pb.CheckRestoreReply(
+            found=self._fitting(asked.paths), restores=self._restores.count(asked.worker)
+        )
+        return Reply(reply.SerializeToString())
+
+    def _restore(self, request: Request) -> None:
         asked = pb.RestoreRequest.FromString(request.body)
-        if asked.ordinal > self._restores:
+        this = (asked.worker, asked.ordinal, asked.checkpoint)
+        if self._restores.is_due(*this):
             self._load(asked.paths)
-            self._restores = asked.ordinal
-        return Reply(pb.RestoreReply(restored=self._restored).SerializeToString())
+        self._restores.complete(*this)
+
+    def _fitting(self, paths: Sequence[str]) -> list[str]:
+        saved = checkpoint.read_layouts(paths, self._by_name)
+        for name, (shape, dtype) in saved.items():
+            checkpoint.check_fits(name, shape, dtype, self._by_name[name].shard.layout)
+        return list(saved)
 
     def _load(self, paths: Sequence[str]) -> None:
-        saved = checkpoint.read_shards(paths, list(self._by_name))
-        for name, values in saved.items():
-            checkpoint.check_fits(name, values, self._by_name[name].shard)
-        for name, values in saved.items():
+        for name, values in checkpoint.read_shards(paths, self._fitting(paths)).items():
             shard = self._by_name[name].shard
             shard.slots = {key: np.array(slot) for key, slot in values.slots.items()}
             shard.apply("assign", kernels.ASSIGN, {}, _blocks(values.data.reshape(-1)))
             shard.steps = dict(values.steps)
-        self._restored = list(saved)
 
 
 def _blocks(flat: Array) -> Iterator[Array]:

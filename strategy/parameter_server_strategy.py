@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import ClusterSpec, errors, started_server
+from mpidist import ClusterSpec, errors, gather_works, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
 from strategy.change import Change
 from strategy.client import TRANSPORTS, Connection
-from strategy.host import Host, LocalHost
+from strategy.host import Host, LocalHost, check_task, given_spec
 from strategy.initializers import initial_value
 from strategy.parameter_server import ParameterServer
 from strategy.placement import ByBytes
@@ -70,7 +71,7 @@ class ParameterServerStrategy:
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"unknown transport {transport!r}; the known ones are {TRANSPORTS}")
-        spec = _given_spec(cluster_resolver, cluster_spec)
+        spec = given_spec(cluster_resolver, cluster_spec)
         host = server or started_server()
         if host is None and spec is not None:
             raise errors.FailedPreconditionError(
@@ -78,7 +79,7 @@ class ParameterServerStrategy:
                 "task_index) before the strategy"
             )
         self._host: Host = _local_host() if host is None else host
-        _check_task(self._host, spec, task_type, task_id)
+        check_task(self._host, spec, task_type, task_id)
         tasks = self._host.cluster_spec.tasks()
         workers = [task for task in tasks if task[0] not in _NOT_WORKERS]
         me = (self._host.job_name, self._host.task_index)
@@ -94,7 +95,6 @@ class ParameterServerStrategy:
         ]
         self._placement = ByBytes(len(servers))
         self._variables: dict[str, Variable] = {}
-        self._restores = 0
         self._host.on_drain(self._drain)
         self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
 
@@ -223,8 +223,10 @@ class ParameterServerStrategy:
     def restore(self, path: str) -> int:
         """Local, on every worker. Take all variables and slots from a checkpoint.
 
-        All workers call it, before they train; the servers carry it out once. The number of ps
-        tasks may differ from that of the checkpoint.
+        All workers call it, with the same paths in the same order, before they train; the servers
+        carry out each restore once. The number of ps tasks may differ from that of the checkpoint.
+        No variable changes unless all of them fit. A restore that failed may be repeated, or
+        another checkpoint restored in its place.
 
         Args:
             path: A checkpoint's folder.
@@ -235,15 +237,22 @@ class ParameterServerStrategy:
         Raises:
             NotFoundError: It is not a checkpoint, or does not have a variable of the program.
             DataLossError: It is damaged.
-            InvalidArgumentError: A variable has another shape or dtype there.
+            InvalidArgumentError: A variable has another shape or dtype there, or another worker
+                restored another checkpoint in its place; the message names both.
         """
+        path = os.path.abspath(path)
         files = checkpoint.files_of(path)
         self._drain()
-        self._restores += 1
-        found = {name for conn in self._connections for name in conn.restore(files, self._restores)}
+        checks = [connection.check_restore(files) for connection in self._connections]
+        replies = gather_works("restore", checks).result()
+        found = {name for reply in replies for name in reply.found}
         missing = [name for name in self._variables if name not in found]
         if missing:
             raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
+        ordinal = 1 + min(reply.restores for reply in replies)
+        # One after the other: of workers with different paths, the first server lets one go on.
+        for connection in self._connections:
+            connection.restore(path, files, ordinal)
         return int(self.global_step)
 
     @staticmethod
@@ -312,27 +321,3 @@ def _local_host() -> LocalHost:
     ParameterServer(host)
     host.endpoint.serve_in_thread()
     return host
-
-
-def _given_spec(first: Any, spec: Any) -> ClusterSpec | None:
-    if first is not None and spec is not None:
-        raise ValueError("give cluster_resolver or cluster_spec, not both")
-    source = first if first is not None else spec
-    if source is None:
-        return None
-    return source.cluster_spec() if isinstance(source, ClusterResolver) else ClusterSpec(source)
-
-
-def _check_task(
-    host: Host, spec: ClusterSpec | None, task_type: str | None, task_id: int | None
-) -> None:
-    if spec is not None and spec != host.cluster_spec:
-        raise ValueError(
-            f"the strategy is given {spec!r}, and the started Server is of {host.cluster_spec!r}"
-        )
-    for what, given, true in (
-        ("task_type", task_type, host.job_name),
-        ("task_id", task_id, host.task_index),
-    ):
-        if given is not None and given != true:
-            raise ValueError(f"{what} is {given!r}, and that of the started Server {true!r}")

@@ -135,16 +135,30 @@ class SaveRequest(_message.Message):
     path: str
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
+class CheckRestoreRequest(_message.Message):
+    __slots__ = ("paths", "worker")
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    worker: int
+    def __init__(self, paths: _Optional[_Iterable[str]] = ..., worker: _Optional[int] = ...) -> None: ...
+
+class CheckRestoreReply(_message.Message):
+    __slots__ = ("found", "restores")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
+    found: _containers.RepeatedScalarFieldContainer[str]
+    restores: int
+    def __init__(self, found: _Optional[_Iterable[str]] = ..., restores: _Optional[int] = ...) -> None: ...
+
 class RestoreRequest(_message.Message):
-    __slots__ = ("paths", "ordinal")
+    __slots__ = ("paths", "ordinal", "worker", "checkpoint")
     PATHS_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     paths: _containers.RepeatedScalarFieldContainer[str]
     ordinal: int
-    def __init__(self, paths: _Optional[_Iterable[str]] = ..., ordinal: _Optional[int] = ...) -> None: ...
-
-class RestoreReply(_message.Message):
-    __slots__ = ("restored",)
-    RESTORED_FIELD_NUMBER: _ClassVar[int]
-    restored: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, restored: _Optional[_Iterable[str]] = ...) -> None: ...
+    worker: int
+    checkpoint: str
+    def __init__(self, paths: _Optional[_Iterable[str]] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., checkpoint: _Optional[str] = ...) -> None: ...

@@ -50,8 +50,13 @@ class Cluster:
             ParameterServer(host)
             host.endpoint.serve_in_thread()
 
+    def host(self, index):
+        """The Server of a worker."""
+        return Host(self, "worker", index)
+
     def worker(self, index, **options):
-        return ParameterServerStrategy(server=Host(self, "worker", index), **options)
+        """A strategy of a worker."""
+        return ParameterServerStrategy(server=self.host(index), **options)
 
 
 def variable(strategy, name, shape, initializer="zeros", dtype=np.float64):

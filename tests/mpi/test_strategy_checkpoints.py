@@ -1,11 +1,18 @@
-"""Checkpoints of one cluster that another restores, in launches of their own."""
+"""Checkpoints of one cluster that another restores."""
 
+import contextlib
 import json
+import tempfile
 
 import numpy as np
 import pytest
+from _cases.clusters import on_cluster
 from _cases.jobs import run_job
 
+from mpidist import errors
+from strategy import get_variable
+
+SIZES = (5000, 300, 1000, 20)  # by their bytes on both of two servers
 SCRIPT = """
 import json, sys
 import numpy as np
@@ -120,3 +127,122 @@ def test_what_cannot_be_restored(tmp_path):
     assert absent.startswith("NotFoundError: ")
     assert "does not have ['added']" in absent
     assert "facts.json/below" in unwritable
+
+
+@pytest.fixture
+def folder(world):
+    """One folder for all ranks."""
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(tempfile.TemporaryDirectory()) if world.rank == 0 else None
+        yield world.bcast(own)
+
+
+def in_turn(strategy, workers, call):
+    """Each worker in turn; what it gave, or the error that it got."""
+    result = None
+    for worker in range(strategy.num_workers):
+        if worker == strategy.worker_index:
+            try:
+                result = call()
+            except errors.OpError as error:
+                result = error
+        workers.barrier()
+    return result
+
+
+@pytest.mark.ranks(4)
+def test_workers_that_restore_different_checkpoints(world, folder):
+
+    def train(strategy, workers):
+        with strategy.scope():
+            made = [get_variable(f"v{n}", size, initializer=0) for n, size in enumerate(SIZES)]
+        paths = [f"{folder}/{name}/step-0" for name in ("one", "two")]
+        if strategy.worker_index == 1:
+            for value, path in enumerate(paths, 1):
+                for v in made:
+                    v.assign(value)
+                strategy.save(path.removesuffix("/step-0"))
+        workers.barrier()
+        mine = paths[strategy.worker_index]
+        first = in_turn(strategy, workers, lambda: strategy.restore(mine))
+        again = in_turn(strategy, workers, lambda: strategy.restore(paths[0]))
+        values = {float(x) for v in made for x in np.unique(v)}
+        return strategy.worker_index, paths, first, again, values
+
+    worker, paths, first, again, values = on_cluster(world, 2, train) or (None,) * 5
+    if worker is not None:
+        assert (again, values) == (0, {1.0})
+    if worker == 0:
+        assert first == 0
+    if worker == 1:
+        assert isinstance(first, errors.InvalidArgumentError)
+        for part in ("worker 0", "worker 1", *paths):
+            assert part in first.message
+
+
+@pytest.mark.ranks(4)
+def test_of_workers_that_restore_different_checkpoints_at_once_one_goes_on(world, folder):
+    rounds = 10
+
+    def train(strategy, workers):
+        with strategy.scope():
+            made = [get_variable(f"v{n}", size, initializer=0) for n, size in enumerate(SIZES)]
+        mine = f"{folder}/{strategy.worker_index}/step-0"
+        for worker in range(strategy.num_workers):
+            if worker == strategy.worker_index:
+                for v in made:
+                    v.assign(worker)
+                strategy.save(mine.removesuffix("/step-0"))
+            workers.barrier()
+        found = []
+        for _ in range(rounds):
+            workers.barrier()
+            try:
+                strategy.restore(mine)
+                failed = None
+            except errors.InvalidArgumentError:
+                failed = strategy.worker_index
+                strategy.restore(f"{folder}/{1 - failed}/step-0")
+            workers.barrier()
+            found.append((failed, {float(x) for v in made for x in np.unique(v)}))
+        return found
+
+    results = world.allgather(on_cluster(world, 2, train))
+    for (failed_0, values_0), (failed_1, values_1) in zip(*results[2:], strict=True):
+        assert {failed_0, failed_1} in ({None, 0}, {None, 1})
+        winner = 1.0 if failed_0 == 0 else 0.0
+        assert values_0 == values_1 == {winner}
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("change", ["shape", "missing"])
+@pytest.mark.parametrize("name", ["v0", "v1", "v2"])
+def test_what_does_not_fit_on_one_server_changes_nothing_on_any(world, folder, name, change):
+    sizes = {f"v{n}": size for n, size in enumerate(SIZES)}
+    other = {k: v + 1 if k == name else v for k, v in sizes.items()}
+    if change == "missing":
+        del other[name]
+
+    def create(strategy, sizes, value):
+        with strategy.scope():
+            return [get_variable(n, size, initializer=value) for n, size in sizes.items()]
+
+    def save(strategy, workers):
+        create(strategy, other, 1)
+        if strategy.is_chief:
+            strategy.save(folder)
+        workers.barrier()
+
+    def restore(strategy, workers):
+        made = create(strategy, sizes, 7)
+        servers = {id(v.remote.connection) for v in made}
+        error = in_turn(strategy, workers, lambda: strategy.restore(f"{folder}/step-0"))
+        return error, len(servers), {float(x) for v in made for x in np.unique(v)}
+
+    on_cluster(world, 2, save)
+    error, servers, values = on_cluster(world, 2, restore) or (None,) * 3
+    if servers is not None:
+        kind = errors.NotFoundError if change == "missing" else errors.InvalidArgumentError
+        assert isinstance(error, kind)
+        assert f"'{name}'" in error.message
+        assert (servers, values) == (2, {7.0})

@@ -3,6 +3,7 @@
 import json
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from mpidist.errors import (
     NotFoundError,
 )
 from strategy import checkpoint
-from strategy.checkpoint import Saved, Writing, check_fits, checkpoints, files_of
+from strategy.checkpoint import Writing, check_fits, checkpoints, files_of
 from strategy.kernels import ASSIGN
 from strategy.shard import Layout, OwnedShard
 
@@ -23,8 +24,13 @@ VALUES = {
     "empty": np.zeros((0, 3), np.float64),
     "flags": np.array([True, False]),
     "half": np.array([1.5, -2.25], np.float16),
-    "complex": np.array([1 + 2j], np.complex64),
+    "brain": np.array([1.5, -2.25], ml_dtypes.bfloat16),
     "bytes": np.arange(5, dtype=np.uint8),
+    **{
+        f"{kind}{bits}": np.ones(3, f"{kind}{bits}")
+        for kind in ("int", "uint")
+        for bits in (16, 32)
+    },
 }
 
 
@@ -70,8 +76,19 @@ def test_round_trip(tmp_path, servers):
 
 def test_only_what_is_asked_for(tmp_path):
     path = write(tmp_path, 1, [owned(name, value) for name, value in VALUES.items()])
-    found = checkpoint.read_shards(files_of(path), ["flags", "unknown", "flag"])
-    assert set(found) == {"flags"}
+    for read in (checkpoint.read_shards, checkpoint.read_layouts):
+        assert set(read(files_of(path), ["flags", "unknown", "flag"])) == {"flags"}
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_layouts_without_the_data(tmp_path, servers):
+    shards = [owned(name, value) for name, value in VALUES.items()]
+    shards[1].slots = {"Adam/m": np.full(12, 0.5, np.float32)}
+    path = write(tmp_path, 7, shards, servers=servers)
+    found = checkpoint.read_layouts(files_of(path), VALUES)
+    assert set(found) == set(VALUES)
+    for name, value in VALUES.items():
+        check_fits(name, *found[name], Layout(value.shape, value.dtype))
 
 
 def test_the_index(tmp_path):
@@ -90,15 +107,17 @@ def test_a_file_cut_short(tmp_path, keep_bytes):
         content = whole.read()
     with open(file, "wb") as cut:
         cut.write(content[:keep_bytes])
-    with pytest.raises(DataLossError, match="restore an older one"):
-        checkpoint.read_shards([file], VALUES)
+    for read in (checkpoint.read_shards, checkpoint.read_layouts):
+        with pytest.raises(DataLossError, match="restore an older one"):
+            read([file], VALUES)
 
 
 def test_a_file_that_is_missing(tmp_path):
     files = files_of(write(tmp_path, 1, [owned("a", np.ones(2))], servers=2))
     os.unlink(files[1])
-    with pytest.raises(DataLossError, match="ps-1-of-2"):
-        checkpoint.read_shards(files, ["a"])
+    for read in (checkpoint.read_shards, checkpoint.read_layouts):
+        with pytest.raises(DataLossError, match="ps-1-of-2"):
+            read(files, ["a"])
 
 
 @pytest.mark.parametrize("index", ["{", "\ufffe", "[]", "3", '{"format": 2}', "{}"])
@@ -192,8 +211,8 @@ def test_the_same_step_twice(tmp_path):
 
 
 def test_values_that_do_not_fit():
-    shard = owned("a", np.ones((2, 3), np.float32))
-    check_fits("a", Saved(np.zeros((2, 3), np.float32)), shard)
-    for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros(6, np.float32)):
+    layout = Layout((2, 3), np.float32)
+    check_fits("a", [2, 3], "float32", layout)
+    for other in (([3, 2], "float32"), ([2, 3], "float64"), ([6], "float32"), ([2, 3], "F8_E4M3")):
         with pytest.raises(InvalidArgumentError, match=r"'a' as .* and the program as float32"):
-            check_fits("a", Saved(other), shard)
+            check_fits("a", *other, layout)

@@ -131,18 +131,6 @@ def test_a_pull_while_a_push_stands_still_asks_the_server(make):
     versions[0] -= 1
 
 
-def test_a_restore_is_carried_out_once_for_all_workers(make, tmp_path):
-    cluster = make()
-    strategies = [cluster.worker(i) for i in range(2)]
-    one, two = (variable(strategy, "v", 2) for strategy in strategies)
-    path = strategies[0].save(str(tmp_path))
-    one.assign(5)
-    assert strategies[0].restore(path) == 0
-    one.assign_add(1)
-    assert strategies[1].restore(path) == 0
-    np.testing.assert_array_equal(two, [1, 1])
-
-
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
 def test_another_number_of_servers(make, tmp_path, before, after):
     values = [np.full(size, float(size)) for size in (1000, 10, 5, 3000)]
