@@ -71,6 +71,41 @@ def test_variables_in_another_order_are_noticed(world):
         assert "worker 0 as number 2" in result.message
 
 
+@pytest.mark.ranks(4)
+def test_another_order_over_two_servers(world):
+    """Each puts its first variable on ps 1 and its next on ps 0: neither hears a name twice."""
+
+    def train(strategy, workers):
+        def create(names):
+            for name in names:
+                strategy.create_variable(name, (1000,), "float32", "zeros")
+            return strategy._variables
+
+        def second():
+            error = failure(lambda: create("b"))
+            made = create("ab")
+            made["b"].assign_add(1)
+            return error, made
+
+        result = in_turn(workers, strategy, lambda: (None, create("ab")), second)
+        error, made = result[1]
+        homes = [made[name].remote.connection for name in "ab"]
+        return result[0], error, homes[0] is homes[1], made["b"].read_value()
+
+    worker, error, together, value = on_cluster(world, 2, train) or (None,) * 4
+    if worker is not None:
+        assert not together
+        np.testing.assert_array_equal(value, np.ones(1000))
+    if worker == 1:
+        assert isinstance(error, errors.InvalidArgumentError)
+        for part in (
+            "worker 1 creates variable number 1 as 'b', float32[1000]",
+            "worker 0 as 'a', float32[1000]",
+            "all workers must create the same variables in the same order",
+        ):
+            assert part in error.message
+
+
 @pytest.mark.ranks(3)
 def test_the_first_worker_to_come_gives_the_first_value(world):
     def train(strategy, workers):

@@ -67,6 +67,26 @@ def test_workers_that_create_otherwise(make, other):
         assert part in info.value.message
 
 
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_workers_that_create_in_another_order_over_several_servers(make, servers, name):
+    """Each ps by itself is asked for names that it has not heard of."""
+    cluster = make(servers=servers)
+    first, second = cluster.worker(0), cluster.worker(1)
+    made = [variable(first, name, 1000) for name in "ab"]
+    assert made[0].remote.connection is not made[1].remote.connection
+    with pytest.raises(errors.InvalidArgumentError) as info:
+        variable(second, name, 1000)
+    for part in (
+        f"worker 1 creates variable number 1 as '{name}'",
+        "worker 0 as 'a'",
+        "same order",
+    ):
+        assert part in info.value.message
+    made[0].assign_add(1)
+    np.testing.assert_array_equal(variable(second, "a", 1000), np.ones(1000))
+
+
 def test_staleness_counts_the_changes_of_others(make):
     cluster = make()
     one, two = (variable(cluster.worker(i), "v", 10) for i in range(2))
