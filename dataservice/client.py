@@ -76,7 +76,8 @@ def distribute(
         A function for :meth:`Dataset.apply`. During the iteration of its result: UnavailableError
         if the dispatcher or a worker is missing or lost; DeadlineExceededError if one is stuck;
         InvalidArgumentError if the job exists with other parameters; and what a function of the
-        dataset raises on a worker, as the same class with a note that names the worker.
+        dataset raises on a worker, as the same class with a note that names the worker, or as
+        UnknownError if it is no Exception (SystemExit, KeyboardInterrupt).
 
     Raises:
         UnimplementedError: An argument asks for something that this version cannot do. When the

@@ -46,10 +46,13 @@ class Outbox:
     Args:
         where: The task and its worker in words, for errors.
         drained: Called once, when the end has been reached and all elements have been given out.
+
+    Attributes:
+        where: As given.
     """
 
     def __init__(self, where: str, drained: Callable[[], None]) -> None:
-        self._where = where
+        self.where = where
         self._drained = drained
         self._changed = threading.Condition()
         self._elements: deque[tuple[Any, int]] = deque()
@@ -83,7 +86,7 @@ class Outbox:
 
     def fail(self, error: BaseException) -> None:
         """Local. There are no more elements, because of an error."""
-        data = pack_error(error, self._where)
+        data = pack_error(error, self.where)
         with self._changed:
             self._failure = self._failure or data
         self._serve()
@@ -185,9 +188,10 @@ class Outbox:
         if elements:
             try:
                 parcel = pack_elements(elements)
-            except Exception as error:
-                # Lost with what was taken: the stream ends here for everybody.
-                failure, elements, end = pack_error(error, self._where), [], False
+            except BaseException as error:
+                # Lost with what was taken: the stream ends here for everybody. An element that
+                # decides how it is pickled can raise anything.
+                failure, elements, end = pack_error(error, self.where), [], False
                 with self._changed:
                     self._failure = failure
                     self._elements.clear()

@@ -42,6 +42,7 @@ class Runner:
             request = pb.TaskRequest(task_id=self._task_id)
             task = self._dispatcher.ask("dispatcher/GetTask", request, pb.Task)
             node = self._dataset_of(task.dataset_id)
+            self.outbox.where += f", dataset {node.summary()}"
             with node.iterate(self._context(task, node)) as elements:
                 for element in elements:
                     if not self.outbox.put(element):

@@ -68,18 +68,29 @@ def unpack(data: bytes, buffers: Sequence[Array]) -> Any:
 
 
 def pack_error(error: BaseException, where: str) -> bytes:
-    """Local. Pickle an error with a note of its traceback and of where it was raised."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    error.add_note(f"raised in {where}:\n{text}")
-    try:
-        data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)
-    except Exception:
-        # An error whose constructor takes other arguments than it stores cannot be made again.
-        name = type(error).__qualname__
-        copy = UnknownError(f"{name}: {error} (raised in {where}; {name} itself cannot be pickled)")
-        copy.add_note(text)
-        data = cloudpickle.dumps(copy)
+    """Local. Pickle an error with a note of its traceback and of where it was raised.
+
+    What is no Exception, such as SystemExit, becomes an UnknownError that names it: raised as it
+    was, it would end the script of whoever reads the elements.
+    """
+    data: bytes
+    told = traceback.TracebackException.from_exception(error)
+    text = "".join(told.format()).rstrip()
+    name = type(error).__qualname__
+    reason = f"{name} is not raised here, where it would end the script"
+    if isinstance(error, Exception):
+        error.add_note(f"raised in {where}:\n{text}")
+        try:
+            data = cloudpickle.dumps(error)
+            pickle.loads(data)
+        except BaseException:
+            # One whose constructor takes other arguments than it stores cannot be made again.
+            reason = f"{name} itself cannot be pickled"
+        else:
+            return data
+    copy = UnknownError(f"{name}: {told} (raised in {where}; {reason})")
+    copy.add_note(text)
+    data = cloudpickle.dumps(copy)
     return data
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from mpidist import open_endpoint
-from mpidist.errors import DistNetworkError
+from mpidist.errors import DistNetworkError, UnknownError
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -101,6 +101,27 @@ def test_errors_of_functions_name_the_worker(world):
             notes = error.__notes__
         results = world.allgather((before, "raised in data worker mpi://" in "\n".join(notes)))
     assert results == [([0, 1, 2], True)] * world.size
+
+
+def test_a_function_that_exits_ends_neither_the_worker_nor_the_trainer(world):
+    def exit_at_three(i):
+        if i == 3:
+            raise SystemExit(3)
+        return i
+
+    worker = world.size - 1
+    with service(world, workers=[worker]) as target:
+        dataset = Dataset.range(9).map(exit_at_three).apply(distribute("parallel_epochs", target))
+        try:
+            said = str(list(dataset))
+        except UnknownError as error:
+            said = str(error)
+        healthy = Dataset.range(9).apply(distribute("parallel_epochs", target))
+        results = world.allgather((said, [int(i) for i in healthy]))
+    for said, elements in results:
+        assert "SystemExit: 3 (raised in data worker mpi://" in said
+        assert "dataset range(0, 9, 1).map(" in said
+        assert elements == list(range(9))
 
 
 def test_an_iterator_closed_early_leaves_the_service_usable(world):

@@ -75,6 +75,30 @@ def test_errors_keep_their_class_and_say_where():
     assert "in raised" in note  # the traceback's frame
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_would_end_the_reader_arrives_as_an_error_that_names_it(kind):
+    error = unpack(pack_error(raised(kind("enough")), "data worker 5"), ())
+    assert type(error) is UnknownError
+    assert f"{kind.__name__}: enough (raised in data worker 5" in str(error)
+    (note,) = error.__notes__
+    assert "in raised" in note  # the traceback's frame
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise KeyError("no words")
+
+    def __reduce__(self):
+        raise SystemExit(4)
+
+
+def test_an_error_that_can_be_neither_pickled_nor_printed_is_named():
+    error = unpack(pack_error(raised(Unspeakable()), "data worker 5"), ())
+    assert type(error) is UnknownError
+    assert "Unspeakable" in str(error)
+    assert "raised in data worker 5" in str(error)
+
+
 class Awkward(Exception):
     def __init__(self, a, b):
         super().__init__(f"{a} and {b}")

@@ -1,0 +1,165 @@
+"""What consumers are told when something fails, in one process."""
+
+import threading
+import time
+
+import pytest
+
+from dataservice import Dataset, distribute
+from mpidist.errors import UnavailableError, UnknownError
+
+MODES = ["parallel_epochs", "distributed_epoch"]
+
+
+def values(dataset):
+    return [int(element) for element in dataset]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_errors_of_functions_arrive_as_they_were(make_service, mode):
+    service = make_service(1)
+
+    def fail_at_five(i):
+        if i == 5:
+            raise KeyError("five")
+        return i
+
+    elements = iter(Dataset.range(10).map(fail_at_five).apply(distribute(mode, service.target)))
+    assert [int(next(elements)) for _ in range(5)] == [0, 1, 2, 3, 4]
+    for _ in range(2):
+        with pytest.raises(KeyError, match="five") as caught:
+            next(elements)
+        notes = "\n".join(caught.value.__notes__)
+        assert "raised in data worker inproc://localhost:" in notes
+        assert "in fail_at_five" in notes
+
+
+def exits(i):
+    raise SystemExit(f"at {i}")
+
+
+def is_interrupted(i):
+    raise KeyboardInterrupt(f"at {i}")
+
+
+@pytest.mark.parametrize("function", [exits, is_interrupted])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_function_that_ends_the_script_ends_only_the_iteration(
+    make_service, function, mode, ahead
+):
+    service = make_service(1)
+
+    def at_two(i):
+        return function(i) if i == 2 else i
+
+    dataset = Dataset.range(5).map(at_two)
+    dataset = dataset.prefetch(2) if ahead else dataset
+    elements = iter(dataset.apply(distribute(mode, service.target)))
+    assert [int(next(elements)) for _ in range(2)] == [0, 1]
+    with pytest.raises(UnknownError) as caught:
+        next(elements)
+    worker = f"data worker inproc://localhost:{service.workers[0]._endpoint.address.port}"
+    kind = "SystemExit" if function is exits else "KeyboardInterrupt"
+    assert f"{kind}: at 2 (raised in {worker}, task" in str(caught.value)
+    assert f"dataset {dataset.node.summary()};" in str(caught.value)
+    assert f"in {function.__name__}" in "\n".join(caught.value.__notes__)
+    healthy = Dataset.range(5).apply(distribute(mode, service.target))
+    assert values(healthy) == list(range(5))
+
+
+class ExitsWhenPickled:
+    def __reduce__(self):
+        raise SystemExit(5)
+
+
+def test_an_element_that_exits_when_pickled_ends_only_the_iteration(make_service):
+    service = make_service(1)
+    dataset = Dataset.range(3).map(lambda i: ExitsWhenPickled())
+    with pytest.raises(UnknownError, match=r"SystemExit: 5 \(raised in data worker"):
+        list(dataset.apply(distribute("parallel_epochs", service.target)))
+    healthy = Dataset.range(5).apply(distribute("parallel_epochs", service.target))
+    assert values(healthy) == list(range(5))
+
+
+def test_elements_that_cannot_be_pickled(make_service):
+    service = make_service(1)
+    dataset = Dataset.range(3).map(lambda i: threading.Lock())
+    with pytest.raises(TypeError, match="cannot pickle"):
+        list(dataset.apply(distribute("parallel_epochs", service.target)))
+
+
+def test_datasets_that_cannot_be_pickled(make_service):
+    service = make_service(1)
+    lock = threading.Lock()
+    dataset = Dataset.range(3).map(lambda i: (lock, i)[1])
+    with pytest.raises(TypeError, match="cannot pickle"):
+        list(dataset.apply(distribute("parallel_epochs", service.target)))
+
+
+def test_no_dispatcher():
+    dataset = Dataset.range(3).apply(
+        distribute("parallel_epochs", "inproc://localhost:4711", start_timeout_s=0.05)
+    )
+    with pytest.raises(UnavailableError, match=r"no dispatcher answers at localhost:4711.*0\.05 s"):
+        list(dataset)
+
+
+def test_no_workers(make_service):
+    service = make_service(0)
+    apply = distribute("parallel_epochs", service.target, start_timeout_s=0.1)
+    with pytest.raises(UnavailableError, match=r"no data worker has registered .* within 0\.1 s"):
+        list(Dataset.range(3).apply(apply))
+
+
+def test_workers_and_dispatcher_may_come_later(make_service):
+    service = make_service(0)
+    elements = iter(Dataset.range(3).apply(distribute("parallel_epochs", service.target)))
+    service.add_worker()
+    assert [int(element) for element in elements] == [0, 1, 2]
+
+
+def test_a_worker_that_is_stopped_with_work_to_do_is_missed(make_service):
+    service = make_service(2)
+    dataset = Dataset.range(10**6).apply(distribute("parallel_epochs", service.target))
+    elements = iter(dataset)
+    next(elements)
+    address = f"localhost:{service.workers[0]._endpoint.address.port}"
+    service.workers[0].stop()
+    with pytest.raises(UnavailableError, match=f"data worker inproc://{address}"):
+        for _ in elements:
+            pass
+    # The next iteration goes to the other one alone.
+    again = Dataset.range(100).apply(distribute("parallel_epochs", service.target))
+    assert values(again) == list(range(100))
+
+
+def test_a_dispatcher_that_is_stopped_is_missed(make_service):
+    service = make_service(1)
+    elements = iter(Dataset.range(3).repeat().apply(distribute("parallel_epochs", service.target)))
+    next(elements)
+    service.dispatcher.stop()
+    with pytest.raises(UnavailableError, match=r"the dispatcher at localhost:\d+ is gone"):
+        for _ in elements:
+            pass
+
+
+def test_an_iterator_that_is_closed_ends_its_tasks_at_once(make_service):
+    service = make_service(0)
+    for _ in range(2):
+        service.add_worker(heartbeat_interval_ms=60_000)
+    elements = iter(Dataset.range(3).repeat().apply(distribute("parallel_epochs", service.target)))
+    next(elements)
+    elements.close()
+    assert list(elements) == []
+    deadline = time.monotonic() + 10
+    while any(t.name.startswith("dataservice-task") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+
+
+def test_closing_while_the_dispatcher_is_missing():
+    dataset = Dataset.range(3).apply(distribute("parallel_epochs", "inproc://localhost:4711"))
+    started = time.monotonic()
+    iter(dataset).close()
+    assert time.monotonic() - started < 5
