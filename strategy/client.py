@@ -179,7 +179,7 @@ class Connection:
             return work
 
     def settle(self) -> None:
-        """Local. Wait until every push of this worker to this server has been applied.
+        """Local. Wait until every push through this connection has been applied, of any thread.
 
         Raises:
             Exception: What a push failed with, unless it has been raised from its Work already.
@@ -190,8 +190,10 @@ class Connection:
                 waiting = list(self._under_way)
             for work in waiting:
                 work.block(float("inf"))
-            with self._pushing:  # not before: another thread may be about to wait for them too
-                self._under_way = [work for work in self._under_way if not work.is_completed()]
+            # Not before: another thread may be about to wait for them too. And no others: one that
+            # has come and failed meanwhile has not been raised anywhere.
+            with self._pushing:
+                self._under_way = [work for work in self._under_way if work not in waiting]
             for work in waiting:
                 if _needs_attention(work):
                     work.wait()
@@ -270,7 +272,7 @@ class Connection:
 
 
 def pull(remote: Remote, out: Array, *, consistent: bool = True) -> None:
-    """Local. Copy a variable, with all earlier pushes of this worker applied.
+    """Local. Copy a variable, with all earlier pushes through its connection applied.
 
     Args:
         remote: The variable; its versions become those of the copy.
