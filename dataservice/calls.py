@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from dataservice.stall import Stall
 from dataservice.wire import Array
 from mpidist import Backoff, Endpoint, Reply, Work
 from mpidist.errors import (
@@ -64,8 +65,12 @@ class Caller:
         """Local. Tell the peer something, without an answer."""
         self.endpoint.notify(self.peer, method, request.SerializeToString())
 
-    def finish(self, work: Work) -> Reply:
+    def finish(self, work: Work, stall: Stall | None = None) -> Reply:
         """Local. Wait for a call.
+
+        Args:
+            work: What ``start`` gave.
+            stall: What to report if it takes long.
 
         Raises:
             CancelledError: Somebody wants the thread to stop.
@@ -74,6 +79,8 @@ class Caller:
         while not work.is_completed():
             if self._stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
+            if stall is not None:
+                stall.look()
             try:
                 work.wait(_STOP_PERIOD_S)
             except DeadlineExceededError:
@@ -86,8 +93,22 @@ class Caller:
         """Local. Call and wait; raises as :meth:`finish`."""
         return kind.FromString(self.finish(self.start(method, request, buffers)).body)
 
-    def ask_patiently(self, method: str, request: Message, kind: type[M], limit_s: float) -> M:
+    def ask_patiently(
+        self,
+        method: str,
+        request: Message,
+        kind: type[M],
+        limit_s: float,
+        stall: Stall | None = None,
+    ) -> M:
         """Local. As :meth:`ask`, but for a peer that may not have started yet.
+
+        Args:
+            method: ``"service/Method"``.
+            request: Its message.
+            kind: The class of the answer.
+            limit_s: For how long to try, in seconds.
+            stall: What to report if it takes long.
 
         Raises:
             UnavailableError: It has not within ``limit_s`` seconds.
@@ -97,7 +118,7 @@ class Caller:
         while True:
             remaining = max(deadline - time.monotonic(), 0.0)
             try:
-                reply = self.finish(self.start(method, request, timeout=remaining))
+                reply = self.finish(self.start(method, request, timeout=remaining), stall)
                 return kind.FromString(reply.body)
             except _NOT_THERE as error:
                 if time.monotonic() >= deadline:
@@ -106,4 +127,6 @@ class Caller:
                     ) from error
             if self._stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
+            if stall is not None:
+                stall.look()
             backoff.pause()

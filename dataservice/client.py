@@ -23,6 +23,7 @@ from dataservice.dataset.node import (
     UnaryNode,
 )
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.stall import missing_dispatcher
 from dataservice.stream import Stream
 from dataservice.wire import Parcel, pack_dataset
 from mpidist import Endpoint, open_endpoint
@@ -49,7 +50,8 @@ def distribute(
     """Local. Have a dataset evaluated by the workers of a data service.
 
     Everything before it runs on the workers, everything after it here. Each iteration of the
-    result, and each repetition of a ``repeat`` after it, is a new iteration of the job.
+    result, and each repetition of a ``repeat`` after it, is a new iteration of the job. Whoever
+    waits 15 seconds for an element (or MPIDIST_STALL_S) logs a warning that names the workers.
 
     Args:
         processing_mode: ``"parallel_epochs"``: every worker gives the whole dataset, so that n
@@ -146,6 +148,12 @@ class Distributed(UnaryNode):
         """Local. See :class:`Node`."""
         return DistributedIterator(self, next(self._here.iterations))
 
+    @property
+    def job(self) -> str:
+        """Local. What a consumer of this node reads, in words."""
+        name = "a job of its own" if self.job_name is None else f"job {self.job_name!r}"
+        return f"{name}, {self.parent.summary()},"
+
     def register(self, dispatcher: Caller) -> int:
         """Local. The dispatcher's id of what is to be evaluated; raises as Caller.ask."""
         if self._here.request is None:
@@ -170,10 +178,10 @@ class DistributedIterator(ElementIterator):
     """One iteration; its thread ends when the iterator is closed or dropped."""
 
     def __init__(self, node: Distributed, repetition: int) -> None:
-        self._stream = Stream()
-        self._ready: deque[Any] = deque()
         # Opened on this thread, because over mpi the first endpoint starts MPI.
         endpoint = open_endpoint(node.protocol)
+        self._stream = Stream(f"consumer {endpoint.address} of {node.job}")
+        self._ready: deque[Any] = deque()
         self._thread = threading.Thread(
             target=_fetch,
             args=(endpoint, node, repetition, self._stream),
@@ -201,6 +209,7 @@ def _shut(stream: Stream, thread: threading.Thread) -> None:
 
 
 def _fetch(endpoint: Endpoint, node: Distributed, repetition: int, stream: Stream) -> None:
+    stream.waits_for = lambda: missing_dispatcher(node.service, node.terms.start_timeout_s)
     try:
         with endpoint:
             dispatcher = Caller(endpoint, node.service, "dispatcher", lambda: stream.closed)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+import mpidist
 from mpidist.errors import UnimplementedError
+
+# Sooner than for ranks that wait for each other: a trainer gives up after a minute without any
+# data worker, and is to be told before that why it stands still.
+_STALL_S = 15.0
 
 
 class ShardingPolicy(enum.IntEnum):
@@ -129,6 +134,13 @@ class WorkerConfig:
                 "a worker needs the dispatcher_address, as DispatchServer.target gives it"
             )
         _check_times(self, "heartbeat_interval_ms", "dispatcher_timeout_ms")
+
+
+def stall_s() -> float:
+    """Local. Seconds after which a wait for data is reported: 15, or another MPIDIST_STALL_S."""
+    settings = mpidist.config
+    given = settings.config.stall_s
+    return _STALL_S if given == settings.Config.stall_s else given
 
 
 def seconds_of(milliseconds: int | None, default_s: float) -> float:

@@ -31,6 +31,8 @@ _ELEMENTS_PER_REPLY = 4096
 # A worker that is alive answers within ten of its heartbeats, if only with nothing.
 _REPLY_LIMIT_S = 60.0
 
+_START_ONE = "Start one with WorkerServer(dispatcher_address=...), or a task of the job 'data'"
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -113,6 +115,7 @@ class Consumer:
         """
         self._client_id = iteration.client_id
         self._stream.on_room = self._ring
+        self._stream.waits_for = self._waits_for
         try:
             self._update(iteration.state)
             while not self._over and not self._stream.closed:
@@ -149,6 +152,30 @@ class Consumer:
                 raise DeadlineExceededError(
                     f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; it is stuck or gone"
                 )
+
+    def _waits_for(self) -> str:
+        """What the user waits for, in words; called on the user's thread, hence the copies."""
+        dispatcher = self._dispatcher.peer
+        tasks = list(self._tasks.values())
+        if not tasks:
+            return (
+                f"a data worker; none has registered at the dispatcher {dispatcher}. "
+                f"{_START_ONE}. This fails after {self._terms.start_timeout_s:g} s"
+            )
+        now = time.monotonic()
+        workers = []
+        for task in tasks:
+            calls = list(task.calls)
+            silent = f"unanswered for {now - calls[0].sent:.3g} s" if calls else "not asked"
+            workers.append(f"{task.worker} (task {task.id}, {'ended' if task.ended else silent})")
+        beat = self._beat
+        if beat is not None and now - beat.sent > _HEARTBEAT_S:
+            dispatcher += f" (unanswered for {now - beat.sent:.3g} s)"
+        return (
+            f"elements from the data workers {', '.join(workers)} of the dispatcher {dispatcher}. "
+            "Who has not answered for more than 10 s is stuck or gone; on the other workers a "
+            "function of the dataset is slow, or hangs"
+        )
 
     # The dispatcher
 
@@ -203,8 +230,7 @@ class Consumer:
         if not self._over and time.monotonic() - self._started > self._terms.start_timeout_s:
             raise UnavailableError(
                 f"no data worker has registered at the dispatcher {self._dispatcher.peer} within "
-                f"{self._terms.start_timeout_s:g} s; start one with "
-                "WorkerServer(dispatcher_address=...), or a task of the job 'data'"
+                f"{self._terms.start_timeout_s:g} s. {_START_ONE}"
             )
 
     def _all_ended(self) -> bool:

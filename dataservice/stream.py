@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.stall import Stall
 from dataservice.wire import Parcel, unpack
 
 # Fetched and unused elements may take this much memory.
@@ -28,11 +29,16 @@ class Frame:
 class Stream:
     """Frames in order, then an end or an error; bounded in bytes.
 
+    Args:
+        user: Who takes the elements, in words, for the report of a long wait.
+
     Attributes:
         on_room: Called when a frame has been used.
+        waits_for: Gives in words what the next frame depends on; called on the user's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, user: str) -> None:
+        self._user = user
         self._changed = threading.Condition()
         self._frames: deque[Frame] = deque()
         self._nbytes = 0
@@ -42,6 +48,7 @@ class Stream:
         self._error: BaseException | None = None
         self.closed = False
         self.on_room: Callable[[], None] = lambda: None
+        self.waits_for: Callable[[], str] = lambda: "elements"
 
     # For the fetching thread
 
@@ -86,9 +93,12 @@ class Stream:
         with self._changed:
             self._held -= self._in_use
             self._in_use = 0
+            stall = Stall(self._user, lambda: self.waits_for())
             while not self._frames and not self._over and not self.closed:
-                if not self._changed.wait(_ALIVE_PERIOD_S) and not alive() and not self._over:
+                limit = min(_ALIVE_PERIOD_S, stall.due_s)
+                if not self._changed.wait(limit) and not alive() and not self._over:
                     raise RuntimeError("the thread that fetches elements has died")
+                stall.look()
             if not self._frames or self.closed:
                 if self._error is not None:
                     raise self._error

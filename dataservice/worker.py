@@ -11,6 +11,7 @@ from dataservice.config import WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.runner import Runner
+from dataservice.stall import Stall, missing_dispatcher
 from dataservice.wire import unpack
 from mpidist import LATER, Endpoint, Reply, Request, Work
 from mpidist.errors import CancelledError, Error, NotFoundError
@@ -152,10 +153,14 @@ class DataWorker:
 
     def _register(self) -> None:
         request = pb.RegisterWorkerRequest(address=self.address)
+        stall = Stall(f"data worker {self.address}", self._waits_for)
         reply = self._dispatcher.ask_patiently(
-            "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s
+            "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s, stall
         )
         self._worker_id = reply.worker_id
+
+    def _waits_for(self) -> str:
+        return missing_dispatcher(self._dispatcher.peer, self._patience_s)
 
     def _beat(self, reachable: bool) -> bool:
         with self._lock:

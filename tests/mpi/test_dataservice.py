@@ -1,13 +1,17 @@
 """The data service between ranks: a dispatcher on rank 0, a worker on every rank."""
 
+import logging
+import threading
 from collections import Counter
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+import mpidist.config
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from mpidist import open_endpoint
+from mpidist.config import Config
 from mpidist.errors import DistNetworkError, UnknownError
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -122,6 +126,52 @@ def test_a_function_that_exits_ends_neither_the_worker_nor_the_trainer(world):
         assert "SystemExit: 3 (raised in data worker mpi://" in said
         assert "dataset range(0, 9, 1).map(" in said
         assert elements == list(range(9))
+
+
+RELEASED = threading.Event()
+
+
+def wait_at_one(i):
+    assert i != 1 or RELEASED.wait(30)
+    return i
+
+
+class Reports(logging.Handler):
+    """Keeps the reports of long waits, and tells rank 1 of the first."""
+
+    def __init__(self, world):
+        super().__init__()
+        self._world = world
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+        if len(self.texts) == 1:
+            self._world.send(None, 1)
+
+
+def test_a_consumer_says_what_it_has_waited_for(world, monkeypatch):
+    reports = Reports(world)
+    logger = logging.getLogger("dataservice.stall")
+    logger.addHandler(reports)
+    with service(world, workers=[1]) as target:
+        if world.rank == 0:
+            elements = iter(
+                Dataset.range(2).map(wait_at_one).apply(distribute("parallel_epochs", target))
+            )
+            assert next(elements) == 0
+            monkeypatch.setattr(mpidist.config, "config", Config(stall_s=0.05))
+            assert next(elements) == 1
+            elements.close()
+        if world.rank == 1:
+            world.recv(source=0)
+            RELEASED.set()
+        world.Barrier()
+    logger.removeHandler(reports)
+    if world.rank == 0:
+        (text,) = reports.texts
+        assert f"of the dispatcher {target.split('://')[1]}." in text
+        assert "s for elements from the data workers mpi://" in text
 
 
 def test_an_iterator_closed_early_leaves_the_service_usable(world):

@@ -28,7 +28,7 @@ class Script:
             self._calls |= {f"{service}/{method}": queue.Queue() for method in methods}
         self.server.serve_in_thread()
         self.address = str(self.server.address)
-        self.stream = Stream()
+        self.stream = Stream("a consumer")
         self._client = open_endpoint("inproc")
         caller = Caller(self._client, self.address, "dispatcher", lambda: False)
         terms = Terms(start_timeout_s=30, max_outstanding=max_outstanding)
