@@ -76,7 +76,7 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
     except (OSError, SafetensorError) as error:
         raise errors.FailedPreconditionError(
             f"cannot write the checkpoint {path!r}: {error}; every ps task must be able to write "
-            "into its folder, and safetensors must know the dtypes"
+            "into its folder"
         ) from error
 
 
@@ -164,13 +164,19 @@ class Writing:
         step: Global step.
         servers: Number of files.
         keep: How many complete checkpoints to keep, at least 1.
+        extra: Names of more files that will be put into it.
 
     Attributes:
         paths: The file of each server.
         path: The folder, once complete.
+
+    Raises:
+        ValueError: ``keep`` is less than 1, or a file cannot have the name.
     """
 
-    def __init__(self, directory: str, step: int, servers: int, keep: int) -> None:
+    def __init__(
+        self, directory: str, step: int, servers: int, keep: int, extra: Iterable[str] = ()
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep!r}")
         self._directory = os.path.abspath(directory)
@@ -180,6 +186,17 @@ class Writing:
         self._partial = f"{self.path}.partial-{os.getpid()}"
         self._names = [f"ps-{i}-of-{servers}.safetensors" for i in range(servers)]
         self.paths = [os.path.join(self._partial, name) for name in self._names]
+        for name in extra:
+            if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
+                raise ValueError(
+                    f"{name!r} cannot be a file in the checkpoint {self.path!r}: give it a name "
+                    "without a path"
+                )
+            if name in (_INDEX, *self._names):
+                raise ValueError(
+                    f"the checkpoint {self.path!r} has a file {name!r} itself: give yours another "
+                    "name"
+                )
 
     def __enter__(self) -> Writing:
         os.makedirs(self._directory, exist_ok=True)

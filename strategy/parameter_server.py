@@ -219,16 +219,21 @@ class ParameterServer:
 
     def _apply(self, variable: _Variable, number: int, blocks: Iterator[Array]) -> None:
         shard = variable.shard
+        dtype = shard.layout.dtype
         if number in _PLAIN:
             kind, rule = _PLAIN[number]
             values: Mapping[str, float] = {}
+            if number == pb.SUB and dtype == np.bool_:
+                raise errors.InvalidArgumentError(
+                    f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
+                )
         else:
             optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
             kind, rule, values = optimizer.kind, optimizer.rule, optimizer.values
-            if shard.layout.dtype.kind != "f":
+            if dtype.kind != "f":
                 raise errors.InvalidArgumentError(
-                    f"{kind} cannot change variable {shard.name!r} of dtype {shard.layout.dtype}: "
-                    "optimizers need a floating dtype"
+                    f"{kind} cannot change variable {shard.name!r} of dtype {dtype}: optimizers "
+                    "need float16, float32 or float64"
                 )
         shard.apply(kind, rule, values, blocks)
         for request in variable.waiting:

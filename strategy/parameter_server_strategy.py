@@ -22,7 +22,7 @@ from strategy.initializers import initial_value
 from strategy.parameter_server import ParameterServer
 from strategy.placement import ByBytes
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shard import Layout
+from strategy.shard import DTYPES, Layout
 from strategy.variable import Variable
 
 # Jobs whose tasks do not train.
@@ -178,6 +178,11 @@ class ParameterServerStrategy:
         if any(axis < 0 for axis in shape):
             raise ValueError(f"variable {name!r} cannot have the shape {tuple(shape)}")
         layout = Layout(shape, dtype)
+        if layout.dtype not in DTYPES:
+            raise TypeError(
+                f"variable {name!r} cannot have the dtype {layout.dtype}: what can be changed and "
+                "saved is bool, integers, bfloat16, float16, float32 and float64"
+            )
         if len(self._connections) > 1:  # each server sees its own variables only
             self._connections[0].announce(name, layout, len(self._variables))
         connection = self._connections[self._placement.place(layout.data_bytes)]
@@ -198,24 +203,25 @@ class ParameterServerStrategy:
         Args:
             directory: Folder of all checkpoints, on a file system that every ps task can write.
             keep: How many to keep, at least 1.
-            extra: More files for the folder: name to what is written there as JSON.
+            extra: More files for the folder: name, without ``/``, to what is written there as JSON.
 
         Returns:
             The checkpoint's folder. It is complete, or does not exist.
 
         Raises:
             FailedPreconditionError: A ps task cannot write into the folder.
-            ValueError: ``keep`` is less than 1.
+            ValueError: ``keep`` is less than 1, or a name in ``extra`` is not that of a file of its
+                own in the folder. Nothing has been written.
         """
         self._drain()
-        step = int(self.global_step)
-        with checkpoint.Writing(directory, step, len(self._connections), keep) as writing:
+        step, files = int(self.global_step), extra or {}
+        with checkpoint.Writing(directory, step, len(self._connections), keep, files) as writing:
+            for name, content in files.items():
+                writing.add_json(name, content)
             works = [
                 connection.save(path)
                 for connection, path in zip(self._connections, writing.paths, strict=True)
             ]
-            for name, content in (extra or {}).items():
-                writing.add_json(name, content)
             for work in works:
                 work.wait()
         return writing.path
@@ -297,6 +303,7 @@ def get_variable(
 
     Raises:
         ValueError: The name is missing or taken, or the shape is missing or wrong.
+        TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64.
         InvalidArgumentError: Another worker made it otherwise; the message names both.
         ResourceExhaustedError: The ps task has no room for it.
     """

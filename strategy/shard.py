@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -20,6 +21,13 @@ Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
 BLOCK_BYTES = 1 << 20
+
+# What can be changed and read in place, sent by its name, and saved.
+DTYPES = (
+    *map(np.dtype, ("bool", "int8", "int16", "int32", "int64")),
+    *map(np.dtype, ("uint8", "uint16", "uint32", "uint64")),
+    *map(np.dtype, (ml_dtypes.bfloat16, "float16", "float32", "float64")),
+)
 
 
 class Layout:

@@ -102,7 +102,7 @@ def test_variables_of_two_servers_do_not_mix(world):
 @pytest.mark.parametrize("transport", ["shared", "p2p"])
 def test_dtypes(world, transport):
     rng = np.random.default_rng(5)
-    dtypes = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool")
+    dtypes = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool", "bfloat16")
     shapes = ((), (7, 3), (700, 601))
     values = [rng.integers(0, 100, s).astype(dtype) for dtype in dtypes for s in shapes]
 

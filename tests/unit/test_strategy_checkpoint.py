@@ -146,11 +146,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         checkpoint.write_shards(str(tmp_path / "absent" / "file"), [owned("a", np.ones(2))])
 
 
-def test_a_dtype_that_files_cannot_have(tmp_path):
-    with pytest.raises(FailedPreconditionError, match=r"complex128.*must know the dtypes"):
-        checkpoint.write_shards(str(tmp_path / "file"), [owned("a", np.ones(2, complex))])
-
-
 def test_nothing_appears_before_the_end_and_nothing_is_left_by_an_error(tmp_path):
     def fail():
         with Writing(str(tmp_path / "new"), 5, 1, 3) as writing:
@@ -169,6 +164,23 @@ def test_more_files(tmp_path):
         writing.add_json("data.json", {"epoch": [1, 2]})
     with open(os.path.join(writing.path, "data.json")) as file:
         assert json.load(file) == {"epoch": [1, 2]}
+
+
+BAD_NAMES = ("", ".", "..", "/x", "../x.json", "a/b", "a/", "a\\b", "a\0b", "index.json")
+
+
+@pytest.mark.parametrize("name", [*BAD_NAMES, "ps-1-of-2.safetensors"])
+def test_names_that_more_files_cannot_have(tmp_path, name):
+    with pytest.raises(ValueError, match=r"give .* name"):
+        Writing(str(tmp_path / "new"), 5, 2, 3, ["good.json", name])
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["a.b", "...", "ps-2-of-2.safetensors", "index.jsonl", "ä b"])
+def test_names_that_more_files_can_have(tmp_path, name):
+    with Writing(str(tmp_path), 5, 2, 3, [name]) as writing:
+        writing.add_json(name, 1)
+    assert name in names(writing.path)
 
 
 def test_what_killed_jobs_left_is_ignored_and_removed(tmp_path):

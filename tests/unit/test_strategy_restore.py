@@ -12,7 +12,7 @@ from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy import ParameterServerStrategy, checkpoint, get_variable, optimizers
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -142,9 +142,29 @@ def test_a_save_has_all_earlier_pushes(program, tmp_path):
     np.testing.assert_array_equal(v, np.full(300_000, -10.0))
 
 
-def test_a_save_that_fails_leaves_nothing(program, tmp_path):
-    strategy, (v,) = program(v=np.ones(2, complex))
-    with pytest.raises(FailedPreconditionError, match="complex128"):
+def test_a_save_that_fails_leaves_nothing(program, tmp_path, monkeypatch):
+    strategy, (v,) = program(v=np.ones(2))
+
+    def fail(*arguments, **options):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(FailedPreconditionError, match="the disk is full"):
         strategy.save(str(tmp_path))
     assert os.listdir(tmp_path) == []
     np.testing.assert_array_equal(v, [1, 1])
+
+
+@pytest.mark.parametrize("name", ["../x.json", "index.json", "ps-0-of-1.safetensors", "a/b"])
+def test_extra_files_stay_within_the_checkpoint(program, tmp_path, name):
+    strategy, _ = program(v=np.ones(2))
+    with pytest.raises(ValueError, match=repr(name)):
+        strategy.save(str(tmp_path / "new"), extra={"good.json": 1, name: 2})
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_extra_file_that_is_not_json_leaves_nothing(program, tmp_path):
+    strategy, _ = program(v=np.ones(2))
+    with pytest.raises(TypeError, match="JSON"):
+        strategy.save(str(tmp_path), extra={"x.json": object()})
+    assert os.listdir(tmp_path) == []

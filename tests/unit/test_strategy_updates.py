@@ -174,11 +174,23 @@ def test_an_optimizer_refuses_integers_and_the_rest_is_applied(size):
     work = optimizers.SGD(1).apply_gradients(
         [(np.ones(size, int), counts), (np.ones(size, np.float32), v)]
     )
-    with pytest.raises(InvalidArgumentError, match=r"SGD cannot change variable 'n'.*floating"):
+    with pytest.raises(InvalidArgumentError, match=r"SGD cannot change variable 'n'.*need float16"):
         work.wait()
     np.testing.assert_array_equal(v, np.zeros(size))
     np.testing.assert_array_equal(counts, np.ones(size))
     assert v.assign(5) == 3
+
+
+@pytest.mark.parametrize("size", [2, 300_000, 2_000_000])
+def test_bools_are_not_subtracted(size):
+    flags = get_variable("f", size, bool, initializer=True)
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match="subtract from variable 'f' of dtype bool"):
+            flags.assign_sub(np.ones(size, bool))
+        np.testing.assert_array_equal(flags, np.ones(size, bool))
+        assert flags.version == 1
+    if flags.remote.shared is not None:
+        assert flags.remote.shared.try_read(np.empty(size, bool)) == 1
 
 
 def test_gradients_by_the_array_protocols():

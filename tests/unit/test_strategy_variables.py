@@ -1,10 +1,10 @@
 """Variables as a script has them: how they are made, and how they act as arrays."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import mpidist
-from mpidist.errors import InvalidArgumentError
 from strategy import ParameterServerStrategy, get_variable
 
 
@@ -73,10 +73,55 @@ def test_names(name):
         get_variable(name, 1)
 
 
-@pytest.mark.parametrize("dtype", [object, "U3"])
-def test_dtypes_that_memory_cannot_hold(dtype):
-    with pytest.raises((TypeError, InvalidArgumentError)):
+UNFIT = (
+    *(
+        object,
+        "U3",
+        "S3",
+        "V8",
+        "f4,i4",
+        "M8[s]",
+        "m8[s]",
+        "complex64",
+        "complex128",
+        np.longdouble,
+    ),
+    *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4),
+)
+
+
+@pytest.mark.parametrize("dtype", UNFIT)
+def test_dtypes_that_do_not_work(strategy, dtype):
+    """They are refused before any task hears of the variable."""
+    message = r"'v' cannot have the dtype .* bool, integers, bfloat16, float16, float32 and float64"
+    with pytest.raises(TypeError, match=message):
         get_variable("v", 2, dtype)
+    with pytest.raises(TypeError, match=message):
+        get_variable("v", initializer=np.zeros(2, dtype))
+    v = get_variable("v", 2, np.float32, "zeros")
+    assert v.version == 1
+    assert list(strategy._variables) == ["global_step", "v"]
+
+
+FIT = ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bfloat16", "f2", "f4", "f8", ">f4")
+
+
+@pytest.mark.parametrize("dtype", FIT)
+@pytest.mark.parametrize("size", [3, 300_000])
+def test_dtypes_that_work(strategy, tmp_path, dtype, size):
+    v = get_variable("v", size, dtype, "zeros")
+    one, three = (np.full(size, value).astype(v.dtype) for value in (1, 3))
+    v.assign(one)
+    v.assign_add(one)
+    v.assign_add(one)
+    np.testing.assert_array_equal(v, three)
+    path = strategy.save(str(tmp_path))
+    v.assign(np.zeros_like(one))
+    np.testing.assert_array_equal(v, np.zeros_like(one))
+    strategy.restore(path)
+    value = v.read_value()
+    assert value.dtype == v.dtype
+    np.testing.assert_array_equal(value, three)
 
 
 @pytest.mark.parametrize("bad", ["nonsense", np.ones(3), lambda shape, dtype: 1 / 0])
