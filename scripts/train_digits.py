@@ -112,6 +112,8 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     with strategy.scope():
         weights = make_weights(args)
     first_epoch = restore(strategy, args)
+    if strategy.num_workers > 1:  # nobody saves the next checkpoint before all have this one
+        server.job_group(resolver.task_type).barrier()
     optimizer = optimizers.Adam(args.learning_rate)
     batches = make_batches(args, resolver, training, first_epoch)
 
