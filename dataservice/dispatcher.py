@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import time
@@ -19,6 +20,11 @@ from mpidist.errors import DistNetworkError
 
 logger = logging.getLogger(__name__)
 
+# One sequence for all dispatchers of the process: one may start at the address of another, whose
+# workers and consumers are still there, and what they hold must mean nothing to it. It begins
+# anywhere, for the dispatchers of other processes.
+_IDS = itertools.count(1 + secrets.randbits(31))
+
 
 class Dispatcher:
     """Serves ``dispatcher/...`` at an endpoint, on the endpoint's serving thread, until it closes.
@@ -35,7 +41,8 @@ class Dispatcher:
                 worker_s=seconds_of(config.worker_timeout_ms, 60.0),
                 client_s=seconds_of(config.client_timeout_ms, 300.0),
                 iteration_s=seconds_of(config.job_gc_timeout_ms, 300.0),
-            )
+            ),
+            _IDS,
         )
         self._check_period_s = seconds_of(config.job_gc_check_interval_ms, 1.0)
         self._next_check = time.monotonic() + self._check_period_s

@@ -7,6 +7,7 @@ it returns.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 from dataservice.config import ShardingPolicy
 from dataservice.records import Dataset, Iteration, Job, Removal, Task, TaskState, Timeouts, Worker
@@ -19,11 +20,12 @@ class Registry:
 
     Args:
         timeouts: When to give up on those who say nothing.
+        ids: Where the ids come from, 0 not among them.
     """
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, ids: Iterator[int] | None = None) -> None:
         self._timeouts = timeouts
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(1) if ids is None else ids
         self._datasets: dict[int, Dataset] = {}
         self._dataset_ids: dict[bytes, int] = {}
         self._workers: dict[int, Worker] = {}

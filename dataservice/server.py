@@ -163,8 +163,8 @@ class WorkerServer(_Server):
     Raises:
         DistNetworkError: The port is in use, or belongs to another rank.
         UnavailableError: No dispatcher answers in time.
-        ValueError: The dispatcher's address is missing, the port negative, or the protocol
-            unknown.
+        ValueError: The dispatcher's address is missing or is none, the port negative, or the
+            protocol unknown.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from dataservice.calls import Caller
 from dataservice.config import WorkerConfig, seconds_of
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 _DATASETS = 8
 # A request without an answer is answered with nothing after this many heartbeats.
 HOLD_PERIODS = 10
+_GIVEN_UP = "the iteration was given up by its consumers"
 # How long close() waits for the dispatcher, and for users' functions.
 _CLOSE_S = 5.0
 
@@ -97,7 +99,7 @@ class DataWorker:
 
     def RemoveTasks(self, request: Request) -> Reply:
         """Local. Forget tasks."""
-        self._forget(list(pb.RemoveTasksRequest.FromString(request.body).task_ids))
+        self._forget(pb.RemoveTasksRequest.FromString(request.body).task_ids, _GIVEN_UP)
         return Reply()
 
     def ReleaseClient(self, request: Request) -> Reply:
@@ -117,11 +119,11 @@ class DataWorker:
         runner.thread.start()
         return runner
 
-    def _forget(self, task_ids: list[int]) -> None:
+    def _forget(self, task_ids: Iterable[int], reason: str) -> None:
         with self._lock:
             runners = [self._runners.pop(t) for t in task_ids if t in self._runners]
         for runner in runners:
-            runner.close("the iteration was given up by its consumers")
+            runner.close(reason)
 
     def _dataset(self, dataset_id: int) -> Node:
         with self._lock:
@@ -141,7 +143,7 @@ class DataWorker:
         """Register, then tell the dispatcher from time to time that we are here."""
         try:
             self._register()
-        except Error as error:
+        except Exception as error:
             self.registration.complete(error=error)
             return
         self.registration.complete()
@@ -172,10 +174,9 @@ class DataWorker:
             reply = self._dispatcher.ask(
                 "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest
             )
+            self._forget(reply.task_ids, _GIVEN_UP)
         except NotFoundError:
-            logger.warning("data worker %s was given up as lost; it registers again", self.address)
-            self._register()
-            return True
+            return self._register_again()
         except CancelledError:
             return reachable
         except Error as error:
@@ -183,7 +184,18 @@ class DataWorker:
             if reachable:
                 logger.warning("data worker %s: the dispatcher is gone: %s", self.address, error)
             return False
-        self._forget(list(reply.task_ids))
+        return True
+
+    def _register_again(self) -> bool:
+        """The dispatcher has given us up, or is another one: it will not hear of our tasks."""
+        logger.warning("data worker %s was given up as lost; it registers again", self.address)
+        self._forget(list(self._runners), "its data worker was given up as lost by the dispatcher")
+        try:
+            self._register()
+        except Error as error:
+            if not self._closed.is_set():
+                logger.warning("data worker %s cannot register again: %s", self.address, error)
+            return False
         return True
 
     def _leave(self) -> None:

@@ -1,6 +1,7 @@
 import threading
 
 import pytest
+from _cases.endpoints import wait_until
 
 from dataservice import (
     Dataset,
@@ -10,9 +11,11 @@ from dataservice import (
     WorkerServer,
     distribute,
 )
+from mpidist import LATER, open_endpoint
 from mpidist.errors import (
     DistNetworkError,
     FailedPreconditionError,
+    NotFoundError,
     UnavailableError,
     UnimplementedError,
 )
@@ -101,6 +104,12 @@ def test_a_worker_without_a_dispatcher():
         WorkerServer(port=0)
 
 
+@pytest.mark.parametrize("address", ["nonsense", "localhost:x", "http://localhost:4805"])
+def test_an_address_that_is_none(address):
+    with pytest.raises(ValueError, match=r"is not an address|unknown protocol 'http'"):
+        WorkerServer(dispatcher_address=address)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -135,3 +144,52 @@ def test_a_worker_that_was_given_up_registers_again(caplog):
             deadline = threading.Event()
             while caplog.text.count("registers again") < 2:
                 assert not deadline.wait(0.01)
+
+
+def task_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("dataservice-task")]
+
+
+def test_a_dispatcher_that_starts_at_the_address_of_another(caplog):
+    caplog.set_level("INFO", "dataservice.dispatcher")
+
+    def endless(first):
+        return Dataset.range(first, first + 3).repeat().apply(apply)
+
+    apply = distribute("parallel_epochs", "inproc://localhost:4806")
+    config = WorkerConfig("localhost:4806", heartbeat_interval_ms=20)
+    with DispatchServer(port=4806) as first, WorkerServer(config):
+        before = iter(endless(0))
+        assert next(before) == 0
+        first.stop()
+        with DispatchServer(port=4806):
+            wait_until(lambda: caplog.text.count("registered") == 2)
+            after = iter(endless(100))
+            assert [int(next(after)) for _ in range(4)] == [100, 101, 102, 100]
+            with pytest.raises((UnavailableError, NotFoundError)):
+                list(before)
+            # What the worker made for the first one's consumer has been given up.
+            wait_until(lambda: len(task_threads()) == 1)
+            after.close()
+
+
+def test_a_worker_that_is_stopped_while_it_registers_again():
+    config = DispatcherConfig(port=4807, job_gc_check_interval_ms=1, worker_timeout_ms=1)
+    with DispatchServer(config) as dispatcher:
+        first = WorkerServer(WorkerConfig("localhost:4807", heartbeat_interval_ms=20))
+        dispatcher.stop()
+    with open_endpoint("inproc", 4807) as endpoint:
+        registering = threading.Event()
+
+        def forget(request):
+            raise NotFoundError("who are you?")
+
+        def hold(request):
+            registering.set()
+            return LATER
+
+        handlers = {"WorkerHeartbeat": forget, "RegisterWorker": hold}
+        endpoint.register("dispatcher", handlers)
+        endpoint.serve_in_thread()
+        assert registering.wait(10)
+        first.stop()  # an error on the worker's thread would be a warning, hence a failure

@@ -2,10 +2,10 @@
 
 import logging
 import threading
-import time
 from contextlib import ExitStack
 
 import pytest
+from _cases.endpoints import wait_until
 
 import mpidist.config
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
@@ -101,10 +101,7 @@ def test_a_function_that_hangs(make_service, stall_after, reports):
 def test_no_worker_yet(make_service, stall_after, reports):
     service = make_service(0)
     elements = iter(Dataset.range(3).apply(distribute("parallel_epochs", service.target)))
-    deadline = time.monotonic() + 10
-    while "none has registered" not in elements._stream.waits_for():
-        assert time.monotonic() < deadline
-        time.sleep(1e-3)
+    wait_until(lambda: "none has registered" in elements._stream.waits_for())
     reports.then = service.add_worker
     stall_after(0.05)
     assert next(elements) == 0
