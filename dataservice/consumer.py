@@ -148,6 +148,9 @@ class Consumer:
     def _check_deadlines(self, now: float) -> None:
         oldest = [task.calls[0] for task in self._tasks.values() if task.calls]
         for call in oldest if self._beat is None else [*oldest, self._beat]:
+            if now - call.sent > _HEARTBEAT_S:
+                # Does not wait: whoever drives a call hears that the script there has ended.
+                call.work.block(now)
             if now - call.sent > _REPLY_LIMIT_S:
                 raise DeadlineExceededError(
                     f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; it is stuck or gone"
@@ -285,8 +288,12 @@ class Consumer:
         )
         task.sequence += 1
         try:
+            # Its time is limited by _REPLY_LIMIT_S, however long calls may take otherwise.
             work = self._endpoint.call(
-                task.worker, "data_worker/GetElement", body.SerializeToString()
+                task.worker,
+                "data_worker/GetElement",
+                body.SerializeToString(),
+                timeout=float("inf"),
             )
         except Error as error:
             raise _failed(task, error) from error

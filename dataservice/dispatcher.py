@@ -62,6 +62,12 @@ class Dispatcher:
         )
         endpoint.register("dispatcher", {handler.__name__: handler for handler in handlers})
 
+    def close(self) -> None:
+        """Local. Tell the workers that nobody will coordinate them; the endpoint is closed next."""
+        for worker in self._registry.workers:
+            body = pb.WorkerRequest(worker_id=worker.id)
+            self._tell(worker.address, "DispatcherStopped", body)
+
     # Handlers are named as in the .proto file.
 
     def GetOrRegisterDataset(self, request: Request) -> Reply:
@@ -163,11 +169,14 @@ class Dispatcher:
 
     def _remove(self, removals: Sequence[Removal]) -> None:
         for removal in removals:
-            body = pb.RemoveTasksRequest(task_ids=[removal.task_id]).SerializeToString()
-            try:
-                self._endpoint.notify(removal.worker_address, "data_worker/RemoveTasks", body)
-            except DistNetworkError:
-                logger.debug("worker %s is gone, and its tasks with it", removal.worker_address)
+            body = pb.RemoveTasksRequest(task_ids=[removal.task_id])
+            self._tell(removal.worker_address, "RemoveTasks", body)
+
+    def _tell(self, worker: str, method: str, body: Message) -> None:
+        try:
+            self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
+        except DistNetworkError:
+            logger.debug("worker %s is gone, and its tasks with it", worker)
 
 
 def _reply(body: Message, buffers: Sequence[Array] = ()) -> Reply:

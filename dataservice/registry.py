@@ -98,9 +98,9 @@ class Registry:
                 task.state = TaskState.LOST
 
     @property
-    def worker_addresses(self) -> list[str]:
-        """Local. Where the workers are, in the order of their registration."""
-        return [worker.address for worker in self._workers.values()]
+    def workers(self) -> list[Worker]:
+        """Local. The workers, in the order of their registration."""
+        return list(self._workers.values())
 
     # Consumers
 

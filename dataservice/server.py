@@ -119,6 +119,7 @@ class DispatchServer(_Server):
             config = DispatcherConfig(port=port, protocol=protocol)
         super().__init__(config.protocol or protocol, config.port)
         self._config = config
+        self._dispatcher: Dispatcher | None = None
         if start:
             self.start()
 
@@ -141,11 +142,12 @@ class DispatchServer(_Server):
         self.stop()
 
     def _serve(self, endpoint: Endpoint) -> None:
-        Dispatcher(endpoint, self._config)
+        self._dispatcher = Dispatcher(endpoint, self._config)
         endpoint.serve_in_thread()
 
     def _finish(self) -> None:
-        """Nothing waits here; the services end with the endpoint."""
+        assert self._dispatcher is not None
+        self._dispatcher.close()
 
 
 class WorkerServer(_Server):

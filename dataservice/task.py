@@ -38,8 +38,9 @@ class DataTask:
 
     def __init__(self, server: TaskServer) -> None:
         endpoint = server.endpoint
+        self._dispatcher: Dispatcher | None = None
         if server.own_index("data") == 0:
-            Dispatcher(endpoint, DispatcherConfig())
+            self._dispatcher = Dispatcher(endpoint, DispatcherConfig())
         dispatcher = server.task_address("data", 0)
         self._worker = DataWorker(
             endpoint, dispatcher, str(endpoint.address), WorkerConfig(dispatcher)
@@ -50,6 +51,8 @@ class DataTask:
         """Local. Stop what runs here; the services go with the endpoint; idempotent."""
         # The whole cluster is ending: no dispatcher may be left to say goodbye to.
         self._worker.close(leave=False)
+        if self._dispatcher is not None:
+            self._dispatcher.close()
 
 
 def _raise_on_failure(registration: Work) -> None:

@@ -15,7 +15,7 @@ from dataservice.runner import Runner
 from dataservice.stall import Stall, missing_dispatcher
 from dataservice.wire import unpack
 from mpidist import LATER, Endpoint, Reply, Request, Work
-from mpidist.errors import CancelledError, Error, NotFoundError
+from mpidist.errors import CancelledError, Error, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,9 @@ class DataWorker:
         self._datasets: OrderedDict[int, Node] = OrderedDict()
         self._worker_id = 0
         self._leaves = True
+        self._orphaned = False
         self.registration = Work(f"registration of data worker {address} at {dispatcher}")
-        handlers = (self.GetElement, self.RemoveTasks, self.ReleaseClient)
+        handlers = (self.GetElement, self.RemoveTasks, self.ReleaseClient, self.DispatcherStopped)
         endpoint.register("data_worker", {handler.__name__: handler for handler in handlers})
         self._thread = threading.Thread(
             target=self._live, name=f"dataservice-worker-{address}", daemon=True
@@ -92,6 +93,8 @@ class DataWorker:
             runner = self._runners.get(body.task_id)
             if self._closed.is_set():
                 raise CancelledError(f"data worker {self.address} was stopped")
+            if self._orphaned:
+                raise UnavailableError(self._orphan_reason())
             if runner is None:
                 runner = self._start(body.task_id)
         runner.outbox.ask(request, body)
@@ -111,7 +114,20 @@ class DataWorker:
             runner.outbox.release(body.client_id)
         return Reply()
 
+    def DispatcherStopped(self, request: Request) -> Reply:
+        """Local. No consumer can come to an end with what has begun: fail, so that they know."""
+        body = pb.WorkerRequest.FromString(request.body)
+        with self._lock:
+            # Another id was given by an earlier dispatcher at the same address.
+            self._orphaned |= body.worker_id == self._worker_id
+        if self._orphaned:
+            self._forget(list(self._runners), self._orphan_reason())
+        return Reply()
+
     # Inside
+
+    def _orphan_reason(self) -> str:
+        return f"the dispatcher at {self._dispatcher.peer} is gone: it was stopped"
 
     def _start(self, task_id: int) -> Runner:
         runner = Runner(task_id, self._dispatcher, self._dataset, f"data worker {self.address}")
@@ -150,7 +166,7 @@ class DataWorker:
         reachable = True
         while not self._closed.wait(self._period_s):
             reachable = self._beat(reachable)
-        if reachable and self._leaves:
+        if reachable and self._leaves and not self._orphaned:
             self._leave()
 
     def _register(self) -> None:
@@ -189,6 +205,7 @@ class DataWorker:
     def _register_again(self) -> bool:
         """The dispatcher has given us up, or is another one: it will not hear of our tasks."""
         logger.warning("data worker %s was given up as lost; it registers again", self.address)
+        self._orphaned = False
         self._forget(list(self._runners), "its data worker was given up as lost by the dispatcher")
         try:
             self._register()

@@ -12,7 +12,7 @@ import mpidist.config
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from mpidist import open_endpoint
 from mpidist.config import Config
-from mpidist.errors import DistNetworkError, UnknownError
+from mpidist.errors import DistNetworkError, UnavailableError, UnknownError
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -183,6 +183,31 @@ def test_an_iterator_closed_early_leaves_the_service_usable(world):
         dataset = Dataset.range(20).apply(distribute("distributed_epoch", target))
         results = world.allgather(sorted(int(i) for i in dataset))
     assert results == [list(range(20))] * world.size
+
+
+def test_a_dispatcher_that_is_stopped_is_missed_although_its_rank_answers_nobody(world):
+    open_endpoint().close()
+    dispatcher = DispatchServer() if world.rank == 0 else None
+    target = world.bcast(dispatcher.target if dispatcher else None)
+    worker = WorkerServer(dispatcher_address=target) if world.rank else None
+    world.Barrier()
+    said = f"the dispatcher at {target} is gone"
+    if worker:
+        endless = Dataset.range(3).repeat().apply(distribute("parallel_epochs", target))
+        elements = iter(endless)
+        next(elements)
+        world.Barrier()
+        try:
+            said = f"{len(list(elements))} elements"
+        except UnavailableError as error:
+            said = str(error)
+        worker.stop()
+    else:
+        world.Barrier()
+        dispatcher.stop()
+    # Rank 0 stands here, in MPI, until the others have heard.
+    said = world.allgather(said)
+    assert all(f"the dispatcher at {target} is gone" in text for text in said)
 
 
 def test_ports_belong_to_ranks(world):

@@ -1,6 +1,7 @@
 """The job ``data`` of a cluster, run by mpidist.Server."""
 
 import pytest
+from _cases.jobs import run_ranks
 
 from dataservice import Dataset, distribute
 from mpidist import Server
@@ -23,3 +24,47 @@ def test_trainers_share_the_epochs_of_the_data_job(world, data_tasks):
     results = world.allgather(elements)
     for epoch in zip(*results[data_tasks:], strict=True):
         assert sorted(i for part in epoch for i in part) == list(range(400))
+
+
+# Without the stop() that servers are given at exit.
+DISPATCHER = "Dispatcher(endpoint, DispatcherConfig())"
+WORKER = "DataWorker(endpoint, dispatcher, own, WorkerConfig(dispatcher)).registration.wait()"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [(DISPATCHER, WORKER, "data worker mpi:"), (WORKER, DISPATCHER, "the dispatcher at ")],
+    ids=["worker", "dispatcher"],
+)
+def test_a_service_whose_script_has_ended_is_missed_soon(tmp_path, first, second, error):
+    source = f"""
+        from dataservice import Dataset, DispatcherConfig, WorkerConfig, distribute
+        from dataservice.dispatcher import Dispatcher
+        from dataservice.worker import DataWorker
+        from mpidist import errors, open_endpoint
+        from mpidist.runtime import world
+        comm = world().comm
+        endpoint = open_endpoint("mpi", comm.rank)
+        endpoint.serve_in_thread()
+        own = str(endpoint.address)
+        dispatcher = comm.bcast(own, root={int(second is DISPATCHER)})
+        if comm.rank == 0:
+            {first}
+            comm.Barrier()
+            dataset = Dataset.range(3).repeat().apply(distribute("parallel_epochs", dispatcher))
+            elements = iter(dataset)
+            next(elements)
+            comm.Barrier()
+            try:
+                list(elements)
+            except errors.UnavailableError as error:
+                print(error)
+        else:
+            {second}
+            comm.Barrier()
+            comm.Barrier()
+    """
+    ended = run_ranks(tmp_path, 2, source)
+    assert ended.status == 0, ended.err
+    assert error in ended.out
+    assert "the script there has ended" in ended.out

@@ -47,7 +47,7 @@ def test_datasets_are_known_by_their_digest():
 def test_every_worker_has_a_task():
     registry, dataset, _ = make(workers=3)
     tasks = tasks_of(registry, join(registry, dataset))
-    assert [t.worker.address for t in tasks] == registry.worker_addresses
+    assert [t.worker.address for t in tasks] == [w.address for w in registry.workers]
     assert [t.number for t in tasks] == [0, 1, 2]
 
 
@@ -184,7 +184,7 @@ def test_a_silent_worker_is_lost_with_what_it_had_begun():
         registry.start_task(task.id)
     registry.finish_task(done.id)
     registry.expire(now=11)
-    assert registry.worker_addresses == []
+    assert registry.workers == []
     assert tasks_of(registry, client) == [begun, done]
     assert [t.state for t in (begun, done)] == [TaskState.LOST, TaskState.FINISHED]
     assert not registry.heartbeat_client(client, 11).finished
@@ -199,7 +199,7 @@ def test_a_restarted_worker_replaces_the_old_one():
     (task,) = tasks_of(registry, client)
     registry.start_task(task.id)
     registry.register_worker("inproc://localhost:1", 1)
-    assert registry.worker_addresses == ["inproc://localhost:1"]
+    assert [w.address for w in registry.workers] == ["inproc://localhost:1"]
     old, new = tasks_of(registry, client)
     assert (old.state, new.state) == (TaskState.LOST, TaskState.ASSIGNED)
 

@@ -4,8 +4,11 @@ import threading
 import time
 
 import pytest
+from _cases.endpoints import wait_until
 
 from dataservice import Dataset, distribute
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist import open_endpoint
 from mpidist.errors import UnavailableError, UnknownError
 
 MODES = ["parallel_epochs", "distributed_epoch"]
@@ -13,6 +16,10 @@ MODES = ["parallel_epochs", "distributed_epoch"]
 
 def values(dataset):
     return [int(element) for element in dataset]
+
+
+def task_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("dataservice-task")]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -144,6 +151,28 @@ def test_a_dispatcher_that_is_stopped_is_missed(make_service):
             pass
 
 
+def test_a_dispatcher_that_is_stopped_leaves_no_tasks(make_service):
+    service = make_service(2)
+    elements = iter(Dataset.range(3).repeat().apply(distribute("parallel_epochs", service.target)))
+    next(elements)
+    service.dispatcher.stop()
+    with pytest.raises(UnavailableError, match=r"the dispatcher at \S+ is gone: it was stopped"):
+        list(elements)
+    wait_until(lambda: not task_threads())
+
+
+def test_the_end_of_an_earlier_dispatcher_means_nothing(make_service):
+    service = make_service(1)
+    worker = service.workers[0]
+    stale = pb.WorkerRequest(worker_id=worker._worker._worker_id + 1)
+    with open_endpoint("inproc") as endpoint:
+        endpoint.notify(
+            worker._endpoint.address, "data_worker/DispatcherStopped", stale.SerializeToString()
+        )
+    dataset = Dataset.range(3).apply(distribute("parallel_epochs", service.target))
+    assert values(dataset) == [0, 1, 2]
+
+
 def test_an_iterator_that_is_closed_ends_its_tasks_at_once(make_service):
     service = make_service(0)
     for _ in range(2):
@@ -152,10 +181,7 @@ def test_an_iterator_that_is_closed_ends_its_tasks_at_once(make_service):
     next(elements)
     elements.close()
     assert list(elements) == []
-    deadline = time.monotonic() + 10
-    while any(t.name.startswith("dataservice-task") for t in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(1e-3)
+    wait_until(lambda: not task_threads())
 
 
 def test_closing_while_the_dispatcher_is_missing():
