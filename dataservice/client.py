@@ -62,7 +62,8 @@ def distribute(
         job_name: Consumers that give the same name share one stream: each element goes to one of
             them. The k-th iteration of the result pairs with their k-th, so apply it once, outside
             the loop over epochs: a new result begins with the job's first iteration, which may be
-            over. None: a stream of our own.
+            over. What a consumer that leaves early has fetched and not used, the others do not
+            get; max_outstanding_requests bounds it. None: a stream of our own.
         consumer_index: Not implemented (coordinated reads); leave None.
         num_consumers: Not implemented (coordinated reads); leave None.
         max_outstanding_requests: Elements that may be requested or held here at a time. None
@@ -203,9 +204,13 @@ class DistributedIterator(ElementIterator):
 
 
 def _shut(stream: Stream, thread: threading.Thread) -> None:
+    if thread is threading.current_thread():
+        # Garbage may be collected anywhere, also inside of what close() would wake. The thread
+        # itself will look.
+        stream.closed = True
+        return
     stream.close()
-    if thread is not threading.current_thread():
-        thread.join(_CLOSE_S)
+    thread.join(_CLOSE_S)
 
 
 def _fetch(endpoint: Endpoint, node: Distributed, repetition: int, stream: Stream) -> None:

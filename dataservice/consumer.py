@@ -28,7 +28,7 @@ _HEARTBEAT_S = 1.0
 _FIRST_WORKER_S = 0.05
 _REQUESTS_PER_TASK = 2
 _ELEMENTS_PER_REPLY = 4096
-# A worker that is alive answers within ten of its heartbeats, if only with nothing.
+# A worker that is alive answers within some ten seconds, if only with nothing.
 _REPLY_LIMIT_S = 60.0
 
 _START_ONE = "Start one with WorkerServer(dispatcher_address=...), or a task of the job 'data'"

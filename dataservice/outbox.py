@@ -70,8 +70,8 @@ class Outbox:
         """Local. Add an element when there is room; False if nobody wants more."""
         size = tree.nbytes(element)
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room() or self._closing_error)
-            if self._closing_error is not None:
+            self._changed.wait_for(lambda: self._has_room() or self._given_up())
+            if self._given_up():
                 return False
             self._elements.append((element, size))
             self._bytes += size
@@ -141,6 +141,9 @@ class Outbox:
             self._asks.append(client.early.pop(client.next_sequence))
             client.next_sequence += 1
 
+    def _given_up(self) -> bool:
+        return self._closing_error is not None or bool(self._failure)
+
     def _has_room(self) -> bool:
         count = len(self._elements)
         return count < 2 or (count < _BUFFER_ELEMENTS and self._bytes < _BUFFER_BYTES)
@@ -150,7 +153,8 @@ class Outbox:
             with self._changed:
                 ask = self._next_ask()
                 if ask is None:
-                    drained = self._ended and not self._elements and not self._told_drained
+                    left = self._elements or self._told_drained or self._given_up()
+                    drained = self._ended and not left
                     self._told_drained |= drained
                     break
                 elements = self._take(max(ask.body.max_elements, 1))
@@ -195,6 +199,7 @@ class Outbox:
                 with self._changed:
                     self._failure = failure
                     self._elements.clear()
+                    self._changed.notify_all()
         body = pb.GetElementReply(
             count=len(elements), pickle=parcel.pickle, end=end, failure=failure
         )

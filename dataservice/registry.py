@@ -142,8 +142,11 @@ class Registry:
             splits = Splits(dataset.source_length) if policy is ShardingPolicy.DYNAMIC else None
             iteration = Iteration(job, repetition, seed, splits)
             job.iterations[repetition] = iteration
-            if not iteration.finished:
-                for worker in self._workers.values():
+        if not iteration.finished:
+            # Those who came while nobody read have none yet.
+            busy = {task.worker.id for task in iteration.tasks.values()}
+            for worker in self._workers.values():
+                if worker.id not in busy:
                     self._assign(iteration, worker)
         client_id = next(self._ids)
         iteration.clients[client_id] = now
@@ -189,9 +192,11 @@ class Registry:
         """Local. A worker begins a task.
 
         Raises:
-            NotFoundError: The task has been forgotten.
+            NotFoundError: The task has been forgotten, or its worker counts as lost.
         """
         task = self._task(task_id)
+        if task.state is TaskState.LOST:
+            raise NotFoundError(f"task {task_id} is lost: its worker {task.worker.address} is gone")
         if task.state is TaskState.ASSIGNED:
             task.state = TaskState.RUNNING
         return task

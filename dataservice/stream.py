@@ -99,7 +99,9 @@ class Stream:
                 if not self._changed.wait(limit) and not alive() and not self._over:
                     raise RuntimeError("the thread that fetches elements has died")
                 stall.look()
-            if not self._frames or self.closed:
+            if self.closed:
+                raise StopIteration
+            if not self._frames:
                 if self._error is not None:
                     raise self._error
                 raise StopIteration

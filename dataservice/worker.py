@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -21,8 +24,10 @@ logger = logging.getLogger(__name__)
 
 # Datasets that are kept for the next iteration.
 _DATASETS = 8
-# A request without an answer is answered with nothing after this many heartbeats.
-HOLD_PERIODS = 10
+# A request without an answer is answered with nothing after so many rounds of at most so long:
+# within consumers' patience, however rarely the dispatcher is to hear of us.
+_HOLD_ROUNDS = 10
+_LONGEST_ROUND_S = 1.0
 _GIVEN_UP = "the iteration was given up by its consumers"
 # How long close() waits for the dispatcher, and for users' functions.
 _CLOSE_S = 5.0
@@ -79,8 +84,9 @@ class DataWorker:
             runners = list(self._runners.values())
         for runner in runners:
             runner.close(f"data worker {self.address} was stopped")
+        deadline = time.monotonic() + _CLOSE_S
         for thread in (self._thread, *(runner.thread for runner in runners)):
-            thread.join(_CLOSE_S)
+            thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
                 logger.warning("%s is still busy %g s after close()", thread.name, _CLOSE_S)
 
@@ -131,8 +137,8 @@ class DataWorker:
 
     def _start(self, task_id: int) -> Runner:
         runner = Runner(task_id, self._dispatcher, self._dataset, f"data worker {self.address}")
-        self._runners[task_id] = runner
         runner.thread.start()
+        self._runners[task_id] = runner
         return runner
 
     def _forget(self, task_ids: Iterable[int], reason: str) -> None:
@@ -164,8 +170,16 @@ class DataWorker:
             return
         self.registration.complete()
         reachable = True
-        while not self._closed.wait(self._period_s):
-            reachable = self._beat(reachable)
+        rounds = math.ceil(self._period_s / _LONGEST_ROUND_S)
+        for number in itertools.count(1):
+            if self._closed.wait(self._period_s / rounds):
+                break
+            with self._lock:
+                runners = list(self._runners.values())
+            for runner in runners:
+                runner.outbox.refresh(_HOLD_ROUNDS)
+            if number % rounds == 0:
+                reachable = self._beat(reachable)
         if reachable and self._leaves and not self._orphaned:
             self._leave()
 
@@ -181,11 +195,7 @@ class DataWorker:
         return missing_dispatcher(self._dispatcher.peer, self._patience_s)
 
     def _beat(self, reachable: bool) -> bool:
-        with self._lock:
-            runners = dict(self._runners)
-        for runner in runners.values():
-            runner.outbox.refresh(HOLD_PERIODS)
-        request = pb.WorkerRequest(worker_id=self._worker_id, task_ids=list(runners))
+        request = pb.WorkerRequest(worker_id=self._worker_id, task_ids=list(self._runners))
         try:
             reply = self._dispatcher.ask(
                 "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest

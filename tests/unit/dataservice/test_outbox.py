@@ -130,6 +130,22 @@ def test_elements_that_cannot_be_pickled_fail_the_task(box):
     assert isinstance(unpack(box.ask().body.failure, ()), TypeError)
 
 
+def test_what_was_lost_is_not_drained(box):
+    box.outbox.put(threading.Lock())
+    assert box.ask().body.failure
+    assert box.outbox.put(1) is False
+    box.outbox.end()
+    box.ask()
+    assert box.drained == 0
+
+
+def test_what_was_given_up_is_not_drained(box):
+    box.outbox.put(1)
+    box.outbox.close(CancelledError("stopped"))
+    box.outbox.end()
+    assert box.drained == 0
+
+
 def test_who_has_left_gets_nothing(box):
     gone, stays = box.ask(client=1), box.ask(client=2)
     box.outbox.release(1)

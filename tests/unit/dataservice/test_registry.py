@@ -58,6 +58,25 @@ def test_a_worker_that_comes_later_has_one_too():
     assert [t.worker.address[-1] for t in tasks_of(registry, client)] == ["1", "9"]
 
 
+def test_a_worker_that_comes_while_nobody_reads_has_one_for_the_next_reader():
+    registry, dataset, (old,) = make(workers=1)
+    registry.release_client(join(registry, dataset, name="job"), 0)
+    registry.unregister_worker(old)
+    registry.register_worker("inproc://localhost:9", 1)
+    for _ in range(2):
+        client = join(registry, dataset, name="job")
+        assert [t.worker.address[-1] for t in tasks_of(registry, client)] == ["9"]
+
+
+def test_a_lost_task_cannot_be_started():
+    registry, dataset, (old,) = make(workers=1)
+    (task,) = tasks_of(registry, join(registry, dataset))
+    registry.start_task(task.id)
+    registry.unregister_worker(old)
+    with pytest.raises(NotFoundError, match=r"is lost: its worker inproc://localhost:1 is gone"):
+        registry.start_task(task.id)
+
+
 def test_but_not_in_an_iteration_that_has_finished():
     registry, dataset, _ = make(workers=1)
     client = join(registry, dataset)

@@ -1,7 +1,6 @@
 """What consumers are told when something fails, in one process."""
 
 import threading
-import time
 
 import pytest
 from _cases.endpoints import wait_until
@@ -171,21 +170,3 @@ def test_the_end_of_an_earlier_dispatcher_means_nothing(make_service):
         )
     dataset = Dataset.range(3).apply(distribute("parallel_epochs", service.target))
     assert values(dataset) == [0, 1, 2]
-
-
-def test_an_iterator_that_is_closed_ends_its_tasks_at_once(make_service):
-    service = make_service(0)
-    for _ in range(2):
-        service.add_worker(heartbeat_interval_ms=60_000)
-    elements = iter(Dataset.range(3).repeat().apply(distribute("parallel_epochs", service.target)))
-    next(elements)
-    elements.close()
-    assert list(elements) == []
-    wait_until(lambda: not task_threads())
-
-
-def test_closing_while_the_dispatcher_is_missing():
-    dataset = Dataset.range(3).apply(distribute("parallel_epochs", "inproc://localhost:4711"))
-    started = time.monotonic()
-    iter(dataset).close()
-    assert time.monotonic() - started < 5

@@ -1,0 +1,154 @@
+"""Closing and stopping while something is under way, in one process."""
+
+import threading
+import time
+
+import pytest
+from _cases.endpoints import wait_until
+
+from dataservice import Dataset, client, distribute, worker
+from dataservice.outbox import Outbox
+from dataservice.runner import Runner
+from dataservice.stream import Stream
+from mpidist.errors import UnavailableError
+
+EVENTS = {}
+
+
+def event(name):
+    """One event for all copies of a function: it is pickled on its way to the worker."""
+    return EVENTS.setdefault(name, threading.Event())
+
+
+def values(dataset):
+    return [int(element) for element in dataset]
+
+
+def task_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("dataservice-task")]
+
+
+def consumer_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("dataservice-consumer")]
+
+
+def test_an_iterator_that_is_closed_ends_its_tasks_at_once(make_service):
+    service = make_service(0)
+    for _ in range(2):
+        service.add_worker(heartbeat_interval_ms=60_000)
+    elements = iter(Dataset.range(3).repeat().apply(distribute("parallel_epochs", service.target)))
+    next(elements)
+    elements.close()
+    assert list(elements) == []
+    wait_until(lambda: not task_threads())
+
+
+def close_generator(dataset):
+    def generate():
+        yield from dataset
+
+    elements = generate()
+    next(elements)
+    elements.close()
+
+
+def drop_iterator(dataset):
+    next(dataset.as_numpy_iterator())
+
+
+def break_loop(dataset):
+    for _ in dataset:
+        break
+
+
+@pytest.mark.parametrize("leave", [close_generator, drop_iterator, break_loop])
+def test_an_iterator_that_is_left_ends_its_tasks_and_its_thread(make_service, leave):
+    service = make_service(2)
+    leave(Dataset.range(3).repeat().apply(distribute("parallel_epochs", service.target)))
+    wait_until(lambda: not task_threads() and not consumer_threads())
+
+
+def test_closing_while_the_dispatcher_is_missing():
+    dataset = Dataset.range(3).apply(distribute("parallel_epochs", "inproc://localhost:4711"))
+    elements = iter(dataset)
+    started = time.monotonic()
+    elements.close()
+    assert time.monotonic() - started < 5
+    assert list(elements) == []
+
+
+def test_a_stream_that_is_dropped_on_its_own_thread_is_not_rung():
+    stream = Stream("a consumer")
+    rung = []
+    stream.on_room = lambda: rung.append(True)
+    thread = threading.Thread(target=lambda: client._shut(stream, threading.current_thread()))
+    thread.start()
+    thread.join(10)
+    assert stream.closed
+    assert not rung
+
+
+def test_stopping_a_worker_waits_once_for_all_functions_that_hang(make_service, monkeypatch):
+    monkeypatch.setattr(worker, "_CLOSE_S", 0.5)
+    service = make_service(1)
+
+    def wait_at_one(i):
+        assert i != 1 or event("the worker has been stopped").wait(30)
+        return i
+
+    dataset = Dataset.range(3).map(wait_at_one)
+    apply = distribute("parallel_epochs", service.target)
+    readers = [iter(dataset.apply(apply)) for _ in range(8)]
+    for elements in readers:
+        next(elements)
+    started = time.monotonic()
+    service.workers[0].stop()
+    assert time.monotonic() - started < 3
+    for elements in readers:
+        with pytest.raises(UnavailableError, match="was stopped"):
+            list(elements)
+    event("the worker has been stopped").set()
+
+
+def test_a_worker_that_rarely_tells_the_dispatcher_still_tells_its_consumers(
+    make_service, monkeypatch
+):
+    monkeypatch.setattr(worker, "_LONGEST_ROUND_S", 0.01, raising=False)
+    asked = []
+
+    def ask(outbox, request, body, ask=Outbox.ask):
+        asked.append(body.sequence)
+        ask(outbox, request, body)
+
+    monkeypatch.setattr(Outbox, "ask", ask)
+    service = make_service(0)
+    service.add_worker(heartbeat_interval_ms=60_000)
+
+    def wait(i):
+        assert event("consumers have been told").wait(30)
+        return i
+
+    dataset = Dataset.range(3).map(wait)
+    with iter(dataset.apply(distribute("parallel_epochs", service.target))) as elements:
+        # Two requests are held; a third follows an answer with nothing.
+        wait_until(lambda: len(asked) > 2)
+        event("consumers have been told").set()
+        assert next(elements) == 0
+
+
+def test_a_task_whose_thread_cannot_start_is_tried_again(make_service, monkeypatch):
+    service = make_service(1)
+    apply = distribute("parallel_epochs", service.target, job_name="job")
+
+    def refuse():
+        raise RuntimeError("can't start new thread")
+
+    def make(runner, *arguments, init=Runner.__init__):
+        init(runner, *arguments)
+        runner.thread.start = refuse
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "__init__", make)
+        with pytest.raises(UnavailableError, match="can't start new thread"):
+            list(Dataset.range(3).apply(apply))
+    assert values(Dataset.range(3).apply(apply)) == [0, 1, 2]
