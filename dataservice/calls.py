@@ -15,6 +15,7 @@ from mpidist.errors import (
     CancelledError,
     DeadlineExceededError,
     DistNetworkError,
+    Error,
     UnavailableError,
     UnimplementedError,
 )
@@ -23,13 +24,6 @@ M = TypeVar("M", bound=Message)
 
 # How often a waiting thread looks whether it shall stop.
 _STOP_PERIOD_S = 0.1
-# What a call to a server that has not started yet fails with.
-_NOT_THERE = (
-    DeadlineExceededError,
-    DistNetworkError,
-    UnavailableError,
-    UnimplementedError,
-)
 
 
 class Caller:
@@ -48,7 +42,7 @@ class Caller:
         self.endpoint = endpoint
         self.peer = peer
         self.what = what
-        self._stopped = stopped
+        self.stopped = stopped
 
     def start(
         self,
@@ -57,9 +51,16 @@ class Caller:
         buffers: Sequence[Array] = (),
         timeout: float | None = None,
     ) -> Work:
-        """Local. Begin a call; its Work gives a Reply."""
+        """Local. Begin a call; its Work gives a Reply.
+
+        Raises:
+            UnavailableError: There is nobody at the peer's address.
+        """
         body = request.SerializeToString()
-        return self.endpoint.call(self.peer, method, body, buffers, timeout=timeout)
+        try:
+            return self.endpoint.call(self.peer, method, body, buffers, timeout=timeout)
+        except DistNetworkError as error:
+            raise self._gone(error) from error
 
     def notify(self, method: str, request: Message) -> None:
         """Local. Tell the peer something, without an answer."""
@@ -74,20 +75,23 @@ class Caller:
 
         Raises:
             CancelledError: Somebody wants the thread to stop.
+            UnavailableError: The peer is gone.
             Exception: What the call failed with.
         """
         while not work.is_completed():
-            if self._stopped():
+            if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
             if stall is not None:
                 stall.look()
-            try:
-                work.wait(_STOP_PERIOD_S)
-            except DeadlineExceededError:
-                if work.is_completed():
-                    raise
-        reply: Reply = work.result()
+            work.block(time.monotonic() + _STOP_PERIOD_S)
+        try:
+            reply: Reply = work.result()
+        except (UnavailableError, UnimplementedError) as error:
+            raise self._gone(error) from error
         return reply
+
+    def _gone(self, error: Error) -> UnavailableError:
+        return UnavailableError(f"the {self.what} at {self.peer} is gone: {error}")
 
     def ask(self, method: str, request: Message, kind: type[M], buffers: Sequence[Array] = ()) -> M:
         """Local. Call and wait; raises as :meth:`finish`."""
@@ -120,12 +124,13 @@ class Caller:
             try:
                 reply = self.finish(self.start(method, request, timeout=remaining), stall)
                 return kind.FromString(reply.body)
-            except _NOT_THERE as error:
+            except (DeadlineExceededError, UnavailableError) as error:
                 if time.monotonic() >= deadline:
                     raise UnavailableError(
-                        f"no {self.what} answers at {self.peer} (tried for {limit_s:g} s): {error}"
+                        f"no {self.what} answers at {self.peer} (tried for {limit_s:g} s): "
+                        f"{error.__cause__ or error}"
                     ) from error
-            if self._stopped():
+            if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
             if stall is not None:
                 stall.look()

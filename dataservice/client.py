@@ -20,6 +20,7 @@ from dataservice.dataset.node import (
     Context,
     ElementIterator,
     Node,
+    Scope,
     UnaryNode,
 )
 from dataservice.proto import dataservice_pb2 as pb
@@ -147,7 +148,7 @@ class Distributed(UnaryNode):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        return DistributedIterator(self, next(self._here.iterations))
+        return DistributedIterator(self, next(self._here.iterations), context.scope)
 
     @property
     def job(self) -> str:
@@ -178,7 +179,7 @@ class Distributed(UnaryNode):
 class DistributedIterator(ElementIterator):
     """One iteration; its thread ends when the iterator is closed or dropped."""
 
-    def __init__(self, node: Distributed, repetition: int) -> None:
+    def __init__(self, node: Distributed, repetition: int, scope: Scope | None) -> None:
         # Opened on this thread, because over mpi the first endpoint starts MPI.
         endpoint = open_endpoint(node.protocol)
         self._stream = Stream(f"consumer {endpoint.address} of {node.job}")
@@ -191,6 +192,8 @@ class DistributedIterator(ElementIterator):
         )
         self._thread.start()
         self._finalizer = weakref.finalize(self, _shut, self._stream, self._thread)
+        if scope is not None:
+            scope.add(self._stream)
 
     def __next__(self) -> Any:
         if not self._ready:
@@ -204,13 +207,9 @@ class DistributedIterator(ElementIterator):
 
 
 def _shut(stream: Stream, thread: threading.Thread) -> None:
-    if thread is threading.current_thread():
-        # Garbage may be collected anywhere, also inside of what close() would wake. The thread
-        # itself will look.
-        stream.closed = True
-        return
     stream.close()
-    thread.join(_CLOSE_S)
+    if thread is not threading.current_thread():
+        thread.join(_CLOSE_S)
 
 
 def _fetch(endpoint: Endpoint, node: Distributed, repetition: int, stream: Stream) -> None:

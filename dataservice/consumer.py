@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,10 +16,8 @@ from dataservice.wire import Parcel, unpack
 from mpidist import Backoff, Endpoint, Work
 from mpidist.errors import (
     DeadlineExceededError,
-    DistNetworkError,
     Error,
     UnavailableError,
-    UnimplementedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -114,7 +113,10 @@ class Consumer:
             Exception: A worker or the dispatcher failed, or a user's function.
         """
         self._client_id = iteration.client_id
-        self._stream.on_room = self._ring
+        own = threading.get_ident()
+        # Not on this thread: garbage may be collected anywhere, and what it closes must not wait
+        # for a lock that is held here.
+        self._stream.on_room = lambda: None if threading.get_ident() == own else self._ring()
         self._stream.waits_for = self._waits_for
         try:
             self._update(iteration.state)
@@ -186,10 +188,7 @@ class Consumer:
         if self._beat is not None or now < self._next_beat:
             return
         request = pb.ClientRequest(client_id=self._client_id)
-        try:
-            work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
-        except DistNetworkError as error:
-            raise self._dispatcher_gone(error) from error
+        work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
         work.add_done_callback(self._ring)
         self._beat = _Call(work, now, 0)
         self._beat_is_last = self._all_ended()
@@ -200,16 +199,10 @@ class Consumer:
         if beat is None or not beat.work.is_completed():
             return
         self._beat = None
-        try:
-            reply = beat.work.result()
-        except (UnavailableError, UnimplementedError) as error:
-            raise self._dispatcher_gone(error) from error
+        reply = self._dispatcher.finish(beat.work)
         self._update(pb.IterationState.FromString(reply.body))
         # A worker may have come after the others had ended; only an answer given since can tell.
         self._over |= self._beat_is_last and self._all_ended()
-
-    def _dispatcher_gone(self, error: Error) -> UnavailableError:
-        return UnavailableError(f"the dispatcher at {self._dispatcher.peer} is gone: {error}")
 
     def _update(self, state: pb.IterationState) -> None:
         for lost in state.lost:

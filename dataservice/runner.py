@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Context, Feed, Node, Passes
+from dataservice.dataset.node import Context, Feed, Node, Passes, Scope
 from dataservice.outbox import Outbox
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import Work
@@ -32,6 +32,7 @@ class Runner:
         self._task_id = task_id
         self._dispatcher = dispatcher
         self._dataset_of = dataset_of
+        self._scope = Scope()
         self.outbox = Outbox(f"{where}, task {task_id}", self._drained)
         self.thread = threading.Thread(
             target=self._run, name=f"dataservice-task-{task_id}", daemon=True
@@ -48,8 +49,10 @@ class Runner:
                     if not self.outbox.put(element):
                         return
         except BaseException as error:
-            # Whatever a user's function raises is the consumers' to see.
-            self.outbox.fail(error)
+            # Whatever a user's function raises is the consumers' to see. That the worker is being
+            # stopped, they hear from close().
+            if not self._dispatcher.stopped():
+                self.outbox.fail(error)
         else:
             self.outbox.end()
 
@@ -62,7 +65,7 @@ class Runner:
                 return (indices[part.start : part.stop] for part in self._splits(passes))
 
         # Each task shuffles in its own way, unless the dataset fixes a seed.
-        return Context((task.seed, task.worker_number), (task.repetition,), feed)
+        return Context((task.seed, task.worker_number), (task.repetition,), feed, self._scope)
 
     def _splits(self, passes: Passes) -> Iterator[range]:
         """The parts of a pass that the dispatcher gives to this task, one asked for ahead."""
@@ -88,3 +91,4 @@ class Runner:
     def close(self, reason: str) -> None:
         """Local. Stop before the next element; idempotent."""
         self.outbox.close(CancelledError(reason))
+        self._scope.close()

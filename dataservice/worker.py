@@ -208,14 +208,17 @@ class DataWorker:
         except Error as error:
             # Tasks that have begun can be served without it; it may also have been stopped first.
             if reachable:
-                logger.warning("data worker %s: the dispatcher is gone: %s", self.address, error)
+                logger.warning("data worker %s: %s", self.address, error)
             return False
         return True
 
     def _register_again(self) -> bool:
         """The dispatcher has given us up, or is another one: it will not hear of our tasks."""
         logger.warning("data worker %s was given up as lost; it registers again", self.address)
-        self._orphaned = False
+        with self._lock:
+            # Without an id, so that word of the last dispatcher's stop, if it comes late, is not
+            # taken for the next one's.
+            self._worker_id, self._orphaned = 0, False
         self._forget(list(self._runners), "its data worker was given up as lost by the dispatcher")
         try:
             self._register()

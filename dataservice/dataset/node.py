@@ -8,10 +8,12 @@ by walking from the last iterator to its source.
 from __future__ import annotations
 
 import dataclasses
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mpidist.errors import UnimplementedError
 
@@ -20,6 +22,42 @@ UNKNOWN_CARDINALITY = -2
 
 Passes = tuple[int, ...]
 Feed = Callable[[Passes], Iterator[range]]
+
+
+class Closable(Protocol):
+    """Something that waits, and that any thread can end."""
+
+    def close(self) -> None:
+        """Local. End it; idempotent."""
+
+
+class Scope:
+    """What may wait inside a pass that one thread makes and another one can give up.
+
+    Attributes:
+        closed: Whether the pass has been given up; what waits in it then sees its end.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        # Reentrant, because garbage may be collected anywhere, and close what it holds.
+        self._lock = threading.RLock()
+        self._waiting: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+    def add(self, waiting: Closable) -> None:
+        """Local. Close something with the scope, at once if that is closed."""
+        with self._lock:
+            self._waiting.add(waiting)
+        if self.closed:
+            waiting.close()
+
+    def close(self) -> None:
+        """Local. Close everything; idempotent."""
+        self.closed = True
+        with self._lock:
+            waiting = list(self._waiting)
+        for each in waiting:
+            each.close()
 
 
 @dataclass(frozen=True)
@@ -32,11 +70,13 @@ class Context:
             one for each ``repeat`` that is open.
         feed: Source indices that this process shall evaluate, in parts, for the pass of the given
             number; None evaluates all of them.
+        scope: Takes what waits for others in the pass; None if nobody else can give it up.
     """
 
     seed: tuple[int, ...]
     passes: Passes = (0,)
     feed: Feed | None = None
+    scope: Scope | None = None
 
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""

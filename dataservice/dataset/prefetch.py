@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import weakref
@@ -9,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryNode
+from dataservice.dataset.node import Context, ElementIterator, Node, Scope, UnaryNode
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,13 @@ class PrefetchIterator(ElementIterator):
 
     def __init__(self, parent: Node, context: Context, size: int) -> None:
         self._channel = _Channel(size)
+        if context.scope is not None:
+            context.scope.add(self._channel)
+        below = dataclasses.replace(context, scope=self._channel.scope)
         # The thread knows the channel only, lest it keep a dropped iterator alive.
         self._thread = threading.Thread(
             target=_fill,
-            args=(self._channel, parent, context),
+            args=(self._channel, parent, below),
             name="dataservice-prefetch",
             daemon=True,
         )
@@ -67,9 +71,14 @@ class PrefetchIterator(ElementIterator):
 
 
 class _Channel:
-    """A bounded queue with an end, an error, and a way to give up."""
+    """A bounded queue with an end, an error, and a way to give up.
+
+    Attributes:
+        scope: Of what fills it.
+    """
 
     def __init__(self, size: int) -> None:
+        self.scope = Scope()
         self._changed = threading.Condition()
         self._elements: deque[Any] = deque()
         self._size = size
@@ -106,6 +115,7 @@ class _Channel:
             self._closed = True
             self._elements.clear()
             self._changed.notify_all()
+        self.scope.close()
 
 
 def _fill(channel: _Channel, parent: Node, context: Context) -> None:

@@ -50,7 +50,8 @@ class RepeatIterator(ElementIterator):
     def __next__(self) -> Any:
         while True:
             if self._pass is None:
-                if self._started == self._count:
+                scope = self._context.scope
+                if self._started == self._count or (scope is not None and scope.closed):
                     raise StopIteration
                 self._pass = self._parent.iterate(self._context.enter(self._started))
                 self._started += 1

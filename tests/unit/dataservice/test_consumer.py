@@ -183,3 +183,19 @@ def test_elements_that_came_with_an_error_are_given_first(make_script):
     for _ in range(2):
         with pytest.raises(KeyError, match="bad"):
             script.take()
+
+
+def test_what_is_dropped_on_the_fetching_thread_waits_for_no_lock_of_that_thread(make_script):
+    script = make_script()
+    request, _ = script.asked()
+    put = script.stream.put
+
+    def collect_garbage(frame):
+        # As if the collection had begun while this thread looked at what wakes it.
+        with script._consumer._wake._lock:
+            script.stream.close()
+        put(frame)
+
+    script.stream.put = collect_garbage
+    script.give(request, [1])
+    script.left()

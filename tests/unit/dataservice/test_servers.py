@@ -1,3 +1,4 @@
+import queue
 import threading
 
 import pytest
@@ -11,8 +12,13 @@ from dataservice import (
     WorkerServer,
     distribute,
 )
-from mpidist import LATER, open_endpoint
+from dataservice.calls import Caller
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.runner import Runner
+from dataservice.wire import unpack
+from mpidist import LATER, Reply, open_endpoint
 from mpidist.errors import (
+    CancelledError,
     DistNetworkError,
     FailedPreconditionError,
     NotFoundError,
@@ -173,23 +179,82 @@ def test_a_dispatcher_that_starts_at_the_address_of_another(caplog):
             after.close()
 
 
-def test_a_worker_that_is_stopped_while_it_registers_again():
-    config = DispatcherConfig(port=4807, job_gc_check_interval_ms=1, worker_timeout_ms=1)
-    with DispatchServer(config) as dispatcher:
-        first = WorkerServer(WorkerConfig("localhost:4807", heartbeat_interval_ms=20))
-        dispatcher.stop()
-    with open_endpoint("inproc", 4807) as endpoint:
-        registering = threading.Event()
+class Dispatcher:
+    """Played by hand: it knows nobody, and holds registrations until the test answers them."""
 
-        def forget(request):
-            raise NotFoundError("who are you?")
-
-        def hold(request):
-            registering.set()
-            return LATER
-
-        handlers = {"WorkerHeartbeat": forget, "RegisterWorker": hold}
+    def __init__(self, endpoint):
+        self.registrations = queue.Queue()
+        handlers = {"WorkerHeartbeat": self._forget, "RegisterWorker": self._hold}
         endpoint.register("dispatcher", handlers)
         endpoint.serve_in_thread()
-        assert registering.wait(10)
-        first.stop()  # an error on the worker's thread would be a warning, hence a failure
+
+    def _forget(self, request):
+        raise NotFoundError("who are you?")
+
+    def _hold(self, request):
+        self.registrations.put(request)
+        return LATER
+
+
+@pytest.fixture
+def registering():
+    """A worker that registers again, the id that it had, and the second dispatcher."""
+    config = WorkerConfig("localhost:4807", heartbeat_interval_ms=20)
+    with DispatchServer(port=4807) as first:
+        worker = WorkerServer(config)
+        worker_id = worker._worker._worker_id
+        first.stop()
+    with worker, open_endpoint("inproc", 4807) as endpoint:
+        yield worker, worker_id, Dispatcher(endpoint)
+
+
+def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
+    def close(runner, reason, close=Runner.close):
+        runner.thread.join(10)  # the worst moment
+        close(runner, reason)
+
+    monkeypatch.setattr(Runner, "close", close)
+    with open_endpoint("inproc", 4808) as endpoint:
+        asked = threading.Event()
+
+        def hold(request):
+            asked.set()
+            return LATER
+
+        reply = Reply(pb.RegisterWorkerReply(worker_id=1).SerializeToString())
+        handlers = {"RegisterWorker": lambda request: reply, "GetTask": hold}
+        endpoint.register("dispatcher", handlers)
+        endpoint.serve_in_thread()
+        with WorkerServer(dispatcher_address="localhost:4808") as worker:
+            body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
+            work = endpoint.call(worker._endpoint.address, "data_worker/GetElement", body)
+            assert asked.wait(10)
+        with pytest.raises(CancelledError, match=r"data worker inproc://localhost:\d+ was stopped"):
+            work.result(10)
+
+
+def test_nobody_at_an_address_is_unavailable():
+    with open_endpoint("inproc") as endpoint:
+        caller = Caller(endpoint, "localhost:4809", "dispatcher", lambda: False)
+        with pytest.raises(UnavailableError, match="nothing serves inproc://localhost:4809"):
+            caller.start("dispatcher/GetTask", pb.TaskRequest())
+
+
+def test_a_worker_that_is_stopped_while_it_registers_again(registering):
+    worker, _, dispatcher = registering
+    dispatcher.registrations.get(timeout=10)
+    worker.stop()  # an error on the worker's thread would be a warning, hence a failure
+
+
+def test_late_word_of_the_last_dispatcher_is_not_about_the_next(registering):
+    worker, old, dispatcher = registering
+    request = dispatcher.registrations.get(timeout=10)
+    with open_endpoint("inproc") as endpoint:
+        body = pb.WorkerRequest(worker_id=old).SerializeToString()
+        endpoint.notify(worker._endpoint.address, "data_worker/DispatcherStopped", body)
+        request.reply(pb.RegisterWorkerReply(worker_id=old + 1).SerializeToString())
+        body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
+        work = endpoint.call(worker._endpoint.address, "data_worker/GetElement", body)
+        # It asks the dispatcher for the task, instead of refusing it.
+        reply = pb.GetElementReply.FromString(work.result(10).body)
+    assert "does not serve 'dispatcher/GetTask'" in str(unpack(reply.failure, ()))

@@ -6,10 +6,9 @@ import time
 import pytest
 from _cases.endpoints import wait_until
 
-from dataservice import Dataset, client, distribute, worker
+from dataservice import Dataset, distribute, worker
 from dataservice.outbox import Outbox
 from dataservice.runner import Runner
-from dataservice.stream import Stream
 from mpidist.errors import UnavailableError
 
 EVENTS = {}
@@ -26,6 +25,10 @@ def values(dataset):
 
 def task_threads():
     return [t for t in threading.enumerate() if t.name.startswith("dataservice-task")]
+
+
+def prefetch_threads():
+    return [t for t in threading.enumerate() if t.name == "dataservice-prefetch"]
 
 
 def consumer_threads():
@@ -77,15 +80,44 @@ def test_closing_while_the_dispatcher_is_missing():
     assert list(elements) == []
 
 
-def test_a_stream_that_is_dropped_on_its_own_thread_is_not_rung():
-    stream = Stream("a consumer")
-    rung = []
-    stream.on_room = lambda: rung.append(True)
-    thread = threading.Thread(target=lambda: client._shut(stream, threading.current_thread()))
-    thread.start()
-    thread.join(10)
-    assert stream.closed
-    assert not rung
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_what_is_fetched_ahead_is_given_up_although_nothing_comes(make_service, layers, how):
+    service = make_service(1)
+    released = event(f"{layers} {how}")
+
+    def wait_at_one(i):
+        assert i != 1 or event(f"{layers} {how}").wait(30)
+        return i
+
+    dataset = Dataset.range(3).map(wait_at_one)
+    dataset = dataset.apply(distribute("parallel_epochs", service.target)).repeat()
+    for _ in range(layers):
+        dataset = dataset.prefetch(2)
+    elements = iter(dataset)
+    assert next(elements) == 0
+    if how == "close":
+        elements.close()
+    del elements
+    wait_until(lambda: not prefetch_threads() and not consumer_threads())
+    released.set()
+
+
+def test_a_task_that_reads_from_another_service_is_given_up_although_nothing_comes(make_service):
+    inner, outer = make_service(1), make_service(1)
+
+    def wait_at_one(i):
+        assert i != 1 or event("the outer task has ended").wait(30)
+        return i
+
+    dataset = Dataset.range(3).map(wait_at_one)
+    dataset = dataset.apply(distribute("parallel_epochs", inner.target)).repeat()
+    elements = iter(dataset.apply(distribute("parallel_epochs", outer.target)))
+    assert next(elements) == 0
+    elements.close()
+    wait_until(lambda: not consumer_threads() and len(task_threads()) == 1)
+    event("the outer task has ended").set()
+    wait_until(lambda: not task_threads())
 
 
 def test_stopping_a_worker_waits_once_for_all_functions_that_hang(make_service, monkeypatch):
