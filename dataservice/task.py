@@ -53,6 +53,7 @@ class DataTask:
         self._worker.close(leave=False)
         if self._dispatcher is not None:
             self._dispatcher.close()
+            self._dispatcher = None
 
 
 def _raise_on_failure(registration: Work) -> None:

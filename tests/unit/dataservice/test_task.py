@@ -39,9 +39,10 @@ def test_tasks_form_a_service(order):
     assert sorted(dataset) == sorted(2 * list(range(100)))
     for task in tasks:
         task.close()
-        task.close()
     for endpoint in endpoints:
         endpoint.close()
+    for task in tasks:
+        task.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("dataservice-worker")]
 
 
