@@ -163,9 +163,11 @@ def _run_in(
     finally:
         shared_files.close()
     status, message = _verdict(folder, layout, result, namespace.timeout)
-    for line in (_survivors(result, status), message):
-        if line:
-            print(f"mpidist run: {line}", file=sys.stderr, flush=True)
+    lines = [f"mpidist run: {line}\n" for line in (_survivors(result, status), message) if line]
+    if lines:
+        # A rank may have been ended in the middle of a line of its own.
+        sys.stderr.write("".join(["\n", *lines]))
+        sys.stderr.flush()
     return status
 
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +24,8 @@ class SharedFiles:
 
     Not every library makes all its files where it is told to. Which new files beside the folder
     belong to the descendants of this process is told by their names and by who has them open or
-    mapped, so they must be looked at while their maker lives: at once when they appear. Files of
+    mapped, so they are looked at while their makers live: at once when they appear. A maker that
+    was killed before that has left a file that nobody uses when the job has ended. Files of
     other jobs, and those that a script makes for itself, are left alone.
 
     Args:
@@ -47,7 +48,8 @@ class SharedFiles:
         ):
             number = ctypes.get_errno()
             raise OSError(number, f"cannot watch it: {os.strerror(number)}", str(_FOLDER))
-        self._known = self._present()
+        self._before = self._present()
+        self._known = set(self._before)
         _remove_abandoned()
         self.folder, self._lock = _locked_folder()
 
@@ -63,7 +65,7 @@ class SharedFiles:
         new = self._present() - self._known
         if new:
             self._known |= new
-            self._ours |= new & _in_use()
+            self._ours |= new & _in_use(process.pid for process in processes.descendants())
 
     def close(self) -> list[str]:
         """Local. Remove our files, once the job has ended.
@@ -71,7 +73,12 @@ class SharedFiles:
         Returns:
             The names of those beside the folder that were still there.
         """
+        self.look()
         os.close(self.handle)
+        strangers = {name for name in self._known - self._before - self._ours if _is_own(name)}
+        if strangers:
+            everybody = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+            self._ours |= strangers - _in_use(everybody)
         # What a process that cannot be killed still writes there is told of by its number.
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
@@ -107,13 +114,21 @@ def _remove_abandoned() -> None:
             os.close(lock)
 
 
-def _in_use() -> set[str]:
-    """Local. The names in /dev/shm that descendants of this process have open or mapped."""
+def _is_own(name: str) -> bool:
+    """Local. Whether a name in /dev/shm is there, and this user's."""
+    try:
+        return (_FOLDER / name).stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
+def _in_use(pids: Iterable[int]) -> set[str]:
+    """Local. The names in /dev/shm that some processes have open or mapped."""
     found: set[str] = set()
-    for process in processes.descendants():
+    for pid in pids:
         # Ended meanwhile, or changed its user: nothing to learn.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            folder = Path(f"/proc/{process.pid}")
+            folder = Path(f"/proc/{pid}")
             # Descriptors before mappings: a maker maps the file before it closes it.
             for entry in os.listdir(folder / "fd"):
                 with suppress(FileNotFoundError):

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,18 +58,31 @@ def test_a_folder_removed_before_it_was_locked_is_made_again(monkeypatch):
     made.close()
 
 
-@pytest.mark.parametrize("mine", [True, False])
-def test_files_beside_the_folder(shared_files, mine):
+def test_files_that_this_job_makes_beside_the_folder(shared_files):
     path = FOLDER / f"{PREFIX}segment"
     with path.open("wb") as file:
         holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
-    if not mine:
-        holder.communicate(timeout=10)
     shared_files.look()
-    assert shared_files.close() == ([path.name] if mine else [])
-    assert path.exists() is not mine
+    assert shared_files.close() == [path.name]
+    assert not path.exists()
     holder.communicate(timeout=10)
-    path.unlink(missing_ok=True)
+
+
+def test_files_of_other_jobs_are_left_alone(shared_files):
+    path = FOLDER / f"{PREFIX}segment"
+    command = f"sleep 60 > {path} & echo $!"  # its parent ends: it is nobody's descendant
+    shell = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True)
+    shared_files.look()
+    assert shared_files.close() == []
+    assert path.exists()
+    os.kill(int(shell.stdout), signal.SIGKILL)
+    path.unlink()
+
+
+def test_files_whose_makers_died_before_they_were_seen(shared_files):
+    path = FOLDER / f"{PREFIX}segment"
+    path.touch()
+    assert shared_files.close() == [path.name]
 
 
 def test_ranks_elsewhere_do_without_the_folder(tmp_path):
