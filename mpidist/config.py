@@ -10,6 +10,8 @@ Variable                        Meaning                                         
 ``MPIDIST_STALL_S``             seconds after which a waiting operation is reported       60
 ``MPIDIST_STALL_ABORT_S``       seconds after which a waiting operation ends the job      never
 ``MPIDIST_ARENA_BYTES``         address space that a ps reserves for variables, in bytes  16 GiB
+``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another   64 MiB
+``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
 
@@ -17,7 +19,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Config:
     stall_s: float = 60.0
     stall_abort_s: float = float("inf")
     arena_bytes: int = 16 << 30
+    credit_bytes: int = 64 << 20
+    secret: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Config:
@@ -72,7 +77,20 @@ class Config:
             stall_s=number("MPIDIST_STALL_S", cls.stall_s),
             stall_abort_s=number("MPIDIST_STALL_ABORT_S", cls.stall_abort_s),
             arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
+            credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
+            secret=env.get("MPIDIST_SECRET") or None,
         )
+
+
+@cache
+def distribution_version() -> str:
+    """Local. Version of the installed mpidist; ``"unknown"`` if it only lies in the path."""
+    from importlib.metadata import PackageNotFoundError, version  # slow
+
+    try:
+        return version("mpidist")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 config = Config.from_env(os.environ)

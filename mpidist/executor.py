@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import DistBackendError
 from mpidist.op import LARGEST_COUNT, Op, in_pieces
-from mpidist.runtime import Backoff, Waits
+from mpidist.runtime import Backoff, Waits, fork
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class HostExecutor:
 
     def run(self, op: Op) -> None:
         """Collective, or point to point. Carry an Op out, blocking; recv sets its ``root``."""
+        fork.check()
         run = self._run[op.name]
         if op.count() <= LARGEST_COUNT:
             run(op)
@@ -62,6 +63,7 @@ class HostExecutor:
 
     def start(self, op: Op) -> list[MPI.Request]:
         """Collective, or point to point. Begin an Op; gives MPI's requests."""
+        fork.check()
         return [self._start[op.name](piece) for piece in in_pieces(op)]
 
     def _recv(self, op: Op) -> None:

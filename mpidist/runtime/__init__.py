@@ -1,8 +1,9 @@
 """Where this process stands in the MPI world; the only place that starts MPI and ends the job."""
 
+from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.exits import exits
 from mpidist.runtime.waits import Waits
 from mpidist.runtime.world import World, launched, world
 
-__all__ = ["Backoff", "Waits", "World", "exits", "launched", "world"]
+__all__ = ["Backoff", "Waits", "World", "exits", "fork", "launched", "world"]

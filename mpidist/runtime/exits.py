@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpidist.config import config
-from mpidist.runtime import records
+from mpidist.runtime import fork, records
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.waits import Waiting, Waits, missing_rank
 
@@ -100,6 +100,16 @@ class Exits:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # In whole lines and at once: the launcher puts the output of all ranks together.
             sys.stdout.reconfigure(line_buffering=True, write_through=False)
+        before = (sys.excepthook, threading.excepthook, sys.exit, builtins.exit, builtins.quit)
+
+        def forget() -> None:
+            global _exits
+            _exits = None
+            sys.excepthook, threading.excepthook, sys.exit = before[:3]
+            builtins.exit, builtins.quit = before[3:]
+            atexit.unregister(self._leave)
+
+        fork.in_parent_only(forget)
         sys.excepthook = self._uncaught
         threading.excepthook = self._uncaught_in_thread
         sys.exit = _exit
@@ -128,11 +138,10 @@ class Exits:
             sys.stdout.flush()
             sys.stderr.write(f"{text}mpidist: {self._identity} ends the job: {reason}\n")
             sys.stderr.flush()
-        if os.getpid() == self._identity.pid:
-            records.write_failure(self._identity, reason, trace, code)
-            threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
-            _abort(code)
-        os._exit(code)  # a forked child must not touch MPI
+        records.write_failure(self._identity, reason, trace, code)
+        threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
+        _abort(code)
+        os._exit(code)
 
     # Hooks
 
@@ -156,7 +165,7 @@ class Exits:
     def _leave(self) -> None:
         from mpi4py import MPI
 
-        if os.getpid() != self._identity.pid or MPI.Is_finalized():
+        if MPI.Is_finalized():
             return
         for callback in reversed(self._world.before_leave):
             callback()

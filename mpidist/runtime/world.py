@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import mpi4py
 
+from mpidist.config import distribution_version
 from mpidist.errors import DistBackendError
+from mpidist.runtime import fork
 from mpidist.runtime.exits import install
 from mpidist.runtime.launch import foreign_step, launcher_of, size_hint
 
@@ -74,7 +76,6 @@ def launched() -> bool:
     return launcher_of(os.environ) is not None
 
 
-@cache
 def world() -> World:
     """Collective. Start MPI if that has not been done, and describe the world.
 
@@ -86,7 +87,14 @@ def world() -> World:
     Raises:
         DistBackendError: There is no MPI library, it does not give MPI_THREAD_MULTIPLE, or srun
             started several tasks that it cannot see. The message has the remedy.
+        FailedPreconditionError: The process was forked from one that had started MPI.
     """
+    fork.check()
+    return _world()
+
+
+@cache
+def _world() -> World:
     problem = foreign_step(os.environ)
     if problem is not None:
         raise DistBackendError(problem)
@@ -95,14 +103,15 @@ def world() -> World:
 
     comm = MPI.COMM_WORLD.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    facts = comm.allgather((socket.gethostname(), node.bcast(comm.rank)))
-    first_ranks = sorted({first for _, first in facts})
+    facts = comm.allgather((socket.gethostname(), node.bcast(comm.rank), distribution_version()))
+    _check_versions([version for _, _, version in facts])
+    first_ranks = sorted({first for _, first, _ in facts})
     vendor, version = MPI.get_vendor()
     result = World(
         rank=comm.rank,
         size=comm.size,
-        hosts=tuple(host for host, _ in facts),
-        nodes=tuple(first_ranks.index(first) for _, first in facts),
+        hosts=tuple(host for host, _, _ in facts),
+        nodes=tuple(first_ranks.index(first) for _, first, _ in facts),
         vendor=vendor,
         version=version,
         thread_level="multiple",
@@ -115,6 +124,16 @@ def world() -> World:
     _unlink_shared_memory(node)
     install(result, finalize=owned)
     return result
+
+
+def _check_versions(versions: list[str]) -> None:
+    """What is said between ranks is only understood by the same version."""
+    for rank, version in enumerate(versions):
+        if version != versions[0]:
+            raise DistBackendError(
+                f"rank 0 has mpidist {versions[0]} and rank {rank} has {version}: install the same "
+                "version for all ranks, on every host"
+            )
 
 
 def _start_mpi() -> bool:

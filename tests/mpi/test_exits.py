@@ -87,12 +87,45 @@ child = os.fork()
 if child == 0:
     os._exit(7)
 os.waitpid(child, 0)
+child = os.fork()
+if child == 0:
+    sys.exit(8)  # ends the child, and nothing else
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
 group.barrier()
 sys.exit(0 if rank else None)
 """)
     assert ended.status == 0, ended.err
     assert ended.out.count("caught 3") == 2
     assert ended.err == ""
+
+
+def test_a_forked_child_cannot_use_what_its_parent_has(run):
+    ended = run("""
+endpoint = dist.open_endpoint()
+tries = {
+    "group": lambda: group.all_reduce(np.zeros(1)),
+    "async": lambda: group.barrier(async_op=True),
+    "endpoint": lambda: endpoint.notify(endpoint.address, "a/B"),
+    "init": lambda: dist.open_endpoint("mpi"),
+    "server": lambda: dist.Server({"worker": ["a:1", "b:1"]}, "worker", rank),
+}
+child = os.fork()
+if child == 0:
+    for name, use in tries.items():
+        try:
+            use()
+        except dist.errors.FailedPreconditionError as error:
+            say(name, "forked from process" in str(error), "'spawn' or 'forkserver'" in str(error))
+    raise ValueError("of the child")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+endpoint.close()
+group.barrier()
+""")
+    assert ended.status == 0, ended.err
+    for name in ("group", "async", "endpoint", "init", "server"):
+        assert ended.out.count(f"{name} True True") == 2, ended.out
+    assert ended.err.count("ValueError: of the child") == 2
+    assert "ends the job" not in ended.err
 
 
 @pytest.mark.parametrize(

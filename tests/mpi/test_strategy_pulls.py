@@ -33,6 +33,7 @@ def test_every_pull_is_of_one_version(world, transport, size):
             expected = 1.0 - variable.version  # each version took 1 from every element
             if not (out == expected).all():
                 mixed.append((step, variable.version, np.unique(out)))
+        variable.read_value(out)  # all own pushes are applied: what follows the barrier sees them
         workers.barrier()
         final = variable.read_value()
         return mixed, versions, strategy.num_workers, final, variable.version

@@ -14,8 +14,9 @@ NUMBERS = {
     "MPIDIST_STALL_S": ("stall_s", 60.0),
     "MPIDIST_STALL_ABORT_S": ("stall_abort_s", float("inf")),
     "MPIDIST_ARENA_BYTES": ("arena_bytes", 16 << 30),
+    "MPIDIST_CREDIT_BYTES": ("credit_bytes", 64 << 20),
 }
-TEXTS = {"MPIDIST_RUN_DIR": "run_dir", "MPIDIST_JOBS": "jobs"}
+TEXTS = {"MPIDIST_RUN_DIR": "run_dir", "MPIDIST_JOBS": "jobs", "MPIDIST_SECRET": "secret"}
 
 
 def test_defaults():
@@ -55,6 +56,10 @@ def test_memory_needs_a_whole_number(text):
     with pytest.raises(ValueError, match=f"MPIDIST_ARENA_BYTES='{text}' "):
         Config.from_env({"MPIDIST_ARENA_BYTES": text})
     assert Config.from_env({"MPIDIST_STALL_S": text}).stall_s == float(text)
+
+
+def test_the_secret_is_not_shown():
+    assert "xyzzy" not in repr(Config.from_env({"MPIDIST_SECRET": "xyzzy"}))
 
 
 def test_the_process_has_read_its_own():

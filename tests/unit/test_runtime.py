@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.errors import DistBackendError
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.launch import foreign_step, launcher_of, size_hint
 from mpidist.runtime.waits import Waits, missing_rank
+from mpidist.runtime.world import _check_versions
 
 OPENMPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "PMI_FD": "9"}
@@ -61,7 +63,7 @@ def test_a_world_of_one_that_is_wrong():
     assert "--mpi=pmi2" in text
 
 
-@given(st.integers(0, 50), st.floats(1e-4, 1.0), st.integers(0, 100))
+@given(st.integers(0, 50), st.floats(1e-4, 1.0), st.integers(0, 1000))
 def test_backoff(spins, longest_s, count):
     backoff = Backoff(spins, longest_s)
     for _ in range(2):
@@ -71,8 +73,9 @@ def test_backoff(spins, longest_s, count):
         assert all(0 < s <= longest_s for s in slept)
         assert slept == sorted(slept)
         for before, after in itertools.pairwise(slept):
-            assert after == min(2 * before, longest_s)
-        if len(slept) > 20:
+            quick = before < 3e-4
+            assert after == min((2 if quick else 1.01) * before, longest_s)
+        if len(slept) > 900:
             assert slept[-1] == longest_s
         backoff.reset()
 
@@ -164,3 +167,9 @@ def test_operations_under_way():
     del waits.current[id(second)]
     waits.current[id(first)] = first
     assert waits.observe(13.0) == [(first, 13.0)]
+
+
+def test_ranks_of_different_versions():
+    _check_versions(["1.2"] * 3)
+    with pytest.raises(DistBackendError, match=r"rank 0 has mpidist 1\.2 and rank 2 has 1\.3"):
+        _check_versions(["1.2", "1.2", "1.3", "1.2"])
