@@ -94,8 +94,8 @@ class DispatchServer(_Server):
 
     Args:
         port: Number of its endpoint; 0 takes a free one. Or a DispatcherConfig.
-        protocol: ``"mpi"``, ``"inproc"``, or a name of the TensorFlow interface, which is kept in
-            ``target``; None takes mpi in a launched world, inproc in a plain process.
+        protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, or a name of the TensorFlow interface, which
+            is kept in ``target``; None takes mpi in a launched world, inproc in a plain process.
         start: Whether to start it at once.
         config: In place of port and protocol.
 

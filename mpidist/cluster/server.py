@@ -73,6 +73,11 @@ class Server:
         self._spec = ClusterSpec(definition.cluster)
         self._task: Task = (definition.job_name, definition.task_index)
         self._transport = transport_of(definition.protocol or None, launched=launched())
+        if self._transport == "tcp":
+            raise ValueError(
+                "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "
+                "ranks of one MPI world ('mpi'), or all in one process ('inproc')"
+            )
         self._endpoint: Endpoint | None = None
         self._members: Members | None = None
         self._comm: MPI.Intracomm | None = None

@@ -1,4 +1,4 @@
-"""Request and reply between tasks: one interface over ``inproc`` and ``mpi``."""
+"""Request and reply between tasks: one interface over ``inproc``, ``mpi`` and ``tcp``."""
 
 from mpidist.endpoint.address import Address, check_protocol, parse, transport_of
 from mpidist.endpoint.endpoint import Endpoint
@@ -34,8 +34,11 @@ def open_endpoint(protocol: str | None = None, number: int | None = None) -> End
 
     Raises:
         DistNetworkError: The number is in use, or does not belong to this rank.
-        ValueError: The protocol is unknown or has no transport.
+        ValueError: The protocol is unknown.
     """
-    if transport_of(protocol, launched=launched()) == "mpi":
-        return Endpoint(mpi_transport(), number)
-    return Endpoint(inproc_transport(), number)
+    transport = transport_of(protocol, launched=launched())
+    if transport == "tcp":
+        from mpidist.endpoint.tcp import tcp_transport  # its library is slow to import
+
+        return Endpoint(tcp_transport(), number)
+    return Endpoint(mpi_transport() if transport == "mpi" else inproc_transport(), number)

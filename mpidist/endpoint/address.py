@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 TRANSPORTS = ("mpi", "tcp", "inproc")
 # Names of the TensorFlow interface; they are kept in what users see and mean one of ours.
@@ -27,6 +28,7 @@ class Address:
         return f"{self.protocol}://{self.host}:{self.port}"
 
 
+@lru_cache
 def parse(text: str, protocol: str) -> Address:
     """Local. Read ``[protocol://]host:port``.
 
@@ -63,20 +65,15 @@ def transport_of(protocol: str | None, *, launched: bool) -> str:
         launched: Whether the process is a rank of a launched MPI world.
 
     Returns:
-        ``"mpi"`` or ``"inproc"``.
+        ``"mpi"``, ``"tcp"`` or ``"inproc"``.
 
     Raises:
-        ValueError: The name is unknown, or it means tcp, for which there is no transport.
+        ValueError: The name is unknown.
     """
     default = "mpi" if launched else "inproc"
     if protocol is None:
         return default
     check_protocol(protocol)
-    if protocol == "tcp":
-        raise ValueError(
-            "protocol 'tcp' has no transport in this version; use 'mpi' between ranks of one "
-            "world, 'inproc' inside one process"
-        )
     if protocol == "grpc+local":
         return "inproc"
     return default if protocol in ALIASES else protocol

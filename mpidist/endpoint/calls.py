@@ -6,9 +6,10 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from mpidist.endpoint.address import Address
+from mpidist.config import config
+from mpidist.endpoint.credits import Credits, Shipment
 from mpidist.endpoint.message import Array, Message, Transport
 from mpidist.endpoint.request import Reply
 from mpidist.errors import DeadlineExceededError, UnavailableError, from_code
@@ -30,6 +31,17 @@ _PEER_PERIOD_S = 0.5
 _IDS = itertools.count(1)
 
 
+# What a request counts beside its contents.
+_HEADER_BYTES = 64
+
+
+@dataclass(slots=True)
+class _Pending:
+    work: Work
+    into: Sequence[Array] | None
+    shipment: Shipment
+
+
 class Calls:
     """Matches replies to requests, and ends those that get none.
 
@@ -39,29 +51,25 @@ class Calls:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._pending: dict[int, tuple[Work, Sequence[Array] | None]] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._credits = Credits(config.credit_bytes)
 
     def begin(
-        self,
-        method: str,
-        address: Address | str,
-        peer: Any,
-        into: Sequence[Array] | None,
-        limit_s: float,
-    ) -> tuple[int, Work]:
-        """Local. A request that is about to be sent.
+        self, message: Message, address: str, into: Sequence[Array] | None, limit_s: float
+    ) -> Work:
+        """Local. Send a request, at once if credit allows.
 
         Args:
-            method: ``"service/Method"``.
-            address: The receiver.
-            peer: The receiver, in the transport's own terms.
+            message: The request; it gets its id here.
+            address: Of the receiver, for messages.
             into: See :meth:`Endpoint.call`.
             limit_s: Seconds after which it fails.
 
         Returns:
-            The request's id, and the Work that ends with the reply.
+            A Work that ends with the reply.
         """
-        identity = next(_IDS)
+        header, peer = message.header, message.peer
+        header.id = next(_IDS)
         deadline = time.monotonic() + limit_s
 
         def drive(work: Work, until: float) -> None:
@@ -72,35 +80,39 @@ class Calls:
                 if work.is_completed():
                     return
                 now = time.monotonic()
-                if self._transport.has_left(peer):
-                    error = UnavailableError(
-                        f"no reply to {method} from {address}: the script there has ended"
-                    )
+                loss = self._transport.loss(peer)
+                if loss is not None:
+                    error = UnavailableError(f"no reply to {header.method} from {address}: {loss}")
                 elif now >= deadline:
                     error = DeadlineExceededError(
-                        f"no reply to {method} from {address} within {limit_s:g} s; the peer is "
-                        "busy, stuck or gone (MPIDIST_CALL_TIMEOUT_S sets the limit)"
+                        f"no reply to {header.method} from {address} within {limit_s:g} s; the "
+                        "peer is busy, stuck or gone (MPIDIST_CALL_TIMEOUT_S sets the limit)"
                     )
                 elif now >= until:
                     return
-            self.forget(identity)
-            work.complete(error=error)
+            self._give_up(header.id, error)
 
-        work = Work(f"{method} to {address}", drive)
-        self._pending[identity] = (work, into)
-        return identity, work
+        def send() -> None:
+            try:
+                self._transport.send(message)
+            except Exception as error:  # of whichever request has its turn: its own caller's
+                self._give_up(header.id, error)
 
-    def forget(self, identity: int) -> None:
-        """Local. A reply to this request is no longer waited for."""
-        self._pending.pop(identity, None)
+        work = Work(f"{header.method} to {address}", drive)
+        size = _HEADER_BYTES + len(header.body) + sum(header.sizes)
+        shipment = Shipment((peer, header.receiver), size, send)
+        self._pending[header.id] = _Pending(work, into, shipment)
+        self._credits.submit(shipment)
+        return work
 
     def receive_into(self, header: Header) -> list[Array] | None:
         """Local. The caller's arrays for the buffers of a reply, if it gave some that fit."""
         entry = self._pending.get(header.id)
-        into = entry[1] if entry is not None else None
-        if into is None or [array.nbytes for array in into] != list(header.sizes):
+        if entry is None or entry.into is None:
             return None
-        return list(into)
+        if [array.nbytes for array in entry.into] != list(header.sizes):
+            return None
+        return list(entry.into)
 
     def finish(self, message: Message) -> None:
         """Local. End the request that a reply answers."""
@@ -109,18 +121,23 @@ class Calls:
         if entry is None:
             logger.debug("reply %d to %s came after its deadline", header.id, header.method)
             return
-        work, _ = entry
+        self._credits.release(entry.shipment)
         if header.HasField("failure"):
-            work.complete(error=from_code(header.failure.code, header.failure.message))
+            entry.work.complete(error=from_code(header.failure.code, header.failure.message))
         else:
-            work.complete(Reply(header.body, message.buffers))
+            entry.work.complete(Reply(header.body, message.buffers))
 
     def fail_all(self, error: Exception) -> None:
         """Local. End all that still wait with an error."""
         for identity in list(self._pending):
-            entry = self._pending.pop(identity, None)
-            if entry is not None:
-                entry[0].complete(error=error)
+            self._give_up(identity, error)
+
+    def _give_up(self, identity: int, error: Exception) -> None:
+        entry = self._pending.pop(identity, None)
+        if entry is not None:
+            self._transport.forget(entry.shipment.peer[0], identity)
+            self._credits.release(entry.shipment)
+            entry.work.complete(error=error)
 
     def drive(self, work: Work, deadline: float) -> None:
         """Local. Move the transport along until a work has ended, or the deadline passes."""

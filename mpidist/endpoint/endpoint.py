@@ -27,16 +27,16 @@ from mpidist.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from mpidist.proto.mpidist_pb2 import Failure, Header
+from mpidist.proto.mpidist_pb2 import Header
 from mpidist.runtime.backoff import Backoff
 from mpidist.work import Work
 
 logger = logging.getLogger(__name__)
 
 
-# A server that was busy a millisecond ago will be again: it goes on polling that long, and then
-# sleeps at most half a millisecond. Whoever waits for a reply waits for little else.
-_SERVER_SLEEPS_S = 5e-4
+# A server that was busy a millisecond ago will be again: it goes on polling that long. One that
+# was idle for long may be late by a little more.
+_SERVER_SLEEPS_S = 1.5e-3
 
 # How often a serving loop that is woken by its queue asks whether it should end.
 _UNTIL_PERIOD_S = 0.01
@@ -48,9 +48,6 @@ class Endpoint:
     Args:
         transport: What carries its messages.
         number: Its number; None takes a free one.
-
-    Attributes:
-        address: Where others reach it.
     """
 
     def __init__(self, transport: Transport, number: int | None = None) -> None:
@@ -61,11 +58,22 @@ class Endpoint:
         # when the timeout passes between its two looks at the clock.
         self._requests: deque[Message] = deque()
         self._arrived = threading.Event()
+        self._asleep = False
         self._thread: threading.Thread | None = None
         self._serving = threading.Lock()
         self._closed = False
+        self._lost: deque[str] = deque()
+        self._loss_callbacks: list[Callable[[str], None]] = []
         self._number = transport.attach(self, number)
-        self.address = Address(transport.protocol, transport.host(), self._number)
+        # For messages. Only the address says where it can be reached, and asking for it may open
+        # a port.
+        self._name = f"{transport.protocol}://{transport.host()}:{self._number}"
+
+    @property
+    def address(self) -> Address:
+        """Where others reach it."""
+        port = self._transport.listen(self._number)
+        return Address(self._transport.protocol, self._transport.host(), port)
 
     # Calling
 
@@ -100,21 +108,16 @@ class Endpoint:
         """
         self._check_open()
         limit = config.call_timeout_s if timeout is None else timeout
-        receiver = self._resolve(peer)
-        identity, work = self._calls.begin(method, peer, receiver[0], into, limit)
-        try:
-            self._send(Header.REQUEST, identity, receiver, method, body, buffers)
-        except BaseException:
-            self._calls.forget(identity)
-            raise
-        return work
+        message = self._message(Header.REQUEST, self._resolve(peer), method, body, buffers)
+        return self._calls.begin(message, str(peer), into, limit)
 
     def notify(
         self, peer: Address | str, method: str, body: bytes = b"", buffers: Sequence[Array] = ()
     ) -> None:
         """Local. Tell another endpoint something, without an answer; arguments as :meth:`call`."""
         self._check_open()
-        self._send(Header.NOTICE, 0, self._resolve(peer), method, body, buffers)
+        message = self._message(Header.NOTICE, self._resolve(peer), method, body, buffers)
+        self._transport.send(message)
 
     def work(self, name: str) -> Work:
         """Local. A Work that somebody completes, for instance a callback of one of several calls.
@@ -139,12 +142,22 @@ class Endpoint:
             ValueError: The service exists.
         """
         if service in self._services:
-            raise ValueError(f"service {service!r} exists already at {self.address}")
+            raise ValueError(f"service {service!r} exists already at {self._name}")
         self._services[service] = dict(handlers)
 
     def unregister(self, service: str) -> None:
         """Local. Serve it no more; later requests for it fail with UnimplementedError."""
         self._services.pop(service, None)
+
+    def on_peer_lost(self, callback: Callable[[str], None]) -> None:
+        """Local. Have ``callback(process)`` called when a process that sent requests is gone.
+
+        It runs on the serving thread, as handlers do, and gets the name that ``Request.process``
+        has. Over mpi a script that has ended is gone; a rank that dies ends the whole job. Over tcp
+        a process is gone when it says goodbye, or stays away for some seconds; over inproc, where
+        each endpoint counts as one, when the endpoint is closed.
+        """
+        self._loss_callbacks.append(callback)
 
     def serve(self, until: Callable[[], bool], deadline: float = float("inf")) -> bool:
         """Local. Handle requests on this thread; while another thread does, only wait.
@@ -168,6 +181,8 @@ class Endpoint:
                     backoff.reset()
                 while (message := self._next_request()) is not None:
                     self._handle(message)
+                while self._lost:
+                    self._report_loss(self._lost.popleft())
                 if until():
                     return True
                 if time.monotonic() >= deadline:
@@ -193,12 +208,12 @@ class Endpoint:
         if self._closed:
             return
         self._closed = True
-        self._transport.detach(self._number)
         self._arrived.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._refuse_waiting_requests()
-        self._calls.fail_all(CancelledError(f"the endpoint {self.address} was closed"))
+        self._transport.detach(self._number)
+        self._calls.fail_all(CancelledError(f"the endpoint {self._name} was closed"))
 
     def __enter__(self) -> Endpoint:
         return self
@@ -212,7 +227,10 @@ class Endpoint:
         """Local. Take a message that has arrived; called by the transport, on any thread."""
         if message.header.kind != Header.REPLY:
             self._requests.append(message)
-            self._arrived.set()
+            if self._asleep:
+                self._arrived.set()
+            if self._closed:  # nobody will look at it any more
+                self._refuse_waiting_requests()
             return
         self._calls.finish(message)
 
@@ -221,6 +239,15 @@ class Endpoint:
         if header.kind != Header.REPLY:
             return None
         return self._calls.receive_into(header)
+
+    def lose(self, process: str) -> None:
+        """Local. Take note that a process is gone; called by the transport, on any thread."""
+        self._lost.append(process)
+        self._arrived.set()
+
+    def process_of(self, message: Message) -> str:
+        """Local. What the process that a request came from is called; for :class:`Request`."""
+        return self._transport.process_of(message.peer)
 
     def answer(self, message: Message, reply: Reply, error: BaseException | None) -> None:
         """Local. Answer a message; called by its :class:`Request`, on any thread.
@@ -233,20 +260,26 @@ class Endpoint:
         header = message.header
         if header.kind == Header.NOTICE:
             if error is not None:
-                logger.error("%s: %s failed", self.address, header.method, exc_info=error)
+                logger.error("%s: %s failed", self._name, header.method, exc_info=error)
             return
-        failure = None if error is None else failure_of(error, header.method, self.address)
-        self._send(
-            Header.REPLY,
-            header.id,
-            (message.peer, header.sender),
-            header.method,
-            reply.body,
-            reply.buffers,
-            failure,
-        )
+        receiver = (message.peer, header.sender)
+        answer = self._message(Header.REPLY, receiver, header.method, reply.body, reply.buffers)
+        answer.header.id = header.id
+        if error is not None:
+            answer.header.failure.CopyFrom(failure_of(error, header.method, self._name))
+        self._transport.send(answer)
 
     # Inside
+
+    def _report_loss(self, process: str) -> None:
+        logger.info("%s: %s is gone", self._name, process)
+        for callback in self._loss_callbacks:
+            try:
+                callback(process)
+            except Exception:
+                logger.exception(
+                    "%s: what should follow the loss of %s failed", self._name, process
+                )
 
     def _next_request(self) -> Message | None:
         try:
@@ -257,47 +290,47 @@ class Endpoint:
     def _refuse_waiting_requests(self) -> None:
         while (message := self._next_request()) is not None:
             if message.header.kind == Header.REQUEST:
-                closed = UnavailableError(f"the endpoint {self.address} was closed")
+                closed = UnavailableError(f"the endpoint {self._name} was closed")
                 self.answer(message, Reply(), closed)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CancelledError(f"the endpoint {self.address} is closed")
+            raise CancelledError(f"the endpoint {self._name} is closed")
 
     def _resolve(self, peer: Address | str) -> tuple[Any, int]:
         address = parse(peer, self._transport.protocol) if isinstance(peer, str) else peer
         return self._transport.resolve(address), address.port
 
-    def _send(
+    def _message(
         self,
         kind: Header.Kind,
-        identity: int,
         receiver: tuple[Any, int],
         method: str,
         body: bytes,
         buffers: Sequence[Array],
-        failure: Failure | None = None,
-    ) -> None:
+    ) -> Message:
         peer, number = receiver
         header = Header(
             kind=kind,
-            id=identity,
             receiver=number,
             sender=self._number,
             method=method,
             body=body,
-            sizes=[as_bytes(array).nbytes for array in buffers],
-            failure=failure,
         )
-        self._transport.send(Message(header, buffers, peer))
+        if buffers:
+            header.sizes.extend([as_bytes(array).nbytes for array in buffers])
+        return Message(header, buffers, peer)
 
     def _idle(self, backoff: Backoff) -> None:
         sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S
         if not sleep_s:
             os.sched_yield()
             return
-        if self._arrived.wait(sleep_s):
-            self._arrived.clear()  # before the requests are looked at, so that none is missed
+        self._arrived.clear()
+        self._asleep = True  # before the last look, so that none is missed
+        if not (self._requests or self._closed):
+            self._arrived.wait(sleep_s)
+        self._asleep = False
 
     def _handle(self, message: Message) -> None:
         header = message.header
@@ -309,7 +342,7 @@ class Endpoint:
                 message,
                 Reply(),
                 UnimplementedError(
-                    f"{self.address} does not serve {header.method!r}; its services: {known}"
+                    f"{self._name} does not serve {header.method!r}; its services: {known}"
                 ),
             )
             return

@@ -38,10 +38,17 @@ class InprocTransport:
             self._endpoints[number] = endpoint
         return number
 
-    def detach(self, number: int) -> None:
+    def listen(self, number: int) -> int:
         """Local. See :class:`Transport`."""
+        return number
+
+    def detach(self, number: int) -> None:
+        """Local. See :class:`Transport`; the others lose it."""
         with self._lock:
             self._endpoints.pop(number, None)
+            others = list(self._endpoints.values())
+        for endpoint in others:
+            endpoint.lose(self.process_of(number))
 
     def host(self) -> str:
         """Local. Always ``localhost``: the addresses mean nothing outside the process."""
@@ -80,9 +87,16 @@ class InprocTransport:
         reply = Header(kind=Header.REPLY, id=header.id, failure=failure)
         sender.deliver(Message(reply, (), header.receiver))
 
-    def has_left(self, peer: int) -> bool:
-        """Local. Always False: an endpoint that is closed refuses what it has not answered."""
-        return False
+    def forget(self, peer: int, identity: int) -> None:
+        """Local. Nothing to do: nothing is sent twice."""
+
+    def loss(self, peer: int) -> str | None:
+        """Local. Always None: an endpoint that is closed refuses what it has not answered."""
+        return None
+
+    def process_of(self, peer: int) -> str:
+        """Local. See :class:`Transport`."""
+        return f"inproc://{self.host()}:{peer}"
 
     def progress(self) -> bool:
         """Local. Always False: sending delivers."""

@@ -42,6 +42,9 @@ class Transport(Protocol):
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. Deliver messages for ``number``, or a free one, to the endpoint; the number."""
 
+    def listen(self, number: int) -> int:
+        """Local. Make sure that others can reach this number; the port of its address."""
+
     def detach(self, number: int) -> None:
         """Local. Deliver nothing more to this number."""
 
@@ -54,8 +57,14 @@ class Transport(Protocol):
     def send(self, message: Message) -> None:
         """Local. Send; never waits for the receiver. Buffers must stay unchanged until a reply."""
 
-    def has_left(self, peer: Any) -> bool:
-        """Local. Whether the peer's script has ended, so that no reply can come any more."""
+    def forget(self, peer: Any, identity: int) -> None:
+        """Local. A reply of the peer to this request is no longer waited for."""
+
+    def loss(self, peer: Any) -> str | None:
+        """Local. Why no reply can come from the peer any more, as a clause; None if one can."""
+
+    def process_of(self, peer: Any) -> str:
+        """Local. What the process at the other end of a received message is called."""
 
     def progress(self) -> bool:
         """Local. Deliver what has arrived; True if anything happened. Any thread may call it."""

@@ -13,7 +13,7 @@ endpoint of rank r.
 from __future__ import annotations
 
 import itertools
-import struct
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -23,22 +23,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.endpoint.address import Address
+from mpidist.endpoint.frames import BadFrameError, fill, pack, unpack
 from mpidist.endpoint.message import Array, Message, as_bytes
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure, Header
-from mpidist.runtime import World, exits, world
+from mpidist.runtime import World, exits, fork, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpidist.endpoint.endpoint import Endpoint
 
+logger = logging.getLogger(__name__)
+
 _FRAME_TAG = 0
 _BUFFER_TAGS = 16384  # below every MPI's smallest upper bound for tags, 32767
-_INLINE_BYTES = 16384
 _PIECE_BYTES = 1 << 30
 _LAST_REPLY_S = 1.0
-_LENGTH = struct.Struct("<I")
 
 
 class MpiTransport:
@@ -70,10 +71,13 @@ class MpiTransport:
         self._ordering = threading.Lock()
         self._arriving: list[tuple[list[MPI.Request], Message]] = []
         self._outgoing: list[tuple[list[MPI.Request], Any]] = []
+        self._left = exits().left
+        self._reported = 0
         world.before_leave.append(self._close_all)
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a number of another rank, or in use, is an error."""
+        fork.check()
         size, rank = self._world.size, self._world.rank
         with self._attaching:
             if number is None:
@@ -88,11 +92,15 @@ class MpiTransport:
                 )
             elif number in self._endpoints:
                 raise DistNetworkError(f"mpi://{self.host()}:{number} is in use already")
-            self._endpoints[number] = endpoint
             self._closed.discard(number)
-            # Inside the lock: what arrives meanwhile was sent later.
+            # Before it is known and inside the lock: what arrives meanwhile was sent later.
             for message in self._unclaimed.pop(number, []):
                 endpoint.deliver(message)
+            self._endpoints[number] = endpoint
+        return number
+
+    def listen(self, number: int) -> int:
+        """Local. See :class:`Transport`."""
         return number
 
     def detach(self, number: int) -> None:
@@ -111,29 +119,33 @@ class MpiTransport:
 
     def send(self, message: Message) -> None:
         """Local. See :class:`Transport`."""
-        data = message.header.SerializeToString()
-        parts: list[bytes | memoryview] = [_LENGTH.pack(len(data)), data]
-        views = [as_bytes(array) for array in message.buffers]
-        large = sum(message.header.sizes) > _INLINE_BYTES
-        if not large:
-            parts += [view.data for view in views]
-        frame = b"".join(parts)
+        fork.check()
+        frame, views = pack(message)
         peer = message.peer
         # In one go, because different requests may share a tag: the buffers of a rank's messages
         # must leave in the order of their frames.
         with self._ordering:
             requests = [self._comm.Isend(frame, dest=peer, tag=_FRAME_TAG)]
-            if large:
+            if views:
                 tag = _buffer_tag(message.header)
                 requests += [self._comm.Isend(p, dest=peer, tag=tag) for p in _pieces(views)]
         if not self._testall(requests):
             with self._sending:
                 self._outgoing.append((requests, (frame, message.buffers)))
 
-    def has_left(self, peer: int) -> bool:
+    def forget(self, peer: int, identity: int) -> None:
+        """Local. Nothing to do: nothing is sent twice."""
+
+    def loss(self, peer: int) -> str | None:
         """Local. See :class:`Transport`; a reply sent before the end has time to arrive."""
-        since = exits().left.get(peer)
-        return since is not None and time.monotonic() - since > _LAST_REPLY_S
+        since = self._left.get(peer)
+        if since is None or time.monotonic() - since <= _LAST_REPLY_S:
+            return None
+        return "the script there has ended"
+
+    def process_of(self, peer: int) -> str:
+        """Local. See :class:`Transport`."""
+        return f"rank {peer}"
 
     def progress(self) -> bool:
         """Local. See :class:`Transport`; gives False at once if another thread is at it."""
@@ -141,6 +153,8 @@ class MpiTransport:
             return False
         try:
             happened = self._receive_frame()
+            if len(self._left) != self._reported:
+                self._report_losses()
             if self._arriving:
                 happened |= self._finish_arrivals()
         finally:
@@ -150,31 +164,35 @@ class MpiTransport:
                 self._outgoing = [item for item in self._outgoing if not self._testall(item[0])]
         return happened
 
+    def _report_losses(self) -> None:
+        gone = list(self._left)[self._reported :]
+        self._reported += len(gone)
+        for rank in gone:
+            for endpoint in list(self._endpoints.values()):
+                endpoint.lose(self.process_of(rank))
+
     def _receive_frame(self) -> bool:
         probed = self._comm.Improbe(source=self._any_source, tag=_FRAME_TAG, status=self._status)
         if probed is None:
             return False
         source = self._status.source
-        frame = np.empty(self._status.count, np.uint8)
+        frame = bytearray(self._status.count)
         probed.Recv(frame)
-        view = frame.data
-        (length,) = _LENGTH.unpack_from(view)
-        start = _LENGTH.size + length
-        header = Header.FromString(bytes(view[_LENGTH.size : start]))
+        try:
+            header, inline = unpack(memoryview(frame))
+        except BadFrameError as error:
+            logger.error("rank %d sent rank %d no message: %s", source, self._world.rank, error)  # noqa: TRY400
+            return True
         endpoint = self._endpoints.get(header.receiver)
         into = endpoint.receive_into(header) if endpoint is not None else None
-        if sum(header.sizes) > _INLINE_BYTES:
+        if inline is None:
             buffers = into or [np.empty(size, np.uint8) for size in header.sizes]
             views = [as_bytes(array) for array in buffers]
             tag = _buffer_tag(header)
             requests = [self._comm.Irecv(p, source=source, tag=tag) for p in _pieces(views)]
             self._arriving.append((requests, Message(header, buffers, source)))
             return True
-        inline = _cut(frame[start:], header.sizes)
-        if into is not None:
-            for target, data in zip(into, inline, strict=True):
-                np.copyto(as_bytes(target), data)
-        message = Message(header, into or inline, source)
+        message = Message(header, fill(into, inline) if into else inline, source)
         if self._arriving and header.kind != Header.REPLY:
             self._arriving.append(([], message))  # an earlier one of its rank may not be here yet
         else:
@@ -196,11 +214,13 @@ class MpiTransport:
 
     def _deliver(self, message: Message) -> None:
         number = message.header.receiver
-        with self._attaching:
-            endpoint = self._endpoints.get(number)
-            if endpoint is None and number not in self._closed:
-                self._unclaimed.setdefault(number, []).append(message)
-                return
+        endpoint = self._endpoints.get(number)
+        if endpoint is None:
+            with self._attaching:
+                endpoint = self._endpoints.get(number)
+                if endpoint is None and number not in self._closed:
+                    self._unclaimed.setdefault(number, []).append(message)
+                    return
         if endpoint is not None:
             endpoint.deliver(message)
         elif message.header.kind == Header.REQUEST:
@@ -231,11 +251,6 @@ def _pieces(views: Sequence[Array]) -> list[Array]:
         for view in views
         for start in range(0, view.nbytes, _PIECE_BYTES)
     ]
-
-
-def _cut(data: Array, sizes: Sequence[int]) -> list[Array]:
-    ends = list(itertools.accumulate(sizes))
-    return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 @cache

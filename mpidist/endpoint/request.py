@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpidist.endpoint.address import Address
 from mpidist.endpoint.message import Array, Message
 from mpidist.errors import InvalidArgumentError, OpError, UnknownError
 from mpidist.proto.mpidist_pb2 import Failure
@@ -51,6 +50,11 @@ class Request:
     _endpoint: Endpoint
     _message: Message
 
+    @property
+    def process(self) -> str:
+        """Name of the process it came from; see :meth:`Endpoint.on_peer_lost`."""
+        return self._endpoint.process_of(self._message)
+
     def reply(self, body: bytes = b"", buffers: Sequence[Array] = ()) -> None:
         """Local. Answer; from any thread, once."""
         self._endpoint.answer(self._message, Reply(body, buffers), None)
@@ -63,7 +67,7 @@ class Request:
 Handler = Callable[[Request], Reply | None]
 
 
-def failure_of(error: BaseException, method: str, address: Address) -> Failure:
+def failure_of(error: BaseException, method: str, address: str) -> Failure:
     """Local. What a caller is told of an error that a handler raised.
 
     Args:

@@ -49,7 +49,7 @@ def test_the_only_job_and_its_only_task_are_inferred():
         ((given(job_name="worker", task_index=7),), "has no task 7"),
         ((CLUSTER, "ps", 0, "pigeon"), "unknown protocol 'pigeon'.*mpi.*grpc"),
         ((given(job_name="ps", protocol="pigeon"),), "unknown protocol 'pigeon'"),
-        ((CLUSTER, "ps", 0, "tcp"), "no transport"),
+        ((CLUSTER, "ps", 0, "tcp"), "'tcp' is for endpoints and data services"),
     ],
 )
 def test_what_cannot_be_told(arguments, message):

@@ -158,8 +158,6 @@ def test_handlers_run_one_at_a_time_on_one_thread(pair):
 def test_unknown_protocols():
     with pytest.raises(ValueError, match="unknown protocol 'udp'; the known ones are 'mpi', 'tcp'"):
         open_endpoint("udp")
-    with pytest.raises(ValueError, match="'tcp' has no transport in this version"):
-        open_endpoint("tcp")
     with open_endpoint() as default, open_endpoint("grpc") as alias:
         assert isinstance(default, Endpoint)
         assert default.address.protocol == alias.address.protocol == "inproc"

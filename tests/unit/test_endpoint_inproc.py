@@ -74,16 +74,12 @@ def test_unknown_protocols(name):
         ("grpc", "inproc", "mpi"),
         ("grpc+verbs", "inproc", "mpi"),
         ("grpc+local", "inproc", "inproc"),
+        ("tcp", "tcp", "tcp"),
     ],
 )
 def test_what_protocols_mean(protocol, alone, launched):
     assert transport_of(protocol, launched=False) == alone
     assert transport_of(protocol, launched=True) == launched
-
-
-def test_tcp_is_for_later():
-    with pytest.raises(ValueError, match="'tcp' has no transport"):
-        transport_of("tcp", launched=True)
 
 
 def test_ten_thousand_requests_leave_nothing(pair):

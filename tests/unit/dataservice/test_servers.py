@@ -27,7 +27,7 @@ from mpidist.errors import (
 )
 
 
-@pytest.mark.parametrize("protocol", [None, "inproc", "grpc", "grpc+local"])
+@pytest.mark.parametrize("protocol", [None, "inproc", "grpc", "grpc+local", "tcp"])
 def test_protocols_are_kept_in_the_target(protocol):
     with DispatchServer(port=0, protocol=protocol) as dispatcher:
         scheme, address = dispatcher.target.split("://")
@@ -37,7 +37,7 @@ def test_protocols_are_kept_in_the_target(protocol):
             assert list(dataset) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("protocol", ["http", "tcp"])
+@pytest.mark.parametrize("protocol", ["http", "udp"])
 def test_protocols_that_there_are_not(protocol):
     with pytest.raises(ValueError, match=protocol):
         DispatchServer(port=0, protocol=protocol)

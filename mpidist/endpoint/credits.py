@@ -1,0 +1,108 @@
+"""How much may be under way to a peer: a bound in bytes, so that no server is flooded. Pure."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False, slots=True)
+class Shipment:
+    """A request on its way.
+
+    Attributes:
+        peer: Where to, in the transport's own terms, and the endpoint there.
+        nbytes: Its size.
+        send: Sends it; called once, or never if it is released before its turn.
+        sent: Whether it has been.
+        released: Whether it counts no more.
+    """
+
+    peer: tuple[Any, int]
+    nbytes: int
+    send: Callable[[], None]
+    sent: bool = False
+    released: bool = False
+
+
+@dataclass(slots=True)
+class _Flow:
+    under_way: int = 0
+    sending: bool = False
+    waiting: deque[Shipment] = field(default_factory=deque)
+
+
+class Credits:
+    """Lets requests to each peer leave in their order, as long as credit lasts.
+
+    A request that is larger than all credit leaves when nothing else is under way.
+
+    Args:
+        limit: Bytes that may be under way to one peer.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._flows: dict[Hashable, _Flow] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, shipment: Shipment) -> None:
+        """Local. Send a request now, or when earlier ones have been answered; never waits."""
+        with self._lock:
+            flow = self._flows.get(shipment.peer)
+            if flow is None:
+                flow = self._flows[shipment.peer] = _Flow()
+            waits = flow.sending or flow.waiting or not self._fits(flow, shipment)
+            if waits:
+                flow.waiting.append(shipment)
+            else:
+                self._depart(flow, shipment)
+        self._advance(flow, None if waits else shipment)
+
+    def release(self, shipment: Shipment) -> None:
+        """Local. A request was answered, or is given up; a second call does nothing."""
+        with self._lock:
+            flow = self._flows.get(shipment.peer)
+            if shipment.released or flow is None:
+                return
+            shipment.released = True
+            if shipment.sent:
+                flow.under_way -= shipment.nbytes
+            if not (flow.under_way or flow.waiting or flow.sending):
+                del self._flows[shipment.peer]
+                return
+        self._advance(flow)
+
+    def _advance(self, flow: _Flow, shipment: Shipment | None = None) -> None:
+        """Send what may leave. One thread at a time does it for all, which keeps their order."""
+        while shipment is not None or (shipment := self._next(flow)) is not None:
+            try:
+                shipment.send()
+            finally:
+                flow.sending = False
+            shipment = None
+
+    def _next(self, flow: _Flow) -> Shipment | None:
+        if not flow.waiting:
+            return None
+        with self._lock:
+            while not flow.sending and flow.waiting:
+                shipment = flow.waiting[0]
+                if not shipment.released:
+                    if not self._fits(flow, shipment):
+                        return None
+                    self._depart(flow, shipment)
+                    flow.waiting.popleft()
+                    return shipment
+                flow.waiting.popleft()
+        return None
+
+    def _fits(self, flow: _Flow, shipment: Shipment) -> bool:
+        return not flow.under_way or flow.under_way + shipment.nbytes <= self._limit
+
+    def _depart(self, flow: _Flow, shipment: Shipment) -> None:
+        flow.under_way += shipment.nbytes
+        shipment.sent = flow.sending = True

@@ -1,0 +1,217 @@
+"""Messages between processes of any hosts, over ZeroMQ sockets.
+
+An endpoint that serves listens at its own port; it begins to when its address is asked for. All
+endpoints of a process share one connection to each peer. Without a shared secret (MPIDIST_SECRET)
+only this host is spoken to; with one everything is encrypted, and nobody without it gets as far as
+a message. Connections that break come back by themselves, unless the peer is away for too long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import itertools
+import os
+import socket
+import threading
+import time
+from functools import cache
+from typing import TYPE_CHECKING
+
+import zmq
+
+from mpidist.config import config
+from mpidist.endpoint.address import Address
+from mpidist.endpoint.curve import Keys
+from mpidist.endpoint.frames import fill
+from mpidist.endpoint.message import Message
+from mpidist.endpoint.tcp_link import Link
+from mpidist.endpoint.tcp_listener import Listener
+from mpidist.errors import DistNetworkError, PermissionDeniedError
+from mpidist.runtime import fork
+
+if TYPE_CHECKING:
+    from mpidist.endpoint.endpoint import Endpoint
+
+_FIRST_NUMBER = 1 << 16  # above every port
+_LOOK_PERIOD_S = 0.02
+
+
+class TcpTransport:
+    """The endpoints of this process, and their sockets; use :func:`tcp_transport`.
+
+    Args:
+        secret: Known to all processes that may speak to each other; None speaks in clear, on this
+            host alone.
+    """
+
+    protocol = "tcp"
+    polled = True
+
+    def __init__(self, secret: str | None) -> None:
+        self._keys = Keys.derive(secret) if secret else None
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
+        self._process = os.urandom(16)
+        self._numbers = itertools.count(_FIRST_NUMBER)
+        self._endpoints: dict[int, Endpoint] = {}
+        self._listeners: dict[int, Listener] = {}
+        self._links: dict[tuple[str, int], Link] = {}
+        self._sockets = threading.Lock()
+        self._receiving = threading.Lock()
+        self._looked_at = 0.0
+        atexit.register(self.close)
+        fork.in_parent_only(lambda: atexit.unregister(self.close))
+
+    def attach(self, endpoint: Endpoint, number: int | None) -> int:
+        """Local. See :class:`Transport`; a given number is a port to listen at."""
+        fork.check()
+        with self._sockets:
+            if number is None:
+                number = next(self._numbers)
+            else:
+                self._listen(number, number)
+            self._endpoints[number] = endpoint
+        return number
+
+    def listen(self, number: int) -> int:
+        """Local. See :class:`Transport`; the port that is listened at from now on."""
+        with self._sockets:
+            return self._listen(number, None).port
+
+    def detach(self, number: int) -> None:
+        """Local. See :class:`Transport`."""
+        with self._sockets:
+            self._endpoints.pop(number, None)
+            listener = self._listeners.pop(number, None)
+            if listener is not None:
+                listener.close()
+            if not self._endpoints:
+                self._close_links()
+
+    def host(self) -> str:
+        """Local. The name of this host, or ``localhost`` where only that is listened to."""
+        return "localhost" if self._keys is None else socket.gethostname()
+
+    def resolve(self, address: Address) -> Link:
+        """Local. The connection to an address, made if there is none."""
+        if self._keys is None and not _is_loopback(address.host):
+            raise PermissionDeniedError(
+                f"{address} is on another host: over tcp that needs a secret that both sides know; "
+                "set MPIDIST_SECRET there and here"
+            )
+        key = (address.host, address.port)
+        with self._sockets:
+            link = self._links.get(key)
+            if link is None or link.loss is not None:
+                if link is not None:
+                    link.close()
+                try:
+                    link = Link(self._context, self._keys, *key, self._process)
+                except zmq.ZMQError as error:
+                    raise DistNetworkError(f"cannot connect to {address}: {error}") from None
+                self._links[key] = link
+        return link
+
+    def process_of(self, peer: tuple[Listener, bytes]) -> str:
+        """Local. See :class:`Transport`."""
+        return peer[0].process_of(peer[1])
+
+    def send(self, message: Message) -> None:
+        """Local. See :class:`Transport`."""
+        fork.check()
+        with self._sockets:
+            if isinstance(message.peer, Link):
+                message.peer.send(message)
+            else:
+                listener, name = message.peer
+                listener.send(name, message)
+
+    def forget(self, peer: Link, identity: int) -> None:
+        """Local. See :class:`Transport`."""
+        with self._sockets:
+            peer.forget(identity)
+
+    def loss(self, peer: Link) -> str | None:
+        """Local. See :class:`Transport`."""
+        return peer.loss
+
+    def progress(self) -> bool:
+        """Local. See :class:`Transport`; gives False at once if another thread is at it."""
+        if not self._receiving.acquire(blocking=False):
+            return False
+        try:
+            arrived = self._receive()
+            for endpoint, message in arrived:
+                endpoint.deliver(message)
+        finally:
+            self._receiving.release()
+        return bool(arrived)
+
+    def close(self) -> None:
+        """Local. Close everything; what has been sent gets a little time to leave."""
+        for endpoint in list(self._endpoints.values()):
+            endpoint.close()
+        with self._sockets:
+            self._close_links()
+        self._context.term()
+
+    def _listen(self, number: int, port: int | None) -> Listener:
+        listener = self._listeners.get(number)
+        if listener is None:
+            listener = Listener(self._context, self._keys, port, self._process)
+            self._listeners[number] = listener
+        return listener
+
+    def _receive(self) -> list[tuple[Endpoint, Message]]:
+        arrived = []
+        with self._sockets:
+            for number, listener in self._listeners.items():
+                endpoint = self._endpoints.get(number)
+                if endpoint is not None:
+                    arrived += [(endpoint, message) for message in listener.receive()]
+            for link in list(self._links.values()):
+                for message in link.receive():
+                    endpoint = self._endpoints.get(message.header.receiver)
+                    if endpoint is not None:
+                        arrived.append((endpoint, _placed(endpoint, message)))
+            now = time.monotonic()
+            if now - self._looked_at > _LOOK_PERIOD_S:
+                self._looked_at = now
+                self._look_for_losses()
+        return arrived
+
+    def _look_for_losses(self) -> None:
+        for link in self._links.values():
+            link.look_for_losses()
+        for number, listener in self._listeners.items():
+            for process in listener.look_for_losses():
+                self._endpoints[number].lose(process)
+
+    def _close_links(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+
+def _placed(endpoint: Endpoint, message: Message) -> Message:
+    """A reply, its buffers in the caller's arrays if it gave some."""
+    into = endpoint.receive_into(message.header)
+    if into:
+        message.buffers = fill(into, message.buffers)
+    return message
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@cache
+def tcp_transport() -> TcpTransport:
+    """Local. The transport of this process."""
+    return TcpTransport(config.secret)

@@ -1,0 +1,150 @@
+"""The connecting side of tcp: one socket for each peer, used by all endpoints of the process."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mpidist.endpoint.curve import Keys
+from mpidist.endpoint.frames import BadFrameError, pack, unpack
+from mpidist.endpoint.message import Message
+from mpidist.endpoint.tcp_wire import (
+    GRACE_S,
+    buffers_of,
+    hello_message,
+    is_readable,
+    new_socket,
+)
+from mpidist.proto.mpidist_pb2 import Header, Hello
+
+logger = logging.getLogger(__name__)
+
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+_NUMBERS = itertools.count()
+
+
+class Link:
+    """A connection that comes back by itself; its owner sees that one thread at a time uses it.
+
+    What was asked and not yet answered is asked again after the connection was interrupted; the
+    server knows what it has seen.
+
+    Args:
+        context: Of all sockets of the process.
+        keys: See :class:`Keys`; None speaks in clear.
+        host: Of the peer.
+        port: Of the peer.
+        own: This process's random name.
+
+    Attributes:
+        loss: Why no reply can come any more; None as long as one can.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], keys: Keys | None, host: str, port: int, own: bytes
+    ) -> None:
+        self._own = own
+        self._server: bytes | None = None
+        self._unanswered: dict[int, Message] = {}
+        self._settled: list[int] = []
+        self._connections = 0
+        self._broken_at: float | None = None
+        self.loss: str | None = None
+        self._socket = new_socket(context, zmq.DEALER)
+        self._socket.routing_id = own + next(_NUMBERS).to_bytes(4)
+        if keys is not None:
+            keys.guard_link(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._socket.connect(f"tcp://{host}:{port}")
+        self._hello()
+
+    def send(self, message: Message) -> None:
+        """Local. Send a request or a notice."""
+        header = message.header
+        if header.kind == Header.REQUEST:
+            self._unanswered[header.id] = message
+        header.settled.extend(self._settled)
+        self._settled.clear()
+        self._transmit(message)
+
+    def forget(self, identity: int) -> None:
+        """Local. A reply to this request is no longer waited for."""
+        if self._unanswered.pop(identity, None) is not None:
+            self._settled.append(identity)
+
+    def receive(self) -> list[Message]:
+        """Local. Replies that have arrived."""
+        replies = []
+        while self.loss is None and is_readable(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                header, inline = unpack(frames[0].buffer)
+                buffers = buffers_of(header, inline, frames[1:])
+            except BadFrameError as error:
+                logger.error("a server sent no message: %s", error)  # noqa: TRY400
+                continue
+            if header.kind == Header.WELCOME:
+                self._welcomed(header)
+            elif header.kind == Header.BYE:
+                self.loss = "its endpoint was closed"
+            elif header.kind == Header.REPLY and self._unanswered.pop(header.id, None) is not None:
+                replies.append(Message(header, buffers, self))
+                self._settled.append(header.id)
+                if inline is None:  # the server keeps them until then
+                    self.send(Message(Header(kind=Header.THANKS), (), self))
+        return replies
+
+    def look_for_losses(self) -> None:
+        """Local. See whether the connection has broken, has come back, or will not."""
+        now = time.monotonic()
+        while is_readable(self._monitor):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._broken_at = None
+                self._connections += 1
+                if self._connections > 1:
+                    self._resume()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._broken_at = self._broken_at or now
+            else:
+                self.loss = "it was refused there: the secrets (MPIDIST_SECRET) differ"
+        if self._broken_at is not None and now - self._broken_at > GRACE_S:
+            self.loss = f"the connection has been broken for {GRACE_S:g} s"
+
+    def close(self) -> None:
+        """Local. Say goodbye, and close the socket once what was sent is on its way."""
+        self._transmit(Message(Header(kind=Header.BYE), (), self))
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        gone = self.loss is not None or self._broken_at is not None
+        self._socket.close(0 if gone else None)
+
+    def _hello(self) -> None:
+        self._transmit(hello_message(Header.HELLO, self._own))
+
+    def _welcomed(self, header: Header) -> None:
+        if header.HasField("failure"):
+            self.loss = header.failure.message
+            return
+        server = Hello.FromString(header.body).process
+        if self._server not in (None, server):
+            self.loss = "the server was started anew; what it was asked may or may not be done"
+        self._server = server
+
+    def _resume(self) -> None:
+        self._hello()
+        for message in self._unanswered.values():
+            self._transmit(message)
+
+    def _transmit(self, message: Message) -> None:
+        first, views = pack(message)
+        frames: list[bytes | memoryview] = [first, *(view.data for view in views)]
+        with suppress(zmq.Again):  # after a refusal there is no connection, and nothing to say
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)

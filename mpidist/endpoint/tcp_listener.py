@@ -1,0 +1,201 @@
+"""The listening side of tcp: one socket an endpoint, and what is known of those who speak to it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mpidist.endpoint.answers import Answers
+from mpidist.endpoint.curve import Keys
+from mpidist.endpoint.frames import BadFrameError, pack, unpack
+from mpidist.endpoint.message import Message
+from mpidist.endpoint.tcp_wire import (
+    GRACE_S,
+    PROTOCOL,
+    buffers_of,
+    failed,
+    hello_message,
+    is_readable,
+    new_socket,
+)
+from mpidist.errors import DistNetworkError, FailedPreconditionError
+from mpidist.proto.mpidist_pb2 import Header, Hello
+
+logger = logging.getLogger(__name__)
+
+_UNBIND_MS = 1000
+
+
+@dataclass
+class Client:
+    """A process that has said hello.
+
+    Attributes:
+        process: Its own random name.
+        handle: Descriptor of its connection, as the socket's monitor names it.
+        answers: To its requests, which it may send again.
+        lost_at: When its connection broke, if it has not come back.
+    """
+
+    process: bytes
+    handle: int
+    answers: Answers = field(default_factory=Answers)
+    lost_at: float | None = None
+
+
+class Listener:
+    """A bound socket; its owner sees to it that one thread at a time uses it.
+
+    Args:
+        context: Of all sockets of the process.
+        keys: Guard it, and let it listen to other hosts; without them it listens to this one only.
+        port: To bind; None takes a free one.
+        own: This process's random name.
+
+    Attributes:
+        port: That it is bound to.
+
+    Raises:
+        DistNetworkError: The port is in use, or may not be used.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], keys: Keys | None, port: int | None, own: bytes
+    ) -> None:
+        self._own = own
+        self._clients: dict[bytes, Client] = {}
+        self._reported = False
+        self._socket = new_socket(context, zmq.ROUTER)
+        self._socket.router_handover = True  # a client that comes back takes its name with it
+        if keys is not None:
+            keys.guard_listener(self._socket)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        address = f"tcp://{'*' if keys is not None else '127.0.0.1'}"
+        try:
+            if port is None:
+                self.port = self._socket.bind_to_random_port(address)
+            else:
+                self._socket.bind(f"{address}:{port}")
+                self.port = port
+        except zmq.ZMQError as error:
+            self.close()
+            raise DistNetworkError(
+                f"cannot listen at {address}:{port}: {error.strerror}; choose another port, or 0 "
+                "for any that is free"
+            ) from None
+
+    def receive(self) -> list[Message]:
+        """Local. Requests and notices that have arrived; answers hellos and repeated requests."""
+        messages = []
+        while is_readable(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                message = self._message(frames)
+            except BadFrameError as error:
+                self._report(frames, error)
+                continue
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def send(self, name: bytes, message: Message) -> None:
+        """Local. Answer a client; what it may ask for again is kept."""
+        header = message.header
+        client = self._clients.get(name)
+        if client is not None and header.kind == Header.REPLY:
+            client.answers.store(header.id, message)
+        first, views = pack(message)
+        self._socket.send_multipart([name, first, *(view.data for view in views)], copy=False)
+
+    def process_of(self, name: bytes) -> str:
+        """Local. What a client is called in events."""
+        client = self._clients.get(name)
+        return client.process.hex() if client is not None else name.hex()
+
+    def look_for_losses(self) -> list[str]:
+        """Local. Clients that said goodbye, or have been away for too long; they are forgotten."""
+        now = time.monotonic()
+        while is_readable(self._monitor):
+            handle = recv_monitor_message(self._monitor)["value"]
+            for client in self._clients.values():
+                if client.handle == handle and client.lost_at is None:
+                    client.lost_at = now
+        lost = [
+            name
+            for name, client in self._clients.items()
+            if client.lost_at is not None and now - client.lost_at > GRACE_S
+        ]
+        return [self._clients.pop(name).process.hex() for name in lost]
+
+    def close(self) -> None:
+        """Local. Tell the clients, and close the socket once what was sent is on its way."""
+        for name in self._clients:
+            bye = Message(Header(kind=Header.BYE), (), None)
+            self._socket.send_multipart([name, pack(bye)[0]])
+        self._free_port()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+
+    def _free_port(self) -> None:
+        """Wait until the port can be bound again, which another thread sees to."""
+        with suppress(zmq.ZMQError):  # it is not bound
+            self._socket.unbind(bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)))
+            while self._monitor.poll(_UNBIND_MS):
+                if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_CLOSED:
+                    return
+
+    def _message(self, frames: list[zmq.Frame]) -> Message | None:
+        name = frames[0].bytes
+        if len(frames) < 2:
+            raise BadFrameError("no frame came with the name")
+        header, inline = unpack(frames[1].buffer)
+        if header.kind == Header.HELLO:
+            self._welcome(name, header, frames[1].get(zmq.SRCFD))
+            return None
+        client = self._clients.get(name)
+        if client is None:
+            if header.kind == Header.REQUEST:
+                unknown = FailedPreconditionError("this connection has not said hello")
+                self.send(name, failed(header, unknown))
+            return None
+        client.lost_at = None
+        client.answers.settle(header.settled)
+        if header.kind == Header.BYE:
+            client.lost_at = float("-inf")
+            return None
+        if header.kind not in (Header.REQUEST, Header.NOTICE):
+            return None
+        message = Message(header, buffers_of(header, inline, frames[2:]), (self, name))
+        if header.kind == Header.NOTICE or client.answers.admit(header.id):
+            return message
+        answer = client.answers.get(header.id)
+        if answer is not None:
+            self.send(name, answer)
+        return None
+
+    def _welcome(self, name: bytes, header: Header, handle: int) -> None:
+        said = Hello.FromString(header.body)
+        welcome = hello_message(Header.WELCOME, self._own)
+        if said.protocol != PROTOCOL:
+            error = FailedPreconditionError(
+                f"the server speaks protocol {PROTOCOL} and the client {said.protocol} (mpidist "
+                f"{said.version}): install the same version of mpidist on both sides"
+            )
+            welcome.header.failure.CopyFrom(failed(header, error).header.failure)
+        else:
+            client = self._clients.setdefault(name, Client(said.process, handle))
+            client.handle, client.lost_at = handle, None
+        self.send(name, welcome)
+
+    def _report(self, frames: list[zmq.Frame], error: BadFrameError) -> None:
+        level = logging.DEBUG if self._reported else logging.ERROR
+        self._reported = True  # whoever sends garbage sends much of it
+        origin = frames[0].bytes.hex()
+        logger.log(level, "tcp port %d: client %s sent no message: %s", self.port, origin, error)

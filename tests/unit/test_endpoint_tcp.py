@@ -1,0 +1,381 @@
+"""Endpoints over tcp: the cases of every transport, and networks, peers and bytes that are bad."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import zmq
+from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, ask, pattern, wait_until
+from _cases.garbage import frames_of
+from _cases.proxy import Proxy
+
+from mpidist import Address, DistNetworkError, Endpoint, errors, open_endpoint
+from mpidist.endpoint import tcp_link, tcp_listener
+from mpidist.endpoint.frames import pack
+from mpidist.endpoint.message import Message
+from mpidist.endpoint.tcp import TcpTransport
+from mpidist.endpoint.tcp_wire import hello_message
+from mpidist.proto.mpidist_pb2 import Header, Hello
+
+
+@pytest.fixture
+def transports():
+    made = [TcpTransport(None), TcpTransport(None)]  # as in two processes
+    yield made
+    for transport in made:
+        transport.close()
+
+
+@pytest.fixture
+def pair(transports):
+    with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
+        server.service = Service(server)
+        _ = server.address
+        server.serve_in_thread()
+        yield server, client
+
+
+@pytest.fixture
+def proxy(pair):
+    made = Proxy(pair[0].address.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def short_grace(monkeypatch):
+    monkeypatch.setattr(tcp_link, "GRACE_S", 0.3)
+    monkeypatch.setattr(tcp_listener, "GRACE_S", 0.3)
+
+
+def raw_socket(server):
+    """A ZeroMQ socket that speaks to an endpoint as anybody can."""
+    context = zmq.Context()
+    made = context.socket(zmq.DEALER)
+    made.linger = 0
+    made.rcvtimeo = int(1000 * LIMIT_S)
+    made.connect(f"tcp://127.0.0.1:{server.address.port}")
+    return context, made
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_case(pair, case):
+    server, client = pair
+    case(client, server.address, b"key")
+    case(client, str(server.address), b"other key")
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_an_endpoint_that_calls_itself(transports, case):
+    with Endpoint(transports[0]) as endpoint:
+        Service(endpoint)
+        address = endpoint.address
+        endpoint.serve_in_thread()
+        case(endpoint, address, b"key")
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_with_a_secret(case):
+    transports = [TcpTransport("a secret"), TcpTransport("a secret")]
+    with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
+        Service(server)
+        assert server.address.host == socket.gethostname()
+        server.serve_in_thread()
+        case(client, Address("tcp", "127.0.0.1", server.address.port), b"key")
+    for transport in transports:
+        transport.close()
+
+
+@pytest.mark.parametrize("secret", [None, "another"])
+def test_other_secrets_get_nowhere(secret, short_grace):
+    transports = [TcpTransport("a secret"), TcpTransport(secret)]
+    with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
+        service = Service(server)
+        server.serve_in_thread()
+        address = Address("tcp", "127.0.0.1", server.address.port)
+        with pytest.raises(errors.UnavailableError):
+            client.call(address, "test/Count", timeout=LIMIT_S).wait()
+        assert service.counter == 0
+    for transport in transports:
+        transport.close()
+
+
+def test_without_a_secret_only_this_host_is_spoken_to(pair):
+    server, client = pair
+    assert server.address.host == "localhost"
+    with pytest.raises(errors.PermissionDeniedError, match="set MPIDIST_SECRET there and here"):
+        client.call("tcp://192.0.2.1:4711", "test/Echo")
+    outside = socket.create_connection(("127.0.0.1", server.address.port))
+    assert outside.getpeername()[0] == "127.0.0.1"
+    outside.close()
+
+
+def test_ports():
+    with open_endpoint("tcp") as client, open_endpoint("tcp") as server:
+        assert client._name != server._name
+        address = server.address
+        assert server.address == address
+        with pytest.raises(DistNetworkError, match=f"cannot listen at .*:{address.port}"):
+            open_endpoint("tcp", address.port)
+    with open_endpoint("tcp", address.port) as again:
+        assert again.address == address
+
+
+def test_requests_before_there_is_a_server(transports):
+    with Endpoint(transports[1]) as client:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        work = client.call(Address("tcp", "localhost", port), "test/Echo", b"early")
+        with Endpoint(transports[0], port) as server:
+            Service(server)
+            server.serve_in_thread()
+            assert work.result(LIMIT_S).body == b"early"
+
+
+def test_nobody_at_the_address(transports):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Endpoint(transports[1]) as client:
+        work = client.call(Address("tcp", "localhost", port), "test/Echo", timeout=0.2)
+        with pytest.raises(errors.DeadlineExceededError, match=r"no reply .* within 0\.2 s"):
+            work.wait()
+
+
+def test_a_connection_that_breaks_comes_back_and_nothing_is_done_twice(pair, proxy):
+    server, client = pair
+    address = Address("tcp", "localhost", proxy.port)
+    rng = random.Random(1)
+    works = []
+    for number in range(300):
+        works.append((number, client.call(address, "test/Count", b"%d" % number)))
+        if rng.random() < 0.1:
+            works.pop(rng.randrange(len(works)))[1].wait(LIMIT_S)
+        if rng.random() < 0.05:
+            proxy.cut()
+    for _, work in works:
+        work.wait(LIMIT_S)
+    assert proxy.connections > 3
+    assert server.service.counter == 300
+
+
+@pytest.mark.parametrize("kept", [10, 1000, 100_000])
+def test_a_connection_that_breaks_inside_a_payload(pair, proxy, kept):
+    _, client = pair
+    address = Address("tcp", "localhost", proxy.port)
+    ask(client, address, "Echo", b"hello")
+    data = pattern(300_000)
+    proxy.cut_after(kept)
+    reply = client.call(address, "test/Echo", b"x", [data]).result(LIMIT_S)
+    np.testing.assert_array_equal(reply.buffers[0], data)
+    assert proxy.connections == 2
+
+
+def test_a_connection_that_stays_away(pair, proxy, short_grace):
+    server, client = pair
+    address = Address("tcp", "localhost", proxy.port)
+    lost = []
+    server.on_peer_lost(lost.append)
+    ask(client, address, "Echo", b"hello")
+    work = client.call(address, "test/Never")
+    proxy.close()
+    with pytest.raises(errors.UnavailableError, match=r"the connection has been broken for 0\.3 s"):
+        work.wait(LIMIT_S)
+    wait_until(lambda: lost)
+    assert lost == [client._transport._process.hex()]
+    with pytest.raises(errors.DeadlineExceededError):
+        client.call(address, "test/Echo", timeout=0.1).wait()
+    assert ask(client, server.address, "Echo", b"still there").body == b"still there"
+
+
+def test_a_server_that_is_closed(pair):
+    server, client = pair
+    work = client.call(server.address, "test/Never")
+    ask(client, server.address, "Echo", b"the request before is there")
+    server.close()
+    with pytest.raises(errors.UnavailableError, match="its endpoint was closed"):
+        work.wait(LIMIT_S)
+
+
+def test_a_client_that_says_goodbye(pair, transports):
+    server, client = pair
+    lost = []
+    server.on_peer_lost(lost.append)
+    processes = []
+    server.register("who", {"Am": lambda request: processes.append(request.process)})
+    client.call(server.address, "who/Am").wait(LIMIT_S)
+    client.close()  # the last endpoint of its process
+    wait_until(lambda: lost)
+    assert lost == processes == [transports[1]._process.hex()]
+
+
+def test_a_server_that_was_started_anew(transports):
+    with Endpoint(transports[1]) as client:
+        first = TcpTransport(None)
+        server = Endpoint(first)
+        Service(server)
+        port = server.address.port
+        server.serve_in_thread()
+        proxy = Proxy(port)
+        address = Address("tcp", "localhost", proxy.port)
+        work = client.call(address, "test/Never")
+        ask(client, address, "Echo", b"hello")
+        proxy.cut()
+        first.close()
+        with Endpoint(transports[0], port) as server:
+            Service(server)
+            server.serve_in_thread()
+            with pytest.raises(errors.UnavailableError, match=r"started anew|has been broken"):
+                work.wait(LIMIT_S)
+            assert ask(client, address, "Echo", b"again").body == b"again"
+        proxy.close()
+
+
+CLIENT = """
+import sys, numpy as np
+from mpidist import open_endpoint
+client = open_endpoint("tcp")
+client.call(sys.argv[1], "test/Echo", b"hello").wait()
+works = [client.call(sys.argv[1], "test/Never", b"", [np.zeros(50 << 20, np.uint8)])]
+print("sending", flush=True)
+works[0].wait()
+"""
+
+
+def test_a_client_that_is_killed_while_it_sends(pair, short_grace):
+    server, client = pair
+    lost = []
+    server.on_peer_lost(lost.append)
+    command = [sys.executable, "-c", CLIENT, str(server.address)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
+        assert victim.stdout.readline() == b"sending\n"
+        victim.send_signal(signal.SIGKILL)
+    wait_until(lambda: lost)
+    assert len(lost) == 1
+    assert ask(client, server.address, "Echo", b"alive").body == b"alive"
+
+
+def test_clocks_that_jump(pair, monkeypatch):
+    server, client = pair
+    now = time.time
+    work = client.call(server.address, "test/Never", timeout=0.3)
+    for jump in (1e6, -1e6):
+        monkeypatch.setattr(time, "time", lambda jump=jump: now() + jump)
+        ask(client, server.address, "Echo", b"x")
+    begin = time.monotonic()
+    with pytest.raises(errors.DeadlineExceededError):
+        work.wait()
+    assert time.monotonic() - begin < LIMIT_S
+
+
+def test_whoever_has_not_said_hello_is_refused(pair):
+    server, _ = pair
+    context, stranger = raw_socket(server)
+    header = Header(kind=Header.REQUEST, id=5, method="test/Count")
+    stranger.send(pack(Message(header, (), None))[0])
+    reply = Header.FromString(stranger.recv()[4:])
+    assert reply.failure.code == errors.FailedPreconditionError.code
+    assert "has not said hello" in reply.failure.message
+    assert server.service.counter == 0
+    context.destroy(0)
+
+
+def test_another_version_is_refused(pair):
+    server, _ = pair
+    context, stranger = raw_socket(server)
+    hello = hello_message(Header.HELLO, b"p" * 16)
+    hello.header.body = Hello(protocol=99, version="9.9").SerializeToString()
+    stranger.send(pack(hello)[0])
+    welcome = Header.FromString(stranger.recv()[4:])
+    assert "protocol 1 and the client 99 (mpidist 9.9)" in welcome.failure.message
+    context.destroy(0)
+
+
+def test_a_client_of_another_version_is_told(pair, monkeypatch):
+    server, client = pair
+    monkeypatch.setattr(tcp_listener, "PROTOCOL", 2)
+    with pytest.raises(errors.UnavailableError, match="install the same version of mpidist on bo"):
+        client.call(server.address, "test/Echo").wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("count", [5000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_garbage(pair, count):
+    """Frames of every wrong kind: nothing falls over, and those who speak well are served."""
+    server, client = pair
+    context, stranger = raw_socket(server)
+    rng = random.Random(count)
+    hello = pack(hello_message(Header.HELLO, b"p" * 16))[0]
+    stranger.send(hello)
+    for number in range(count):
+        stranger.send_multipart(frames_of(rng))
+        if number % 500 == 0:
+            assert ask(client, server.address, "Echo", b"%d" % number).body == b"%d" % number
+            while stranger.poll(0):
+                stranger.recv_multipart()
+    assert ask(client, server.address, "Echo", b"end").body == b"end"
+    context.destroy(0)
+
+
+def test_bytes_that_are_not_even_zeromq(pair):
+    server, client = pair
+    rng = random.Random(7)
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", server.address.port)) as stranger:
+            stranger.sendall(rng.randbytes(rng.randrange(1, 2000)))
+    assert ask(client, server.address, "Echo", b"x").body == b"x"
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_thousand_clients_leave_nothing(pair, transports):
+    server, client = pair
+    ask(client, server.address, "Echo", b"warm")
+    before = descriptors()
+    clients = [Endpoint(transports[1]) for _ in range(1000)]
+    assert descriptors() == before
+    for number, one in enumerate(clients):
+        assert ask(one, server.address, "Echo", b"%d" % number).body == b"%d" % number
+    for one in clients:
+        one.close()
+    assert descriptors() == before
+    assert list(transports[1]._endpoints) == [client._number]
+
+
+def test_ten_thousand_requests_leave_nothing(pair):
+    server, client = pair
+    data = pattern(100_000)
+    for _ in range(200):
+        ask(client, server.address, "Echo", b"", [data])
+    memory, handles = resident(), descriptors()
+    for number in range(10_000):
+        ask(client, server.address, "Echo", b"x" * 1000, [data] if number % 10 == 0 else ())
+    assert resident() - memory < 32 << 20
+    assert descriptors() == handles
+    assert not client._calls._pending
+    (link,) = client._transport._links.values()
+    assert not link._unanswered
+
+
+def test_a_server_is_not_flooded(pair, monkeypatch):
+    """What exceeds the credit stays with the caller until earlier requests are answered."""
+    server, client = pair
+    client._calls._credits._limit = 1 << 20
+    works = [client.call(server.address, "test/Later", b"k", [pattern(400_000)]) for _ in range(20)]
+    ask(client, Address("tcp", "127.0.0.1", server.address.port), "Echo", b"x")
+    assert len(server.service._waiting[b"k"]) == 2
+    released = 0
+    while not all(work.is_completed() for work in works):
+        address = Address("tcp", "127.0.0.1", server.address.port)  # another connection
+        released += int(ask(client, address, "Release", b"k").body or 0)
