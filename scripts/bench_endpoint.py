@@ -1,0 +1,248 @@
+"""Time endpoints over mpi and tcp: against mpi4py alone and ZeroMQ alone.
+
+    mpidist run -n 2 scripts/bench_endpoint.py [--json results.json]
+
+Rank 1 serves rank 0. "round trip" sends an array and gets it back, one at a time; "stream" sends
+arrays with four under way, each answered by an empty message. Every figure is a median, in
+microseconds a request; the sides take turns in one run. "of raw" is the raw layer's time over
+ours. The last table is a server that had nothing to do: what the first request then takes, and how
+much of a core the server takes while it waits.
+"""
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import zmq
+from _bench import alternate, report, size_text
+
+from mpidist import Reply, open_endpoint
+from mpidist.runtime import world
+
+SIZES = [8, 1 << 10, 32 << 10, 1 << 20, 4 << 20, 16 << 20]
+UNDER_WAY = 4
+TAG, REPLY_TAG = 1, 2
+
+
+def main():
+    """Serve on rank 1, measure on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="file to write the figures to")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser.add_argument("--idle", type=float, default=2.0, help="seconds without requests")
+    args = parser.parse_args()
+    comm = world().comm
+    if comm.size != 2:
+        raise SystemExit("start it on 2 ranks: mpidist run -n 2 scripts/bench_endpoint.py")
+    if comm.rank == 1:
+        Server(comm).serve()
+        return
+    client = Client(comm)
+    sizes = [size for size in SIZES if size <= args.largest]
+    columns = ["size", "mpi us", "mpi4py us", "of raw", "tcp us", "zmq us", "of raw"]
+    for title in ("round trip", "stream"):
+        rows = [client.compare(title, nbytes, args.rounds) for nbytes in sizes]
+        path = args.json and args.json.replace(".json", f"-{title.replace(' ', '-')}.json")
+        report(title, columns, rows, {}, path)
+    path = args.json and args.json.replace(".json", "-idle.json")
+    columns = ["transport", "first request us", "% of a core"]
+    report(
+        "after idling", columns, [client.idle(kind, args.idle) for kind in ("mpi", "tcp")], {}, path
+    )
+    client.stop()
+
+
+class Server:
+    """Rank 1: does what rank 0 says, in turn as an endpoint and as a raw peer."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.endpoints = {kind: open_endpoint(kind) for kind in ("mpi", "tcp")}
+        self.served = 0
+        for endpoint in self.endpoints.values():
+            endpoint.register("bench", {"Echo": self.echo, "Put": self.put, "End": self.end})
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        addresses = {kind: str(endpoint.address) for kind, endpoint in self.endpoints.items()}
+        comm.send((addresses, port), 0)
+
+    def serve(self):
+        """Take orders until the last."""
+        while (order := self.comm.recv(source=0, tag=TAG)) is not None:
+            kind, title, nbytes = order
+            if kind in self.endpoints:
+                self.ended = False
+                begin = time.process_time()
+                self.endpoints[kind].serve(lambda: self.ended)
+                self.comm.send(time.process_time() - begin, 0, REPLY_TAG)
+            else:
+                getattr(self, kind)(title, nbytes)
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+        self.context.destroy(0)
+
+    def echo(self, request):
+        """Give back what came."""
+        return Reply(b"", request.buffers)
+
+    def put(self, request):
+        """Take what came."""
+
+    def end(self, request):
+        """Leave the endpoint."""
+        self.ended = True
+
+    def mpi4py(self, title, nbytes):
+        """Echo, or take, arrays until an empty one comes."""
+        array = np.empty(nbytes, np.uint8)
+        while True:
+            status = self.receive_raw(array)
+            if status.count == 0:
+                return
+            self.comm.Send(array if title == "round trip" else array[:0], 0, REPLY_TAG)
+
+    def receive_raw(self, array):
+        """One message from rank 0."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        self.comm.Recv(array, 0, TAG, status)
+        return status
+
+    def zmq(self, title, nbytes):
+        """The same over ZeroMQ."""
+        while True:
+            name, frame = self.socket.recv_multipart(copy=False)
+            if len(frame) == 0:
+                return
+            self.socket.send_multipart([name, frame if title == "round trip" else b""], copy=False)
+
+
+class Client:
+    """Rank 0: asks, in turn as an endpoint and as a raw peer."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.addresses, port = comm.recv(source=1)
+        self.endpoints = {kind: open_endpoint(kind) for kind in ("mpi", "tcp")}
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.connect(f"tcp://127.0.0.1:{port}")
+
+    def compare(self, title, nbytes, rounds):
+        """One row of a table."""
+        data, out = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+        count = max(2 * UNDER_WAY, min(400, (64 << 20) // nbytes))
+        echo = title == "round trip"
+        turns = {
+            "mpi": lambda: self.ask("mpi", echo, data, out, count),
+            "mpi4py": lambda: self.ask_mpi4py(echo, data, out, count),
+            "tcp": lambda: self.ask("tcp", echo, data, out, count),
+            "zmq": lambda: self.ask_zmq(echo, data, out, count),
+        }
+        sides = {kind: self.turn(kind, title, nbytes, turn) for kind, turn in turns.items()}
+        times = alternate(sides, rounds, 0.0)
+        us = {kind: 1e6 * seconds / count for kind, seconds in times.items()}
+        ratios = {"mpi": us["mpi4py"] / us["mpi"], "tcp": us["zmq"] / us["tcp"]}
+        return [
+            size_text(nbytes),
+            us["mpi"], us["mpi4py"], ratios["mpi"], us["tcp"], us["zmq"], ratios["tcp"],
+        ]  # fmt: skip
+
+    def turn(self, kind, title, nbytes, ask):
+        """A function that has rank 1 take a side, asks, and ends the side."""
+
+        def run():
+            self.comm.send((kind, title, nbytes), 1, TAG)
+            ask()
+            if kind in self.endpoints:
+                self.endpoints[kind].call(self.addresses[kind], "bench/End").wait()
+                self.comm.recv(source=1, tag=REPLY_TAG)
+            elif kind == "mpi4py":
+                self.comm.Send(np.empty(0, np.uint8), 1, TAG)
+            else:
+                self.socket.send(b"")
+
+        return run
+
+    def ask(self, kind, echo, data, out, count):
+        """Requests to the endpoint."""
+        endpoint, address = self.endpoints[kind], self.addresses[kind]
+        if echo:
+            for _ in range(count):
+                endpoint.call(address, "bench/Echo", b"", [data], into=[out]).wait()
+            return
+        works = []
+        for _ in range(count):
+            works.append(endpoint.call(address, "bench/Put", b"", [data]))
+            if len(works) == UNDER_WAY:
+                works.pop(0).wait()
+        for work in works:
+            work.wait()
+
+    def ask_mpi4py(self, echo, data, out, count):
+        """The same by plain messages."""
+        if echo:
+            for _ in range(count):
+                self.comm.Send(data, 1, TAG)
+                self.comm.Recv(out, 1, REPLY_TAG)
+            return
+        under_way = []
+        for _ in range(count):
+            under_way.append(
+                (self.comm.Isend(data, 1, TAG), self.comm.Irecv(out[:0], 1, REPLY_TAG))
+            )
+            if len(under_way) == UNDER_WAY:
+                for request in under_way.pop(0):
+                    request.Wait()
+        for pair in under_way:
+            for request in pair:
+                request.Wait()
+
+    def ask_zmq(self, echo, data, out, count):
+        """The same over ZeroMQ."""
+        under_way = 0
+        for _ in range(count):
+            self.socket.send(data, copy=False)
+            under_way += 1
+            if echo:
+                frame = self.socket.recv(copy=False)
+                np.copyto(out, np.frombuffer(frame.buffer, np.uint8))
+                under_way = 0
+            elif under_way == UNDER_WAY:
+                self.socket.recv()
+                under_way -= 1
+        for _ in range(under_way):
+            self.socket.recv()
+
+    def idle(self, kind, seconds):
+        """A row on a server that waits: median of first requests, and its share of a core."""
+        first = []
+        data = np.ones(8, np.uint8)
+        for _ in range(9):
+            self.comm.send((kind, "", 8), 1, TAG)
+            time.sleep(seconds / 9)
+            begin = time.perf_counter()
+            self.endpoints[kind].call(self.addresses[kind], "bench/Echo", b"", [data]).wait()
+            first.append(time.perf_counter() - begin)
+            self.endpoints[kind].call(self.addresses[kind], "bench/End").wait()
+            self.comm.recv(source=1, tag=REPLY_TAG)
+        self.comm.send((kind, "", 8), 1, TAG)
+        time.sleep(seconds)
+        self.endpoints[kind].call(self.addresses[kind], "bench/End").wait()
+        busy = self.comm.recv(source=1, tag=REPLY_TAG)
+        return [kind, 1e6 * statistics.median(first), 100 * busy / seconds]
+
+    def stop(self):
+        """End rank 1."""
+        self.comm.send(None, 1, TAG)
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+        self.context.destroy(0)
+
+
+if __name__ == "__main__":
+    main()
