@@ -78,10 +78,19 @@ class Outer:
         dropped = [i for i in items if (i.get_closest_marker("long") is not None) != self._long]
         if dropped:
             self._config.hook.pytest_deselected(items=dropped)
-        first: dict[object, int] = {}
+        files: dict[object, int] = {}
+        launches: dict[object, int] = {}
         for number, item in enumerate(chosen):
-            first.setdefault(_launch_of(item) or item.path, number)
-        items[:] = sorted(chosen, key=lambda item: first[_launch_of(item) or item.path])
+            files.setdefault(item.path, number)
+            launches.setdefault(_launch_of(item), number)
+
+        def place(item):
+            # Tests without ranks end their file: after the last of them pytest tears down what
+            # belongs to the file, which those that run elsewhere do not have set up.
+            launch = _launch_of(item)
+            return files[item.path], launch is None, launches[launch] if launch else 0
+
+        items[:] = sorted(chosen, key=place)
 
     @property
     def _long(self):
