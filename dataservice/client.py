@@ -52,7 +52,8 @@ def distribute(
 
     Everything before it runs on the workers, everything after it here. Each iteration of the
     result, and each repetition of a ``repeat`` after it, is a new iteration of the job. Whoever
-    waits 15 seconds for an element (or MPIDIST_STALL_S) logs a warning that names the workers.
+    waits 15 seconds for an element (MPIDIST_STALL_S if shorter) logs a warning that names the
+    workers.
 
     Args:
         processing_mode: ``"parallel_epochs"``: every worker gives the whole dataset, so that n

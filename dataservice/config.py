@@ -137,10 +137,8 @@ class WorkerConfig:
 
 
 def stall_s() -> float:
-    """Local. Seconds after which a wait for data is reported: 15, or another MPIDIST_STALL_S."""
-    settings = mpidist.config
-    given = settings.config.stall_s
-    return _STALL_S if given == settings.Config.stall_s else given
+    """Local. Seconds after which a wait for data is reported: 15, or MPIDIST_STALL_S if shorter."""
+    return min(_STALL_S, mpidist.settings.stall_s)
 
 
 def seconds_of(milliseconds: int | None, default_s: float) -> float:

@@ -22,6 +22,7 @@ from mpidist.collectives import (
     reduce,
     send,
 )
+from mpidist.config import config as settings
 from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.errors import (
     DistBackendError,
@@ -80,5 +81,6 @@ __all__ = [
     "recv",
     "reduce",
     "send",
+    "settings",
     "started_server",
 ]
