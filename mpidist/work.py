@@ -45,7 +45,7 @@ class Work:
     """
 
     def __init__(self, name: str, drive: Callable[[Work, float], None] | None = None) -> None:
-        self.name = name
+        self._name = name
         self._drive = drive
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
@@ -54,6 +54,11 @@ class Work:
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+        return self._name
 
     def is_completed(self) -> bool:
         """Local. True once the operation has ended, well or badly; never blocks."""

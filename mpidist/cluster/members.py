@@ -87,6 +87,7 @@ class Members:
         self._rank = world().rank
         self._mailbox = mailbox()
         self._members: dict[Task, _Member] = {}
+        self._gave_up: set[Task] = set()
 
     def gather(self, candidates: list[int], colocated: Mapping[Task, Task], limit_s: float) -> None:
         """Collective over the tasks. Return once every task has said hello.
@@ -116,12 +117,12 @@ class Members:
             raise
         if not in_time:
             self._tell(TaskState.CLOSED, candidates)
-            missing = [
-                f"{job} {index}" for job, index in expected if (job, index) not in self._members
-            ]
+            missing = [task for task in expected if task not in self._members]
+            # Who gave up a moment ago waited for the same tasks: those are the reason.
+            missing = [task for task in missing if task not in self._gave_up] or missing
             raise DeadlineExceededError(
                 f"{self._task[0]} {self._task[1]} on rank {self._rank} waited {limit_s:g} s for "
-                f"{', '.join(missing)} to start: every task must start a Server of the same "
+                f"{', '.join(f'{job} {index}' for job, index in missing)} to start: every task must start a Server of the same "
                 "cluster (MPIDIST_START_TIMEOUT_S sets the limit)"
             )
         for task, host in colocated.items():
@@ -177,6 +178,7 @@ class Members:
                 self._members[task] = _Member(said.state, said.rank)
             elif said.state == TaskState.CLOSED and known is not None and known.rank == said.rank:
                 del self._members[task]  # its Server could not start, and it may try again
+                self._gave_up.add(task)
 
     def _read_words(self, member: _Member) -> None:
         """Take in what a task says, up to its last word: what follows is of its next Server."""

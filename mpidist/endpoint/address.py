@@ -8,6 +8,7 @@ from functools import lru_cache
 TRANSPORTS = ("mpi", "tcp", "inproc")
 # Names of the TensorFlow interface; they are kept in what users see and mean one of ours.
 ALIASES = ("grpc", "grpc+verbs", "grpc+local")
+_LARGEST_NUMBER = 0xFFFFFFFF  # what a message has room for
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def parse(text: str, protocol: str) -> Address:
     """
     scheme, separator, rest = text.rpartition("://")
     host, colon, port = rest.rpartition(":")
-    if not colon or not host or not port.isdigit():
+    if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_NUMBER:
         raise ValueError(f"{text!r} is not an address: expected [protocol://]host:port")
     return Address(check_protocol(scheme if separator else protocol), host, int(port))
 

@@ -6,14 +6,13 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from mpidist.config import config
-from mpidist.endpoint.credits import Credits, Shipment
+from mpidist.endpoint.credits import Credits
 from mpidist.endpoint.message import Array, Message, Transport
 from mpidist.endpoint.request import Reply
 from mpidist.errors import DeadlineExceededError, UnavailableError, from_code
-from mpidist.proto.mpidist_pb2 import Header
 from mpidist.runtime.backoff import Backoff
 from mpidist.work import Work
 
@@ -35,11 +34,75 @@ _IDS = itertools.count(1)
 _HEADER_BYTES = 64
 
 
-@dataclass(slots=True)
-class _Pending:
-    work: Work
-    into: Sequence[Array] | None
-    shipment: Shipment
+class Call(Work):
+    """A request from when it is made until its reply has come; a Work and a Shipment in one.
+
+    Args:
+        calls: Of the endpoint that asks.
+        message: The request; it gets its id here.
+        address: Of the receiver, for messages.
+        into: See :meth:`Endpoint.call`.
+        limit_s: Seconds after which it fails.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        message: Message,
+        address: Any,
+        into: Sequence[Array] | None,
+        limit_s: float,
+    ) -> None:
+        super().__init__("", _drive)
+        message.id = next(_IDS)
+        self.calls = calls
+        self._address = address
+        self._limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
+        self.message = message
+        self.into = into
+        self.peer = (message.peer, message.receiver)
+        self.nbytes = _HEADER_BYTES + len(message.body)
+        for array in message.buffers:
+            self.nbytes += array.nbytes
+        self.sent = self.released = False
+
+    @property
+    def name(self) -> str:
+        """The method and the receiver."""
+        return f"{self.message.method} to {self._address}"
+
+    def send(self) -> None:
+        """Local. See :class:`Shipment`; what goes wrong is the caller's, whoever has its turn."""
+        self.calls.send(self)
+
+    def failure(self, now: float) -> Exception | None:
+        """Local. Why no reply will come; None as long as one can."""
+        what = f"no reply to {self.message.method} from {self._address}"
+        loss = self.calls.transport.loss(self.message.peer)
+        if loss is not None:
+            return UnavailableError(f"{what}: {loss}")
+        if now >= self.deadline:
+            return DeadlineExceededError(
+                f"{what} within {self._limit_s:g} s; the peer is busy, stuck or gone "
+                "(MPIDIST_CALL_TIMEOUT_S sets the limit)"
+            )
+        return None
+
+
+def _drive(call: Any, deadline: float) -> None:
+    """See :class:`Work`; asks now and then whether a reply can still come."""
+    while True:
+        now = time.monotonic()
+        call.calls.drive(call, min(deadline, call.deadline, now + _PEER_PERIOD_S))
+        if call.is_completed():
+            return
+        now = time.monotonic()
+        error = call.failure(now)
+        if error is not None:
+            call.calls.give_up(call, error)
+        elif now >= deadline:
+            return
 
 
 class Calls:
@@ -50,103 +113,70 @@ class Calls:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._pending: dict[int, _Pending] = {}
+        self.transport = transport
+        self._pending: dict[int, Call] = {}
         self._credits = Credits(config.credit_bytes)
 
     def begin(
-        self, message: Message, address: str, into: Sequence[Array] | None, limit_s: float
-    ) -> Work:
-        """Local. Send a request, at once if credit allows.
+        self, message: Message, address: Any, into: Sequence[Array] | None, limit_s: float
+    ) -> Call:
+        """Local. Send a request, at once if credit allows; see :class:`Call`."""
+        call = Call(self, message, address, into, limit_s)
+        self._pending[message.id] = call
+        self._credits.submit(call)
+        return call
 
-        Args:
-            message: The request; it gets its id here.
-            address: Of the receiver, for messages.
-            into: See :meth:`Endpoint.call`.
-            limit_s: Seconds after which it fails.
+    def send(self, call: Call) -> None:
+        """Local. Send a request whose turn it is; an error ends it."""
+        try:
+            self.transport.send(call.message)
+        except Exception as error:
+            self.give_up(call, error)
 
-        Returns:
-            A Work that ends with the reply.
-        """
-        header, peer = message.header, message.peer
-        header.id = next(_IDS)
-        deadline = time.monotonic() + limit_s
-
-        def drive(work: Work, until: float) -> None:
-            error: Exception | None = None
-            while error is None:
-                now = time.monotonic()
-                self.drive(work, min(until, deadline, now + _PEER_PERIOD_S))
-                if work.is_completed():
-                    return
-                now = time.monotonic()
-                loss = self._transport.loss(peer)
-                if loss is not None:
-                    error = UnavailableError(f"no reply to {header.method} from {address}: {loss}")
-                elif now >= deadline:
-                    error = DeadlineExceededError(
-                        f"no reply to {header.method} from {address} within {limit_s:g} s; the "
-                        "peer is busy, stuck or gone (MPIDIST_CALL_TIMEOUT_S sets the limit)"
-                    )
-                elif now >= until:
-                    return
-            self._give_up(header.id, error)
-
-        def send() -> None:
-            try:
-                self._transport.send(message)
-            except Exception as error:  # of whichever request has its turn: its own caller's
-                self._give_up(header.id, error)
-
-        work = Work(f"{header.method} to {address}", drive)
-        size = _HEADER_BYTES + len(header.body) + sum(header.sizes)
-        shipment = Shipment((peer, header.receiver), size, send)
-        self._pending[header.id] = _Pending(work, into, shipment)
-        self._credits.submit(shipment)
-        return work
-
-    def receive_into(self, header: Header) -> list[Array] | None:
+    def receive_into(self, identity: int, sizes: Sequence[int]) -> Sequence[Array] | None:
         """Local. The caller's arrays for the buffers of a reply, if it gave some that fit."""
-        entry = self._pending.get(header.id)
-        if entry is None or entry.into is None:
+        call = self._pending.get(identity)
+        if call is None or call.into is None:
             return None
-        if [array.nbytes for array in entry.into] != list(header.sizes):
+        if [array.nbytes for array in call.into] != list(sizes):
             return None
-        return list(entry.into)
+        return call.into
 
     def finish(self, message: Message) -> None:
         """Local. End the request that a reply answers."""
-        header = message.header
-        entry = self._pending.pop(header.id, None)
-        if entry is None:
-            logger.debug("reply %d to %s came after its deadline", header.id, header.method)
+        call = self._pending.pop(message.id, None)
+        if call is None:
+            logger.debug("reply %d came after its deadline", message.id)
             return
-        self._credits.release(entry.shipment)
-        if header.HasField("failure"):
-            entry.work.complete(error=from_code(header.failure.code, header.failure.message))
+        self._credits.release(call)
+        failure = message.failure
+        if failure is None:
+            call.complete(Reply(message.body, message.buffers))
         else:
-            entry.work.complete(Reply(header.body, message.buffers))
+            call.complete(error=from_code(failure.code, failure.message))
 
     def fail_all(self, error: Exception) -> None:
         """Local. End all that still wait with an error."""
-        for identity in list(self._pending):
-            self._give_up(identity, error)
+        for call in list(self._pending.values()):
+            self.give_up(call, error)
 
-    def _give_up(self, identity: int, error: Exception) -> None:
-        entry = self._pending.pop(identity, None)
-        if entry is not None:
-            self._transport.forget(entry.shipment.peer[0], identity)
-            self._credits.release(entry.shipment)
-            entry.work.complete(error=error)
+    def give_up(self, call: Call, error: Exception) -> None:
+        """Local. End a request with an error, unless its reply has come."""
+        identity = call.message.id
+        if self._pending.pop(identity, None) is not None:
+            self.transport.forget(call.message.peer, identity)
+            self._credits.release(call)
+            call.complete(error=error)
 
     def drive(self, work: Work, deadline: float) -> None:
         """Local. Move the transport along until a work has ended, or the deadline passes."""
-        if not self._transport.polled:
+        if not self.transport.polled:
             work.wait_for_event(deadline)
             return
+        progress = self.transport.progress
         backoff = Backoff(SPINS, _SLEEPS_S)
         while not work.is_completed():
-            if self._transport.progress():
+            if progress():
                 backoff.reset()
             elif time.monotonic() >= deadline:
                 return

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 
-@dataclass(eq=False, slots=True)
-class Shipment:
+class Shipment(Protocol):
     """A request on its way.
 
     Attributes:
         peer: Where to, in the transport's own terms, and the endpoint there.
         nbytes: Its size.
-        send: Sends it; called once, or never if it is released before its turn.
-        sent: Whether it has been.
-        released: Whether it counts no more.
+        sent: Whether it has been; False at first.
+        released: Whether it counts no more; False at first.
     """
 
     peer: tuple[Any, int]
     nbytes: int
-    send: Callable[[], None]
-    sent: bool = False
-    released: bool = False
+    sent: bool
+    released: bool
+
+    def send(self) -> None:
+        """Local. Send it; called once, or never if it is released before its turn."""
+
+
+# Flows at rest are kept up to this number: mostly a request is the only one under way.
+_MOST_AT_REST = 64
 
 
 @dataclass(slots=True)
@@ -33,6 +37,9 @@ class _Flow:
     under_way: int = 0
     sending: bool = False
     waiting: deque[Shipment] = field(default_factory=deque)
+
+    def at_rest(self) -> bool:
+        return not (self.under_way or self.sending or self.waiting)
 
 
 class Credits:
@@ -54,13 +61,16 @@ class Credits:
         with self._lock:
             flow = self._flows.get(shipment.peer)
             if flow is None:
-                flow = self._flows[shipment.peer] = _Flow()
+                flow = self._open(shipment.peer)
             waits = flow.sending or flow.waiting or not self._fits(flow, shipment)
             if waits:
                 flow.waiting.append(shipment)
             else:
                 self._depart(flow, shipment)
-        self._advance(flow, None if waits else shipment)
+        if not waits:
+            self._send(flow, shipment)
+        if flow.waiting:
+            self._advance(flow)
 
     def release(self, shipment: Shipment) -> None:
         """Local. A request was answered, or is given up; a second call does nothing."""
@@ -71,23 +81,27 @@ class Credits:
             shipment.released = True
             if shipment.sent:
                 flow.under_way -= shipment.nbytes
-            if not (flow.under_way or flow.waiting or flow.sending):
-                del self._flows[shipment.peer]
-                return
-        self._advance(flow)
+        if flow.waiting:
+            self._advance(flow)
 
-    def _advance(self, flow: _Flow, shipment: Shipment | None = None) -> None:
+    def _open(self, peer: Hashable) -> _Flow:
+        if len(self._flows) >= _MOST_AT_REST:
+            self._flows = {key: flow for key, flow in self._flows.items() if not flow.at_rest()}
+        flow = self._flows[peer] = _Flow()
+        return flow
+
+    def _send(self, flow: _Flow, shipment: Shipment) -> None:
+        try:
+            shipment.send()
+        finally:
+            flow.sending = False
+
+    def _advance(self, flow: _Flow) -> None:
         """Send what may leave. One thread at a time does it for all, which keeps their order."""
-        while shipment is not None or (shipment := self._next(flow)) is not None:
-            try:
-                shipment.send()
-            finally:
-                flow.sending = False
-            shipment = None
+        while (shipment := self._next(flow)) is not None:
+            self._send(flow, shipment)
 
     def _next(self, flow: _Flow) -> Shipment | None:
-        if not flow.waiting:
-            return None
         with self._lock:
             while not flow.sending and flow.waiting:
                 shipment = flow.waiting[0]

@@ -15,24 +15,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from mpidist.config import config
 from mpidist.endpoint.address import Address, parse
 from mpidist.endpoint.calls import SPINS, Calls
-from mpidist.endpoint.message import Array, Message, Transport, as_bytes
+from mpidist.endpoint.message import (
+    NOTICE,
+    REPLY,
+    REQUEST,
+    Array,
+    Message,
+    Transport,
+    check_buffers,
+)
 from mpidist.endpoint.request import LATER, Handler, Reply, Request, failure_of
 from mpidist.errors import (
     CancelledError,
     UnavailableError,
     UnimplementedError,
 )
-from mpidist.proto.mpidist_pb2 import Header
 from mpidist.runtime.backoff import Backoff
 from mpidist.work import Work
 
 logger = logging.getLogger(__name__)
 
+
+_NOTHING = Reply()
 
 # A server that was busy a millisecond ago will be again: it goes on polling that long. One that
 # was idle for long may be late by a little more.
@@ -52,7 +60,8 @@ class Endpoint:
 
     def __init__(self, transport: Transport, number: int | None = None) -> None:
         self._transport = transport
-        self._services: dict[str, Mapping[str, Handler]] = {}
+        self._services: set[str] = set()
+        self._handlers: dict[str, Handler] = {}
         self._calls = Calls(transport)
         # Not a SimpleQueue: under CPython 3.11 its get() with a short timeout can block for ever,
         # when the timeout passes between its two looks at the clock.
@@ -108,15 +117,15 @@ class Endpoint:
         """
         self._check_open()
         limit = config.call_timeout_s if timeout is None else timeout
-        message = self._message(Header.REQUEST, self._resolve(peer), method, body, buffers)
-        return self._calls.begin(message, str(peer), into, limit)
+        message = self._message(REQUEST, peer, method, body, buffers)
+        return self._calls.begin(message, peer, into, limit)
 
     def notify(
         self, peer: Address | str, method: str, body: bytes = b"", buffers: Sequence[Array] = ()
     ) -> None:
         """Local. Tell another endpoint something, without an answer; arguments as :meth:`call`."""
         self._check_open()
-        message = self._message(Header.NOTICE, self._resolve(peer), method, body, buffers)
+        message = self._message(NOTICE, peer, method, body, buffers)
         self._transport.send(message)
 
     def work(self, name: str) -> Work:
@@ -143,11 +152,14 @@ class Endpoint:
         """
         if service in self._services:
             raise ValueError(f"service {service!r} exists already at {self._name}")
-        self._services[service] = dict(handlers)
+        self._services.add(service)
+        self._handlers.update({f"{service}/{name}": call for name, call in handlers.items()})
 
     def unregister(self, service: str) -> None:
         """Local. Serve it no more; later requests for it fail with UnimplementedError."""
-        self._services.pop(service, None)
+        self._services.discard(service)
+        for method in [name for name in self._handlers if name.partition("/")[0] == service]:
+            self._handlers.pop(method, None)
 
     def on_peer_lost(self, callback: Callable[[str], None]) -> None:
         """Local. Have ``callback(process)`` called when a process that sent requests is gone.
@@ -225,7 +237,7 @@ class Endpoint:
 
     def deliver(self, message: Message) -> None:
         """Local. Take a message that has arrived; called by the transport, on any thread."""
-        if message.header.kind != Header.REPLY:
+        if message.kind != REPLY:
             self._requests.append(message)
             if self._asleep:
                 self._arrived.set()
@@ -234,11 +246,11 @@ class Endpoint:
             return
         self._calls.finish(message)
 
-    def receive_into(self, header: Header) -> list[Array] | None:
+    def receive_into(self, message: Message, sizes: Sequence[int]) -> Sequence[Array] | None:
         """Local. The caller's arrays for the buffers of a reply, or None; for transports."""
-        if header.kind != Header.REPLY:
+        if message.kind != REPLY:
             return None
-        return self._calls.receive_into(header)
+        return self._calls.receive_into(message.id, sizes)
 
     def lose(self, process: str) -> None:
         """Local. Take note that a process is gone; called by the transport, on any thread."""
@@ -257,16 +269,22 @@ class Endpoint:
             reply: The result.
             error: What went wrong, in place of the result.
         """
-        header = message.header
-        if header.kind == Header.NOTICE:
+        if message.kind == NOTICE:
             if error is not None:
-                logger.error("%s: %s failed", self._name, header.method, exc_info=error)
+                logger.error("%s: %s failed", self._name, message.method, exc_info=error)
             return
-        receiver = (message.peer, header.sender)
-        answer = self._message(Header.REPLY, receiver, header.method, reply.body, reply.buffers)
-        answer.header.id = header.id
+        answer = Message(
+            REPLY,
+            message.id,
+            message.sender,
+            self._number,
+            "",  # who asked knows
+            reply.body,
+            check_buffers(reply.buffers),
+            message.peer,
+        )
         if error is not None:
-            answer.header.failure.CopyFrom(failure_of(error, header.method, self._name))
+            answer.failure = failure_of(error, message.method, self._name)
         self._transport.send(answer)
 
     # Inside
@@ -289,7 +307,7 @@ class Endpoint:
 
     def _refuse_waiting_requests(self) -> None:
         while (message := self._next_request()) is not None:
-            if message.header.kind == Header.REQUEST:
+            if message.kind == REQUEST:
                 closed = UnavailableError(f"the endpoint {self._name} was closed")
                 self.answer(message, Reply(), closed)
 
@@ -297,29 +315,25 @@ class Endpoint:
         if self._closed:
             raise CancelledError(f"the endpoint {self._name} is closed")
 
-    def _resolve(self, peer: Address | str) -> tuple[Any, int]:
-        address = parse(peer, self._transport.protocol) if isinstance(peer, str) else peer
-        return self._transport.resolve(address), address.port
-
     def _message(
         self,
-        kind: Header.Kind,
-        receiver: tuple[Any, int],
+        kind: int,
+        receiver: Address | str,
         method: str,
         body: bytes,
         buffers: Sequence[Array],
     ) -> Message:
-        peer, number = receiver
-        header = Header(
-            kind=kind,
-            receiver=number,
-            sender=self._number,
-            method=method,
-            body=body,
-        )
-        if buffers:
-            header.sizes.extend([as_bytes(array).nbytes for array in buffers])
-        return Message(header, buffers, peer)
+        transport = self._transport
+        if isinstance(receiver, str):
+            receiver = parse(receiver, transport.protocol)
+        if not isinstance(method, str) or not isinstance(body, bytes):
+            raise TypeError(
+                f"method and body must be str and bytes, not {type(method).__name__} and "
+                f"{type(body).__name__}"
+            )
+        peer = transport.resolve(receiver)
+        buffers = check_buffers(buffers)
+        return Message(kind, 0, receiver.port, self._number, method, body, buffers, peer)
 
     def _idle(self, backoff: Backoff) -> None:
         sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S
@@ -333,24 +347,21 @@ class Endpoint:
         self._asleep = False
 
     def _handle(self, message: Message) -> None:
-        header = message.header
-        service, _, name = header.method.partition("/")
-        handler = self._services.get(service, {}).get(name)
+        method = message.method
+        handler = self._handlers.get(method)
         if handler is None:
             known = ", ".join(sorted(self._services)) or "none"
             self.answer(
                 message,
                 Reply(),
                 UnimplementedError(
-                    f"{self._name} does not serve {header.method!r}; its services: {known}"
+                    f"{self._name} does not serve {method!r}; its services: {known}"
                 ),
             )
             return
-        request = Request(header.method, header.body, message.buffers, self, message)
         try:
-            reply = handler(request)
-        except Exception as error:
-            self.answer(message, Reply(), error)
-            return
-        if reply is not LATER:
-            self.answer(message, reply or Reply(), None)
+            reply = handler(Request(method, message.body, message.buffers, self, message))
+            if reply is not LATER:
+                self.answer(message, reply or _NOTHING, None)
+        except Exception as error:  # of the handler, or of a reply that cannot be sent
+            self.answer(message, _NOTHING, error)

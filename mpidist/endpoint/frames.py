@@ -1,23 +1,35 @@
 """How a message becomes frames: one with the header and small buffers, then the large buffers.
 
-The first frame is the length of the header (4 bytes, little endian), the header, and the buffers
-if they are small, taken together. Otherwise each buffer follows by itself, so that it is received
-straight into place.
+The first frame is a checksum, a fixed part, the length of each buffer (8 bytes each), the method,
+the body, the failure, the settled ids (8 bytes each), and the buffers if they are small, taken
+together. Otherwise each buffer follows by itself, so that it is received straight into place. All
+numbers are little endian. The fixed part is no protobuf message because to write and read one takes
+as long as all the rest. The checksum is of all lengths: nobody must wait for buffers because of
+bytes that are no message.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mpidist.endpoint.message import Array, Message, as_bytes
-from mpidist.proto.mpidist_pb2 import Header
+from mpidist.endpoint.message import UINT8, Array, Message, as_bytes
+from mpidist.proto.mpidist_pb2 import Failure
 
 _INLINE_BYTES = 16384
-_LENGTH = struct.Struct("<I")
+
+# Kind, receiver, sender, id; lengths of method, body and failure; numbers of settled and buffers.
+_FIXED = struct.Struct("<BIIQHIIII")
+_NUMBER = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_START = _CHECKSUM.size + _FIXED.size
+
+Frame = bytes | bytearray | memoryview
 
 
 class BadFrameError(ValueError):
@@ -26,50 +38,105 @@ class BadFrameError(ValueError):
 
 def pack(message: Message) -> tuple[bytes, list[Array]]:
     """Local. The first frame of a message, and the flat buffers that follow it."""
-    header = message.header.SerializeToString()
-    if not message.buffers:
-        return _LENGTH.pack(len(header)) + header, []
-    views = [as_bytes(array) for array in message.buffers]
-    if sum([view.nbytes for view in views]) > _INLINE_BYTES:
-        return _LENGTH.pack(len(header)) + header, views
-    return b"".join((_LENGTH.pack(len(header)), header, *[view.data for view in views])), []
+    method, body = message.method.encode(), message.body
+    settled, buffers = message.settled, message.buffers
+    failure = b"" if message.failure is None else message.failure.SerializeToString()
+    first = _FIXED.pack(
+        message.kind, message.receiver, message.sender, message.id,
+        len(method), len(body), len(failure), len(settled), len(buffers),
+    )  # fmt: skip
+    if settled:
+        failure += _numbers(settled)
+    if not buffers:
+        return b"".join((_CHECKSUM.pack(crc32(first)), first, method, body, failure)), []
+    if len(buffers) == 1 and buffers[0].nbytes <= _INLINE_BYTES:  # as a rule
+        first += _NUMBER.pack(buffers[0].nbytes)
+        head = (_CHECKSUM.pack(crc32(first)), first, method, body, failure)
+        return b"".join((*head, buffers[0].tobytes())), []
+    sizes = [array.nbytes for array in buffers]
+    first += _numbers(sizes)
+    head = (_CHECKSUM.pack(crc32(first)), first, method, body, failure)
+    if sum(sizes) > _INLINE_BYTES:
+        return b"".join(head), [as_bytes(array) for array in buffers]
+    return b"".join((*head, *[array.tobytes() for array in buffers])), []
 
 
-def unpack(frame: memoryview) -> tuple[Header, list[Array] | None]:
-    """Local. The header in a first frame, and the buffers in it; None if they follow.
+def unpack(frame: Frame, peer: Any) -> tuple[Message, Sequence[int], bool]:
+    """Local. The message that a first frame begins.
 
     Args:
-        frame: Its bytes; the buffers are views of them.
+        frame: Its bytes; buffers in it become views of them.
+        peer: Whom it came from.
+
+    Returns:
+        The message, the sizes of its buffers in bytes, and whether these are still to follow.
 
     Raises:
         BadFrameError: It is none.
     """
-    if len(frame) < _LENGTH.size:
-        raise BadFrameError(f"{len(frame)} bytes are too few for a message")
-    start = _LENGTH.size + _LENGTH.unpack_from(frame)[0]
-    if start > len(frame):
-        raise BadFrameError(f"a header of {start - _LENGTH.size} bytes cannot be in {len(frame)}")
     try:
-        header = Header.FromString(frame[_LENGTH.size : start].tobytes())
+        kind, receiver, sender, identity, method, body, failure, settled, buffers = (
+            _FIXED.unpack_from(frame, _CHECKSUM.size)
+        )
+    except struct.error:
+        raise BadFrameError(f"{len(frame)} bytes are too few for a message") from None
+    head = _START + 8 * buffers
+    begin = head + method
+    end = begin + body
+    start = end + failure + 8 * settled
+    if start > len(frame):
+        raise BadFrameError(f"a header of {start} bytes cannot be in {len(frame)}")
+    if crc32(frame[_CHECKSUM.size : head]) != _CHECKSUM.unpack_from(frame)[0]:
+        raise BadFrameError("its checksum is wrong")
+    message = Message(kind, identity, receiver, sender, "", b"", [], peer)
+    try:
+        if method:
+            message.method = str(frame[head:begin], "utf-8")
+        if failure:
+            message.failure = Failure.FromString(bytes(frame[end : end + failure]))
     except (DecodeError, UnicodeDecodeError) as error:
         raise BadFrameError(f"the header cannot be read: {error}") from None
-    buffers: list[Array] = []
-    if header.sizes:
-        if sum(header.sizes) > _INLINE_BYTES:
-            if start != len(frame):
-                raise BadFrameError("buffers came where none should be")
-            return header, None
-        rest = np.frombuffer(frame, np.uint8)
-        for size in header.sizes:
-            buffers.append(rest[start : start + size])
-            start += size
-    if start != len(frame):
-        raise BadFrameError(f"{len(frame)} bytes came in place of {start}")
-    return header, buffers
+    if body:
+        message.body = bytes(frame[begin:end])
+    if settled:
+        message.settled = _read_numbers(frame, end + failure, settled)
+    sizes: Sequence[int] = ()
+    total = 0
+    if buffers == 1:  # as a rule
+        sizes = _NUMBER.unpack_from(frame, _START)
+        total = sizes[0]
+    elif buffers:
+        sizes = _read_numbers(frame, _START, buffers)
+        total = sum(sizes)
+    follow = total > _INLINE_BYTES
+    length = start if follow else start + total
+    if length != len(frame):
+        raise BadFrameError(f"{len(frame)} bytes came in place of {length}")
+    if sizes and not follow:
+        message.buffers = _split(frame, start, sizes)
+    return message, sizes, follow
 
 
 def fill(into: Sequence[Array], buffers: Sequence[Array]) -> Sequence[Array]:
     """Local. Copy received buffers into arrays of the same sizes; returns those."""
-    for target, data in zip(into, buffers, strict=True):
-        np.copyto(as_bytes(target), data)
+    for index, target in enumerate(into):
+        as_bytes(target)[:] = buffers[index]
     return into
+
+
+def _numbers(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def _read_numbers(frame: Frame, start: int, count: int) -> Sequence[int]:
+    return struct.unpack_from(f"<{count}Q", frame, start)
+
+
+def _split(frame: Frame, start: int, sizes: Sequence[int]) -> list[Array]:
+    if len(sizes) == 1:
+        return [np.frombuffer(frame, UINT8, sizes[0], start)]
+    buffers = []
+    for size in sizes:
+        buffers.append(np.frombuffer(frame, UINT8, size, start))
+        start += size
+    return buffers

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpidist.endpoint.address import Address
-from mpidist.endpoint.message import Message, as_bytes
+from mpidist.endpoint.message import REPLY, REQUEST, Message, as_bytes
 from mpidist.errors import DistNetworkError, UnavailableError
-from mpidist.proto.mpidist_pb2 import Failure, Header
+from mpidist.proto.mpidist_pb2 import Failure
 
 if TYPE_CHECKING:
     from mpidist.endpoint.endpoint import Endpoint
@@ -65,27 +66,27 @@ class InprocTransport:
 
     def send(self, message: Message) -> None:
         """Local. See :class:`Transport`; a request whose receiver is gone fails at once."""
-        header = message.header
         receiver = self._endpoints.get(message.peer)
         if receiver is None:
-            self._refuse(header)
+            self._refuse(message)
             return
-        into = receiver.receive_into(header)
+        sizes = [array.nbytes for array in message.buffers]
+        into = receiver.receive_into(message, sizes)
         if into is not None:
             for target, source in zip(into, message.buffers, strict=True):
                 np.copyto(as_bytes(target), as_bytes(source))
-        receiver.deliver(Message(header, message.buffers if into is None else into, header.sender))
+        buffers = message.buffers if into is None else into
+        receiver.deliver(replace(message, buffers=buffers, peer=message.sender))
 
-    def _refuse(self, header: Header) -> None:
-        sender = self._endpoints.get(header.sender)
-        if header.kind != Header.REQUEST or sender is None:
+    def _refuse(self, message: Message) -> None:
+        sender = self._endpoints.get(message.sender)
+        if message.kind != REQUEST or sender is None:
             return
         failure = Failure(
             code=UnavailableError.code,
-            message=f"inproc://{self.host()}:{header.receiver} was closed before {header.method}",
+            message=f"inproc://{self.host()}:{message.receiver} was closed before {message.method}",
         )
-        reply = Header(kind=Header.REPLY, id=header.id, failure=failure)
-        sender.deliver(Message(reply, (), header.receiver))
+        sender.deliver(Message(REPLY, message.id, peer=message.receiver, failure=failure))
 
     def forget(self, peer: int, identity: int) -> None:
         """Local. Nothing to do: nothing is sent twice."""

@@ -4,33 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpidist.endpoint.address import Address
-from mpidist.proto.mpidist_pb2 import Header
+from mpidist.proto.mpidist_pb2 import Failure
 
 if TYPE_CHECKING:
     from mpidist.endpoint.endpoint import Endpoint
 
 Array = NDArray[Any]
 
+UINT8: np.dtype[Any] = np.dtype(np.uint8)
+"""The dtype of received buffers; to look it up by its name takes as long as to make an array."""
+
+REQUEST: Final = 0
+"""Wants a reply."""
+REPLY: Final = 1
+"""Answers a request."""
+NOTICE: Final = 2
+"""Wants no reply."""
+HELLO: Final = 3
+"""Over tcp, first on a connection; the body is a Hello."""
+WELCOME: Final = 4
+"""Answers a hello, with a Hello or a failure."""
+BYE: Final = 5
+"""Over tcp: the sender closes the connection."""
+THANKS: Final = 6
+"""Over tcp: nothing but the settled replies."""
+
 
 @dataclass(slots=True)
 class Message:
-    """A header and the buffers that follow it.
+    """A header, and the buffers that follow it.
 
     Attributes:
-        header: Who, what, and the sizes of the buffers.
+        kind: ``REQUEST`` or another of the constants.
+        id: Of the request, unique to its sender.
+        receiver: Number of an endpoint.
+        sender: Number of an endpoint.
+        method: ``"service/Method"``; of requests and notices.
+        body: The method's own message, serialised.
         buffers: C-contiguous arrays; received ones have dtype uint8 unless the receiver chose them.
         peer: Whom it came from or goes to, in the transport's own terms.
+        failure: Of a reply: set in place of a result.
+        settled: Over tcp: requests whose replies have arrived since the last message.
     """
 
-    header: Header
-    buffers: Sequence[Array]
-    peer: Any
+    kind: int
+    id: int = 0
+    receiver: int = 0
+    sender: int = 0
+    method: str = ""
+    body: bytes = b""
+    buffers: Sequence[Array] = ()
+    peer: Any = None
+    failure: Failure | None = None
+    settled: Sequence[int] = ()
 
 
 class Transport(Protocol):
@@ -70,14 +102,23 @@ class Transport(Protocol):
         """Local. Deliver what has arrived; True if anything happened. Any thread may call it."""
 
 
-def as_bytes(array: Array) -> Array:
-    """Local. The memory of an array as a flat uint8 view.
+def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
+    """Local. The buffers themselves.
 
     Raises:
-        ValueError: The array is not C-contiguous.
+        ValueError: One is not C-contiguous.
     """
-    if not array.flags.c_contiguous:
-        raise ValueError(
-            f"a buffer must be C-contiguous, not {array.shape} with strides {array.strides}"
-        )
+    for array in buffers:
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"a buffer must be C-contiguous, not {array.shape} with strides {array.strides}"
+            )
+    return buffers
+
+
+def as_bytes(array: Array) -> Array:
+    """Local. The memory of a C-contiguous array as a flat uint8 view; ValueError for another."""
+    if array.ndim == 1 and array.dtype is UINT8 and array.flags.c_contiguous:
+        return array
+    check_buffers((array,))
     return array.reshape(-1).view(np.uint8)

@@ -1,10 +1,11 @@
 """Messages between ranks, by MPI point-to-point operations on a communicator of their own.
 
-A frame (length of the header, header, small buffers) travels under tag 0. Buffers that are
-large, taken together, follow as messages of their own, so that they are received straight into
-place; their tag comes from the request's id. Everything is nonblocking: sending never waits for
-the receiver, and a large message that is still arriving holds up neither replies nor other ranks.
-Requests and notices of one rank are delivered in the order in which they were sent.
+A frame (header and small buffers) travels under tag 0, into receives that are posted beforehand;
+one that is too long for them is announced by a frame and follows under a tag of its own. Buffers
+that are large, taken together, follow as messages of their own, so that they are received straight
+into place; their tag comes from the request's id. Everything is nonblocking: sending never waits
+for the receiver, and a large message that is still arriving holds up neither replies nor other
+ranks. Requests and notices of one rank are delivered in the order in which they were sent.
 
 Endpoint number n lives on rank n modulo the size of the world, so that number r is the first
 endpoint of rank r.
@@ -14,19 +15,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from mpidist.config import config
 from mpidist.endpoint.address import Address
 from mpidist.endpoint.frames import BadFrameError, fill, pack, unpack
-from mpidist.endpoint.message import Array, Message, as_bytes
+from mpidist.endpoint.message import REPLY, REQUEST, Array, Message, as_bytes
+from mpidist.endpoint.mpi_inbox import LONGEST_BYTES, Inbox
+from mpidist.endpoint.pool import Pool
 from mpidist.errors import DistNetworkError, UnavailableError
-from mpidist.proto.mpidist_pb2 import Failure, Header
+from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.runtime import World, exits, fork, world
 
 if TYPE_CHECKING:
@@ -37,9 +41,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FRAME_TAG = 0
-_BUFFER_TAGS = 16384  # below every MPI's smallest upper bound for tags, 32767
+_BUFFER_TAGS = 16384
+_LONG_FRAME_TAG = _BUFFER_TAGS + 1  # below every MPI's smallest upper bound for tags, 32767
 _PIECE_BYTES = 1 << 30
 _LAST_REPLY_S = 1.0
+
+# Goes in place of a frame that is longer than an inbox takes, and has its length.
+_ANNOUNCEMENT = struct.Struct("<8sQ")
+_ANNOUNCES = b"mpidist>"
+
+
+@dataclass(slots=True)
+class _LongFrame:
+    request: MPI.Request
+    frame: bytearray
+    behind: list[bytearray] = field(default_factory=list)  # later frames of the same rank
 
 
 class MpiTransport:
@@ -58,9 +74,9 @@ class MpiTransport:
         self._world = world
         self._comm = world.messages
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._any_source = MPI.ANY_SOURCE
         self._testall = MPI.Request.Testall
-        self._status = MPI.Status()
+        self._inbox = Inbox(self._comm, _FRAME_TAG)
+        self._pool = Pool(config.credit_bytes)
         self._endpoints: dict[int, Endpoint] = {}
         self._closed: set[int] = set()
         # For endpoints that are not open yet: tasks do not start at the same moment.
@@ -69,11 +85,13 @@ class MpiTransport:
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
         self._ordering = threading.Lock()
+        self._long: dict[int, _LongFrame] = {}
         self._arriving: list[tuple[list[MPI.Request], Message]] = []
         self._outgoing: list[tuple[list[MPI.Request], Any]] = []
         self._left = exits().left
         self._reported = 0
         world.before_leave.append(self._close_all)
+        world.at_leave.append(self._inbox.close)
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a number of another rank, or in use, is an error."""
@@ -125,9 +143,16 @@ class MpiTransport:
         # In one go, because different requests may share a tag: the buffers of a rank's messages
         # must leave in the order of their frames.
         with self._ordering:
-            requests = [self._comm.Isend(frame, dest=peer, tag=_FRAME_TAG)]
+            if len(frame) <= LONGEST_BYTES:
+                requests = [self._comm.Isend(frame, peer, _FRAME_TAG)]
+            else:
+                announcement = _ANNOUNCEMENT.pack(_ANNOUNCES, _length_of(frame))
+                requests = [
+                    self._comm.Isend(announcement, peer, _FRAME_TAG),
+                    self._comm.Isend(frame, peer, _LONG_FRAME_TAG),
+                ]
             if views:
-                tag = _buffer_tag(message.header)
+                tag = _buffer_tag(message)
                 requests += [self._comm.Isend(p, dest=peer, tag=tag) for p in _pieces(views)]
         if not self._testall(requests):
             with self._sending:
@@ -152,11 +177,16 @@ class MpiTransport:
         if not self._receiving.acquire(blocking=False):
             return False
         try:
-            happened = self._receive_frame()
-            if len(self._left) != self._reported:
-                self._report_losses()
+            arrived = self._inbox.take()
+            happened = arrived is not None
+            if arrived is not None:
+                self._receive(*arrived)
+            if self._long:
+                happened |= self._finish_long_frames()
             if self._arriving:
                 happened |= self._finish_arrivals()
+            if len(self._left) != self._reported:
+                self._report_losses()
         finally:
             self._receiving.release()
         if self._outgoing:
@@ -171,39 +201,54 @@ class MpiTransport:
             for endpoint in list(self._endpoints.values()):
                 endpoint.lose(self.process_of(rank))
 
-    def _receive_frame(self) -> bool:
-        probed = self._comm.Improbe(source=self._any_source, tag=_FRAME_TAG, status=self._status)
-        if probed is None:
-            return False
-        source = self._status.source
-        frame = bytearray(self._status.count)
-        probed.Recv(frame)
+    def _receive(self, source: int, frame: bytearray) -> None:
+        if self._long and source in self._long:
+            self._long[source].behind.append(frame)
+            return
         try:
-            header, inline = unpack(memoryview(frame))
+            if frame.startswith(_ANNOUNCES) and len(frame) == _ANNOUNCEMENT.size:
+                self._begin_long_frame(source, _ANNOUNCEMENT.unpack(frame)[1])
+                return
+            message, sizes, follow = unpack(frame, source)
         except BadFrameError as error:
             logger.error("rank %d sent rank %d no message: %s", source, self._world.rank, error)  # noqa: TRY400
-            return True
-        endpoint = self._endpoints.get(header.receiver)
-        into = endpoint.receive_into(header) if endpoint is not None else None
-        if inline is None:
-            buffers = into or [np.empty(size, np.uint8) for size in header.sizes]
-            views = [as_bytes(array) for array in buffers]
-            tag = _buffer_tag(header)
+            return
+        endpoint = self._endpoints.get(message.receiver)
+        into = endpoint.receive_into(message, sizes) if endpoint is not None and sizes else None
+        if follow:
+            message.buffers = into or [self._pool.take(size) for size in sizes]
+            views = [as_bytes(array) for array in message.buffers]
+            tag = _buffer_tag(message)
             requests = [self._comm.Irecv(p, source=source, tag=tag) for p in _pieces(views)]
-            self._arriving.append((requests, Message(header, buffers, source)))
-            return True
-        message = Message(header, fill(into, inline) if into else inline, source)
-        if self._arriving and header.kind != Header.REPLY:
+            self._arriving.append((requests, message))
+            return
+        if into is not None:
+            message.buffers = fill(into, message.buffers)
+        if self._arriving and message.kind != REPLY:
             self._arriving.append(([], message))  # an earlier one of its rank may not be here yet
+        elif endpoint is not None:
+            endpoint.deliver(message)
         else:
             self._deliver(message)
-        return True
+
+    def _begin_long_frame(self, source: int, nbytes: int) -> None:
+        memory = bytearray(nbytes)
+        request = self._comm.Irecv(memory, source, _LONG_FRAME_TAG)
+        self._long[source] = _LongFrame(request, memory)
+
+    def _finish_long_frames(self) -> bool:
+        done = [source for source, long in self._long.items() if long.request.Test()]
+        for source in done:
+            long = self._long.pop(source)
+            for frame in (long.frame, *long.behind):
+                self._receive(source, frame)
+        return bool(done)
 
     def _finish_arrivals(self) -> bool:
         arriving, self._arriving = self._arriving, []
         held = set()  # ranks whose later requests must wait
         for requests, message in arriving:
-            ordered = message.header.kind != Header.REPLY
+            ordered = message.kind != REPLY
             if not (ordered and message.peer in held) and self._testall(requests):
                 self._deliver(message)
                 continue
@@ -213,7 +258,7 @@ class MpiTransport:
         return len(self._arriving) < len(arriving)
 
     def _deliver(self, message: Message) -> None:
-        number = message.header.receiver
+        number = message.receiver
         endpoint = self._endpoints.get(number)
         if endpoint is None:
             with self._attaching:
@@ -223,25 +268,32 @@ class MpiTransport:
                     return
         if endpoint is not None:
             endpoint.deliver(message)
-        elif message.header.kind == Header.REQUEST:
+        elif message.kind == REQUEST:
             self._refuse(message)
 
     def _refuse(self, message: Message) -> None:
-        header = message.header
         failure = Failure(
             code=UnavailableError.code,
-            message=f"mpi://{self.host()}:{header.receiver} was closed before {header.method}",
+            message=f"mpi://{self.host()}:{message.receiver} was closed before {message.method}",
         )
-        reply = Header(kind=Header.REPLY, id=header.id, receiver=header.sender, failure=failure)
-        self.send(Message(reply, (), message.peer))
+        self.send(Message(REPLY, message.id, message.sender, peer=message.peer, failure=failure))
 
     def _close_all(self) -> None:
         for endpoint in list(self._endpoints.values()):
             endpoint.close()
 
 
-def _buffer_tag(header: Header) -> int:
-    return 1 + (header.id + (header.kind == Header.REPLY) * _BUFFER_TAGS // 2) % _BUFFER_TAGS
+def _length_of(frame: bytes) -> int:
+    if len(frame) > _PIECE_BYTES:
+        raise ValueError(
+            f"a body of about {len(frame)} bytes is more than a message can have: send it as a "
+            "buffer"
+        )
+    return len(frame)
+
+
+def _buffer_tag(message: Message) -> int:
+    return 1 + (message.id + (message.kind == REPLY) * _BUFFER_TAGS // 2) % _BUFFER_TAGS
 
 
 def _pieces(views: Sequence[Array]) -> list[Array]:

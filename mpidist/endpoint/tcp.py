@@ -172,7 +172,7 @@ class TcpTransport:
                     arrived += [(endpoint, message) for message in listener.receive()]
             for link in list(self._links.values()):
                 for message in link.receive():
-                    endpoint = self._endpoints.get(message.header.receiver)
+                    endpoint = self._endpoints.get(message.receiver)
                     if endpoint is not None:
                         arrived.append((endpoint, _placed(endpoint, message)))
             now = time.monotonic()
@@ -196,7 +196,7 @@ class TcpTransport:
 
 def _placed(endpoint: Endpoint, message: Message) -> Message:
     """A reply, its buffers in the caller's arrays if it gave some."""
-    into = endpoint.receive_into(message.header)
+    into = endpoint.receive_into(message, [array.nbytes for array in message.buffers])
     if into:
         message.buffers = fill(into, message.buffers)
     return message

@@ -12,16 +12,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mpidist.endpoint.curve import Keys
-from mpidist.endpoint.frames import BadFrameError, pack, unpack
-from mpidist.endpoint.message import Message
+from mpidist.endpoint.frames import BadFrameError, pack
+from mpidist.endpoint.message import BYE, HELLO, REPLY, REQUEST, THANKS, WELCOME, Message
 from mpidist.endpoint.tcp_wire import (
     GRACE_S,
-    buffers_of,
     hello_message,
     is_readable,
+    message_of,
     new_socket,
 )
-from mpidist.proto.mpidist_pb2 import Header, Hello
+from mpidist.proto.mpidist_pb2 import Hello
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,9 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Local. Send a request or a notice."""
-        header = message.header
-        if header.kind == Header.REQUEST:
-            self._unanswered[header.id] = message
-        header.settled.extend(self._settled)
-        self._settled.clear()
+        if message.kind == REQUEST:
+            self._unanswered[message.id] = message
+        message.settled, self._settled = self._settled, []
         self._transmit(message)
 
     def forget(self, identity: int) -> None:
@@ -85,20 +83,19 @@ class Link:
         while self.loss is None and is_readable(self._socket):
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
-                header, inline = unpack(frames[0].buffer)
-                buffers = buffers_of(header, inline, frames[1:])
+                message = message_of(frames, self)
             except BadFrameError as error:
                 logger.error("a server sent no message: %s", error)  # noqa: TRY400
                 continue
-            if header.kind == Header.WELCOME:
-                self._welcomed(header)
-            elif header.kind == Header.BYE:
+            if message.kind == WELCOME:
+                self._welcomed(message)
+            elif message.kind == BYE:
                 self.loss = "its endpoint was closed"
-            elif header.kind == Header.REPLY and self._unanswered.pop(header.id, None) is not None:
-                replies.append(Message(header, buffers, self))
-                self._settled.append(header.id)
-                if inline is None:  # the server keeps them until then
-                    self.send(Message(Header(kind=Header.THANKS), (), self))
+            elif message.kind == REPLY and self._unanswered.pop(message.id, None) is not None:
+                replies.append(message)
+                self._settled.append(message.id)
+                if len(frames) > 1:  # the server keeps large ones until then
+                    self.send(Message(THANKS))
         return replies
 
     def look_for_losses(self) -> None:
@@ -120,20 +117,20 @@ class Link:
 
     def close(self) -> None:
         """Local. Say goodbye, and close the socket once what was sent is on its way."""
-        self._transmit(Message(Header(kind=Header.BYE), (), self))
+        self._transmit(Message(BYE))
         self._socket.disable_monitor()
         self._monitor.close(0)
         gone = self.loss is not None or self._broken_at is not None
         self._socket.close(0 if gone else None)
 
     def _hello(self) -> None:
-        self._transmit(hello_message(Header.HELLO, self._own))
+        self._transmit(hello_message(HELLO, self._own))
 
-    def _welcomed(self, header: Header) -> None:
-        if header.HasField("failure"):
-            self.loss = header.failure.message
+    def _welcomed(self, message: Message) -> None:
+        if message.failure is not None:
+            self.loss = message.failure.message
             return
-        server = Hello.FromString(header.body).process
+        server = Hello.FromString(message.body).process
         if self._server not in (None, server):
             self.loss = "the server was started anew; what it was asked may or may not be done"
         self._server = server

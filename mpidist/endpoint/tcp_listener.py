@@ -13,19 +13,19 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpidist.endpoint.answers import Answers
 from mpidist.endpoint.curve import Keys
-from mpidist.endpoint.frames import BadFrameError, pack, unpack
-from mpidist.endpoint.message import Message
+from mpidist.endpoint.frames import BadFrameError, pack
+from mpidist.endpoint.message import BYE, HELLO, NOTICE, REPLY, REQUEST, WELCOME, Message
 from mpidist.endpoint.tcp_wire import (
     GRACE_S,
     PROTOCOL,
-    buffers_of,
     failed,
     hello_message,
     is_readable,
+    message_of,
     new_socket,
 )
 from mpidist.errors import DistNetworkError, FailedPreconditionError
-from mpidist.proto.mpidist_pb2 import Header, Hello
+from mpidist.proto.mpidist_pb2 import Hello
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +106,9 @@ class Listener:
 
     def send(self, name: bytes, message: Message) -> None:
         """Local. Answer a client; what it may ask for again is kept."""
-        header = message.header
         client = self._clients.get(name)
-        if client is not None and header.kind == Header.REPLY:
-            client.answers.store(header.id, message)
+        if client is not None and message.kind == REPLY:
+            client.answers.store(message.id, message)
         first, views = pack(message)
         self._socket.send_multipart([name, first, *(view.data for view in views)], copy=False)
 
@@ -136,8 +135,7 @@ class Listener:
     def close(self) -> None:
         """Local. Tell the clients, and close the socket once what was sent is on its way."""
         for name in self._clients:
-            bye = Message(Header(kind=Header.BYE), (), None)
-            self._socket.send_multipart([name, pack(bye)[0]])
+            self._socket.send_multipart([name, pack(Message(BYE))[0]])
         self._free_port()
         self._socket.disable_monitor()
         self._monitor.close(0)
@@ -155,40 +153,39 @@ class Listener:
         name = frames[0].bytes
         if len(frames) < 2:
             raise BadFrameError("no frame came with the name")
-        header, inline = unpack(frames[1].buffer)
-        if header.kind == Header.HELLO:
-            self._welcome(name, header, frames[1].get(zmq.SRCFD))
+        message = message_of(frames[1:], (self, name))
+        if message.kind == HELLO:
+            self._welcome(name, message, frames[1].get(zmq.SRCFD))
             return None
         client = self._clients.get(name)
         if client is None:
-            if header.kind == Header.REQUEST:
+            if message.kind == REQUEST:
                 unknown = FailedPreconditionError("this connection has not said hello")
-                self.send(name, failed(header, unknown))
+                self.send(name, failed(message, unknown))
             return None
         client.lost_at = None
-        client.answers.settle(header.settled)
-        if header.kind == Header.BYE:
+        client.answers.settle(message.settled)
+        if message.kind == BYE:
             client.lost_at = float("-inf")
             return None
-        if header.kind not in (Header.REQUEST, Header.NOTICE):
+        if message.kind not in (REQUEST, NOTICE):
             return None
-        message = Message(header, buffers_of(header, inline, frames[2:]), (self, name))
-        if header.kind == Header.NOTICE or client.answers.admit(header.id):
+        if message.kind == NOTICE or client.answers.admit(message.id):
             return message
-        answer = client.answers.get(header.id)
+        answer = client.answers.get(message.id)
         if answer is not None:
             self.send(name, answer)
         return None
 
-    def _welcome(self, name: bytes, header: Header, handle: int) -> None:
-        said = Hello.FromString(header.body)
-        welcome = hello_message(Header.WELCOME, self._own)
+    def _welcome(self, name: bytes, hello: Message, handle: int) -> None:
+        said = Hello.FromString(hello.body)
+        welcome = hello_message(WELCOME, self._own)
         if said.protocol != PROTOCOL:
             error = FailedPreconditionError(
                 f"the server speaks protocol {PROTOCOL} and the client {said.protocol} (mpidist "
                 f"{said.version}): install the same version of mpidist on both sides"
             )
-            welcome.header.failure.CopyFrom(failed(header, error).header.failure)
+            welcome.failure = failed(hello, error).failure
         else:
             client = self._clients.setdefault(name, Client(said.process, handle))
             client.handle, client.lost_at = handle, None

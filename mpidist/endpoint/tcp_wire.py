@@ -9,10 +9,10 @@ import numpy as np
 import zmq
 
 from mpidist.config import distribution_version
-from mpidist.endpoint.frames import BadFrameError
-from mpidist.endpoint.message import Array, Message
+from mpidist.endpoint.frames import BadFrameError, unpack
+from mpidist.endpoint.message import REPLY, Array, Message
 from mpidist.errors import OpError
-from mpidist.proto.mpidist_pb2 import Failure, Header, Hello
+from mpidist.proto.mpidist_pb2 import Failure, Hello
 
 # Of the messages and frames; raised by a change that the other side would not understand.
 PROTOCOL = 1
@@ -42,17 +42,16 @@ def is_readable(socket: zmq.Socket[Any]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-def hello_message(kind: Header.Kind, process: bytes) -> Message:
+def hello_message(kind: int, process: bytes) -> Message:
     """Local. A HELLO or WELCOME of this process."""
     hello = Hello(protocol=PROTOCOL, version=distribution_version(), process=process)
-    return Message(Header(kind=kind, body=hello.SerializeToString()), (), None)
+    return Message(kind, body=hello.SerializeToString())
 
 
-def failed(request: Header, error: OpError) -> Message:
+def failed(request: Message, error: OpError) -> Message:
     """Local. The reply to a request that cannot be taken."""
     failure = Failure(code=error.code, message=error.message)
-    header = Header(kind=Header.REPLY, id=request.id, receiver=request.sender, failure=failure)
-    return Message(header, (), None)
+    return Message(REPLY, request.id, request.sender, failure=failure)
 
 
 def array_of(frame: zmq.Frame) -> Array:
@@ -60,15 +59,20 @@ def array_of(frame: zmq.Frame) -> Array:
     return np.frombuffer(frame.buffer, np.uint8) if len(frame) else np.empty(0, np.uint8)
 
 
-def buffers_of(
-    header: Header, inline: list[Array] | None, frames: Sequence[zmq.Frame]
-) -> list[Array]:
-    """Local. The buffers of a message, which are in its first frame or follow it.
+def message_of(frames: Sequence[zmq.Frame], peer: Any) -> Message:
+    """Local. The message that frames make.
+
+    Args:
+        frames: At least one; buffers become views of them.
+        peer: Whom they came from.
 
     Raises:
-        BadFrameError: They have not the sizes that the header says.
+        BadFrameError: They make none.
     """
-    sizes = [len(frame) for frame in frames]
-    if sizes != (list(header.sizes) if inline is None else []):
-        raise BadFrameError(f"buffers of {sizes} bytes came in place of {list(header.sizes)}")
-    return [array_of(frame) for frame in frames] if inline is None else inline
+    message, sizes, follow = unpack(frames[0].buffer, peer)
+    here = [len(frame) for frame in frames[1:]]
+    if here != (list(sizes) if follow else []):
+        raise BadFrameError(f"buffers of {here} bytes came in place of {list(sizes)}")
+    if follow:
+        message.buffers = [array_of(frame) for frame in frames[1:]]
+    return message

@@ -108,44 +108,6 @@ class Failure(_message.Message):
     message: str
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
-class Header(_message.Message):
-    __slots__ = ("kind", "id", "receiver", "sender", "method", "body", "sizes", "failure", "settled")
-    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        REQUEST: _ClassVar[Header.Kind]
-        REPLY: _ClassVar[Header.Kind]
-        NOTICE: _ClassVar[Header.Kind]
-        HELLO: _ClassVar[Header.Kind]
-        WELCOME: _ClassVar[Header.Kind]
-        BYE: _ClassVar[Header.Kind]
-        THANKS: _ClassVar[Header.Kind]
-    REQUEST: Header.Kind
-    REPLY: Header.Kind
-    NOTICE: Header.Kind
-    HELLO: Header.Kind
-    WELCOME: Header.Kind
-    BYE: Header.Kind
-    THANKS: Header.Kind
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    SENDER_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    BODY_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    SETTLED_FIELD_NUMBER: _ClassVar[int]
-    kind: Header.Kind
-    id: int
-    receiver: int
-    sender: int
-    method: str
-    body: bytes
-    sizes: _containers.RepeatedScalarFieldContainer[int]
-    failure: Failure
-    settled: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[_Union[Header.Kind, str]] = ..., id: _Optional[int] = ..., receiver: _Optional[int] = ..., sender: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., sizes: _Optional[_Iterable[int]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., settled: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class Hello(_message.Message):
     __slots__ = ("protocol", "version", "process")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]

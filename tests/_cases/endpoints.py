@@ -32,8 +32,9 @@ class Service:
         self._waiting = {}
         self._notes = {}
         self._inside = threading.Lock()
-        handlers = ("Echo", "Make", "Fail", "Later", "Release", "Never", "Note", "Notes", "Count")
-        endpoint.register("test", {name: getattr(self, name.lower()) for name in handlers})
+        names = ("Echo", "Make", "Strided", "Fail", "Later", "Release", "Never", "Note", "Notes")
+        names += ("Count",)
+        endpoint.register("test", {name: getattr(self, name.lower()) for name in names})
         self.counter = 0
 
     def echo(self, request):
@@ -41,6 +42,9 @@ class Service:
 
     def make(self, request):
         return Reply(b"", [pattern(size, n) for n, size in enumerate(json.loads(request.body))])
+
+    def strided(self, request):
+        return Reply(b"", [np.zeros((4, 4))[:, 1]])
 
     def fail(self, request):
         name, text = json.loads(request.body)
@@ -107,9 +111,32 @@ def case_arrays_of_any_dtype(client, address, key):
         np.testing.assert_array_equal(as_bytes(got).view(array.dtype), array.reshape(-1))
 
 
-def case_large_body(client, address, key):
-    body = pattern(1 << 20).tobytes()
-    assert ask(client, address, "Echo", body).body == body
+def case_large_bodies(client, address, key):
+    for size in (16_384, 32_600, 32_768, 40_000, 1 << 20, (3 << 20) + 1):
+        body = pattern(size).tobytes()
+        assert ask(client, address, "Echo", body).body == body
+    buffers = [pattern(10, 1), pattern(1 << 20, 2)]
+    reply = ask(client, address, "Echo", body, buffers)
+    assert reply.body == body
+    for got, sent in zip(reply.buffers, buffers, strict=True):
+        np.testing.assert_array_equal(as_bytes(got), sent)
+
+
+def case_many_buffers(client, address, key):
+    buffers = [pattern(n % 3, n) for n in range(6000)]
+    reply = ask(client, address, "Echo", b"", buffers)
+    assert [as_bytes(b).tobytes() for b in reply.buffers] == [b.tobytes() for b in buffers]
+
+
+def case_what_is_long_keeps_its_place(client, address, key):
+    sizes = [3, 50_000, 5, 100_000, 7, 200_000, 40_000, 1]
+    for n, size in enumerate(sizes):
+        text = f"{n}/" + size * "x"
+        client.notify(address, "test/Note", key + b":" + text.encode(), [pattern(size, n)])
+    notes = json.loads(ask(client, address, "Notes", key).body)
+    assert [int(text.partition("/")[0]) for text, _ in notes] == list(range(len(sizes)))
+    assert [len(text) - 2 for text, _ in notes] == sizes
+    assert [sums for _, sums in notes] == [[int(pattern(s, n).sum())] for n, s in enumerate(sizes)]
 
 
 def case_reply_into_given_arrays(client, address, key):
@@ -248,6 +275,20 @@ def case_work_that_a_callback_completes(client, address, key):
     for body in (b"a", b"b"):
         client.call(address, "test/Echo", body).add_done_callback(one_ended)
     assert whole.result(LIMIT_S) == [b"a", b"b"]
+
+
+def case_what_is_no_body(client, address, key):
+    for body in ("text", 5, None, [1]):
+        with pytest.raises(TypeError, match="must be str and bytes, not str and "):
+            client.call(address, "test/Echo", body)
+    with pytest.raises(TypeError, match="must be str and bytes, not bytes and bytes"):
+        client.call(address, b"test/Echo")
+
+
+def case_a_reply_that_cannot_be_sent(client, address, key):
+    with pytest.raises(errors.InvalidArgumentError, match=r"must be C-contiguous.*test/Strided"):
+        ask(client, address, "Strided")
+    assert ask(client, address, "Echo", b"x").body == b"x"
 
 
 def case_buffers_that_are_not_contiguous(client, address, key):

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 
 from mpidist.endpoint.frames import pack
 from mpidist.endpoint.message import Message
-from mpidist.proto.mpidist_pb2 import Header
 
 
-def frames_of(rng, sizes=(0, 1, 100, 20_000)):
+def frames_of(rng, sizes=(0, 1, 100, 20_000), *, sealed=False):
     """Frames that are almost a message: cut, lengthened, altered, or of any bytes.
 
     Args:
         rng: Draws them.
         sizes: Of the buffers.
+        sealed: Whether half of them get the checksum that fits, and are found out later.
 
     Returns:
         The first frame, and those that follow it.
     """
-    header = Header(
+    message = Message(
         kind=rng.randrange(8),
         id=rng.randrange(4),
         sender=rng.randrange(3),
         method=rng.choice(["test/Count", "test/Echo", "nothing", "", "test/"]),
         settled=[rng.randrange(5) for _ in range(rng.randrange(3))],
     )
-    lengths = [rng.choice(sizes) for _ in range(rng.randrange(3))]
-    header.sizes.extend(lengths)
-    buffers = [np.zeros(size, np.uint8) for size in lengths]
-    first, views = pack(Message(header, buffers, None))
+    message.buffers = [np.zeros(rng.choice(sizes), np.uint8) for _ in range(rng.randrange(3))]
+    first, views = pack(message)
     frames = [first, *(bytes(view) for view in views)]
     for _ in range(rng.randrange(3)):
         place = rng.randrange(len(frames))
@@ -49,4 +49,14 @@ def frames_of(rng, sizes=(0, 1, 100, 20_000)):
             del frames[place]
             continue
         frames[place] = bytes(frame)
+    if sealed and rng.random() < 0.5:
+        frames[0] = seal(frames[0])
     return frames
+
+
+def seal(frame):
+    """The frame with the checksum of its lengths, wherever these lie in it."""
+    if len(frame) < 39:
+        return frame
+    head = 39 + 8 * min(int.from_bytes(frame[35:39], "little"), len(frame))
+    return crc32(frame[4:head]).to_bytes(4, "little") + frame[4:]

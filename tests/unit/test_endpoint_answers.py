@@ -5,12 +5,11 @@ from hypothesis import strategies as st
 
 from mpidist.endpoint import answers as module
 from mpidist.endpoint.answers import Answers
-from mpidist.endpoint.message import Message
-from mpidist.proto.mpidist_pb2 import Header
+from mpidist.endpoint.message import REPLY, Message
 
 
 def reply(identity):
-    return Message(Header(id=identity), (), None)
+    return Message(REPLY, identity)
 
 
 def test_life_of_a_request():

@@ -1,15 +1,26 @@
 """Credits: what may be under way to a peer, whatever happens in which order."""
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.endpoint.credits import Credits, Shipment
+from mpidist.endpoint.credits import Credits
 
 LIMIT = 100
 PEER, OTHER = ("peer", 1), ("peer", 2)
+
+
+@dataclass(eq=False)
+class Shipment:
+    peer: tuple
+    nbytes: int
+    send: Callable
+    sent: bool = False
+    released: bool = False
 
 
 class Wire:
@@ -117,7 +128,20 @@ def test_bound_order_and_end(script):
     while wire.under_way:
         wire.answer(next(iter(wire.under_way)))
     assert wire.left == list(range(len(script)))
-    assert wire.credits._flows == {}
+    assert all(flow.at_rest() for flow in wire.credits._flows.values())
+
+
+def test_peers_at_rest_are_forgotten_in_the_end():
+    wire = Wire()
+    wire.submit("stays", 1, ("busy", 1))
+    for number in range(1000):
+        wire.submit(number, 1, ("peer", number))
+        wire.answer(number)
+    assert len(wire.credits._flows) < 100
+    wire.submit("waits", LIMIT, ("busy", 1))
+    assert wire.left == ["stays", *range(1000)]
+    wire.answer("stays")
+    assert wire.left[-1] == "waits"
 
 
 def test_threads_share_one_order():

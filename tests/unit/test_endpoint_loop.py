@@ -9,8 +9,7 @@ import pytest
 
 from mpidist.endpoint import Endpoint
 from mpidist.endpoint import endpoint as module
-from mpidist.endpoint.message import Message
-from mpidist.proto.mpidist_pb2 import Header
+from mpidist.endpoint.message import NOTICE, Message
 from mpidist.runtime import Backoff
 
 
@@ -69,8 +68,7 @@ def test_short_sleeps_end_whoever_competes_for_the_interpreter(monkeypatch):
             def enough():
                 number = next(rounds, None)
                 if number is not None and number % 2:  # in the other rounds it sleeps
-                    header = Header(kind=Header.NOTICE, method="test/Note")
-                    endpoint.deliver(Message(header, (), 0))
+                    endpoint.deliver(Message(NOTICE, method="test/Note"))
                 return number is None
 
             assert endpoint.serve(enough, time.monotonic() + 55)

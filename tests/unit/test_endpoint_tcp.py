@@ -17,11 +17,11 @@ from _cases.proxy import Proxy
 
 from mpidist import Address, DistNetworkError, Endpoint, errors, open_endpoint
 from mpidist.endpoint import tcp_link, tcp_listener
-from mpidist.endpoint.frames import pack
-from mpidist.endpoint.message import Message
+from mpidist.endpoint.frames import pack, unpack
+from mpidist.endpoint.message import HELLO, REQUEST, Message
 from mpidist.endpoint.tcp import TcpTransport
 from mpidist.endpoint.tcp_wire import hello_message
-from mpidist.proto.mpidist_pb2 import Header, Hello
+from mpidist.proto.mpidist_pb2 import Hello
 
 
 @pytest.fixture
@@ -276,9 +276,8 @@ def test_clocks_that_jump(pair, monkeypatch):
 def test_whoever_has_not_said_hello_is_refused(pair):
     server, _ = pair
     context, stranger = raw_socket(server)
-    header = Header(kind=Header.REQUEST, id=5, method="test/Count")
-    stranger.send(pack(Message(header, (), None))[0])
-    reply = Header.FromString(stranger.recv()[4:])
+    stranger.send(pack(Message(REQUEST, 5, method="test/Count"))[0])
+    reply = unpack(stranger.recv(), None)[0]
     assert reply.failure.code == errors.FailedPreconditionError.code
     assert "has not said hello" in reply.failure.message
     assert server.service.counter == 0
@@ -288,10 +287,10 @@ def test_whoever_has_not_said_hello_is_refused(pair):
 def test_another_version_is_refused(pair):
     server, _ = pair
     context, stranger = raw_socket(server)
-    hello = hello_message(Header.HELLO, b"p" * 16)
-    hello.header.body = Hello(protocol=99, version="9.9").SerializeToString()
+    hello = hello_message(HELLO, b"p" * 16)
+    hello.body = Hello(protocol=99, version="9.9").SerializeToString()
     stranger.send(pack(hello)[0])
-    welcome = Header.FromString(stranger.recv()[4:])
+    welcome = unpack(stranger.recv(), None)[0]
     assert "protocol 1 and the client 99 (mpidist 9.9)" in welcome.failure.message
     context.destroy(0)
 
@@ -309,10 +308,10 @@ def test_garbage(pair, count):
     server, client = pair
     context, stranger = raw_socket(server)
     rng = random.Random(count)
-    hello = pack(hello_message(Header.HELLO, b"p" * 16))[0]
+    hello = pack(hello_message(HELLO, b"p" * 16))[0]
     stranger.send(hello)
     for number in range(count):
-        stranger.send_multipart(frames_of(rng))
+        stranger.send_multipart(frames_of(rng, sealed=True))
         if number % 500 == 0:
             assert ask(client, server.address, "Echo", b"%d" % number).body == b"%d" % number
             while stranger.poll(0):

@@ -1,0 +1,90 @@
+"""Frames: every message comes back as it was, and what is none is recognised."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.endpoint.frames import BadFrameError, fill, pack, unpack
+from mpidist.endpoint.message import Message
+from mpidist.proto.mpidist_pb2 import Failure
+
+numbers = st.integers(0, 2**32 - 1)
+arrays = st.builds(
+    lambda size, seed: np.random.default_rng(seed).integers(0, 256, size, np.uint8),
+    st.sampled_from([0, 1, 7, 100, 8192, 16384, 16385]),
+    st.integers(0, 9),
+)
+messages = st.builds(
+    Message,
+    kind=st.integers(0, 6),
+    id=st.integers(0, 2**64 - 1),
+    receiver=numbers,
+    sender=numbers,
+    method=st.text(max_size=20),
+    body=st.binary(max_size=50),
+    buffers=st.lists(arrays, max_size=4),
+    failure=st.none() | st.builds(Failure, code=st.integers(0, 16), message=st.text(max_size=9)),
+    settled=st.lists(st.integers(0, 2**64 - 1), max_size=3),
+)
+
+
+def same(got, sent):
+    for name in ("kind", "id", "receiver", "sender", "method", "body", "failure"):
+        assert getattr(got, name) == getattr(sent, name)
+    assert list(got.settled) == sent.settled
+
+
+@given(messages)
+def test_what_is_packed_is_unpacked(sent):
+    frame, views = pack(sent)
+    for form in (bytes, bytearray, memoryview):
+        got, sizes, follow = unpack(form(frame), "peer")
+        same(got, sent)
+        assert got.peer == "peer"
+        assert list(sizes) == [array.nbytes for array in sent.buffers]
+        assert follow == bool(views) == (sum(sizes) > 16384)
+        here = views if follow else got.buffers
+        for array, original in zip(here, sent.buffers, strict=True):
+            np.testing.assert_array_equal(array, original)
+
+
+@given(messages, st.data())
+def test_what_says_other_lengths_is_refused(sent, data):
+    """A flipped bit in the fixed part or the sizes, a missing end, or one too many."""
+    frame = bytearray(pack(sent)[0])
+    head = 39 + 8 * len(sent.buffers)
+    cut = data.draw(st.integers(0, len(frame) - 1))
+    place, bit = data.draw(st.integers(0, head - 1)), data.draw(st.integers(0, 7))
+    flipped = bytearray(frame)
+    flipped[place] ^= 1 << bit
+    for bad in (frame[:cut], frame + b"x", flipped):
+        with pytest.raises(BadFrameError):
+            unpack(bad, None)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(frame):
+    with pytest.raises(BadFrameError):
+        unpack(frame, None)
+
+
+def test_text_that_is_none():
+    frame = bytearray(pack(Message(0, method="abc"))[0])
+    frame[-3:] = b"\xff\xff\xff"
+    with pytest.raises(BadFrameError, match="cannot be read"):
+        unpack(frame, None)
+
+
+def test_received_buffers_can_be_written():
+    (array,) = unpack(bytearray(pack(Message(0, buffers=[np.zeros(8)]))[0]), None)[0].buffers
+    array[:] = 1
+
+
+def test_filling_arrays_of_any_shape():
+    sent = [np.arange(6.0), np.arange(4, dtype=np.uint8)]
+    into = [np.zeros((2, 3)), np.zeros(4, np.uint8)]
+    got = unpack(pack(Message(0, buffers=sent))[0], None)[0].buffers
+    assert fill(into, got) is into
+    np.testing.assert_array_equal(into[0], sent[0].reshape(2, 3))
+    np.testing.assert_array_equal(into[1], sent[1])
