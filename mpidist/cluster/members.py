@@ -120,10 +120,11 @@ class Members:
             missing = [task for task in expected if task not in self._members]
             # Who gave up a moment ago waited for the same tasks: those are the reason.
             missing = [task for task in missing if task not in self._gave_up] or missing
+            names = ", ".join(f"{job} {index}" for job, index in missing)
             raise DeadlineExceededError(
                 f"{self._task[0]} {self._task[1]} on rank {self._rank} waited {limit_s:g} s for "
-                f"{', '.join(f'{job} {index}' for job, index in missing)} to start: every task must start a Server of the same "
-                "cluster (MPIDIST_START_TIMEOUT_S sets the limit)"
+                f"{names} to start: every task must start a Server of the same cluster "
+                "(MPIDIST_START_TIMEOUT_S sets the limit)"
             )
         for task, host in colocated.items():
             self._members[task] = self._members[host]

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 SPINS = 500
 _SLEEPS_S = 2e-4
 
+# How long somebody sleeps who is woken when something arrives; others may complete a work, too.
+_WAIT_S = 0.01
+
 # How often somebody who waits asks whether the peer is still there.
 _PEER_PERIOD_S = 0.5
 
@@ -173,12 +176,14 @@ class Calls:
         if not self.transport.polled:
             work.wait_for_event(deadline)
             return
-        progress = self.transport.progress
+        progress, wait = self.transport.progress, self.transport.wait
         backoff = Backoff(SPINS, _SLEEPS_S)
         while not work.is_completed():
             if progress():
                 backoff.reset()
-            elif time.monotonic() >= deadline:
+                continue
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return
-            else:
+            if not wait(min(remaining, _WAIT_S), work.is_completed):
                 backoff.pause()

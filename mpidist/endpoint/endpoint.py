@@ -336,15 +336,20 @@ class Endpoint:
         return Message(kind, 0, receiver.port, self._number, method, body, buffers, peer)
 
     def _idle(self, backoff: Backoff) -> None:
+        if self._transport.wait(_UNTIL_PERIOD_S, self._has_news):
+            return
         sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S
         if not sleep_s:
             os.sched_yield()
             return
         self._arrived.clear()
         self._asleep = True  # before the last look, so that none is missed
-        if not (self._requests or self._closed):
+        if not self._has_news():
             self._arrived.wait(sleep_s)
         self._asleep = False
+
+    def _has_news(self) -> bool:
+        return bool(self._requests or self._lost or self._closed)
 
     def _handle(self, message: Message) -> None:
         method = message.method

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -101,6 +102,10 @@ class InprocTransport:
 
     def progress(self) -> bool:
         """Local. Always False: sending delivers."""
+        return False
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """Local. Always False: those who wait are woken by the delivery itself."""
         return False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -69,7 +69,7 @@ class Transport(Protocol):
     """Carries messages between endpoints; the seam between the protocol and the wire."""
 
     protocol: str
-    polled: bool  # whether messages arrive only while somebody calls progress()
+    polled: bool  # whether messages are delivered only by those who call progress()
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. Deliver messages for ``number``, or a free one, to the endpoint; the number."""
@@ -100,6 +100,17 @@ class Transport(Protocol):
 
     def progress(self) -> bool:
         """Local. Deliver what has arrived; True if anything happened. Any thread may call it."""
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """Local. Sleep until something may have arrived or been delivered.
+
+        Args:
+            seconds: At most so long.
+            done: Whether there is no need to sleep; true after a delivery to the caller.
+
+        Returns:
+            False, at once, if this cannot be waited for and progress() must be asked.
+        """
 
 
 def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:

@@ -18,7 +18,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -193,6 +193,10 @@ class MpiTransport:
             with self._sending:
                 self._outgoing = [item for item in self._outgoing if not self._testall(item[0])]
         return happened
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """Local. Always False: MPI has no way to sleep until a message arrives."""
+        return False
 
     def _report_losses(self) -> None:
         gone = list(self._left)[self._reported :]

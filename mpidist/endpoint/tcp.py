@@ -15,14 +15,16 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import zmq
 
 from mpidist.config import config
 from mpidist.endpoint.address import Address
 from mpidist.endpoint.curve import Keys
+from mpidist.endpoint.doorbell import Doorbell
 from mpidist.endpoint.frames import fill
 from mpidist.endpoint.message import Message
 from mpidist.endpoint.tcp_link import Link
@@ -59,6 +61,7 @@ class TcpTransport:
         self._links: dict[tuple[str, int], Link] = {}
         self._sockets = threading.Lock()
         self._receiving = threading.Lock()
+        self._doorbell = Doorbell()
         self._looked_at = 0.0
         atexit.register(self.close)
         fork.in_parent_only(lambda: atexit.unregister(self.close))
@@ -85,6 +88,7 @@ class TcpTransport:
             self._endpoints.pop(number, None)
             listener = self._listeners.pop(number, None)
             if listener is not None:
+                self._doorbell.ignore(listener.descriptor)
                 listener.close()
             if not self._endpoints:
                 self._close_links()
@@ -105,12 +109,13 @@ class TcpTransport:
             link = self._links.get(key)
             if link is None or link.loss is not None:
                 if link is not None:
-                    link.close()
+                    self._close_link(self._links.pop(key))
                 try:
                     link = Link(self._context, self._keys, *key, self._process)
                 except zmq.ZMQError as error:
                     raise DistNetworkError(f"cannot connect to {address}: {error}") from None
                 self._links[key] = link
+                self._doorbell.watch(link.descriptor)
         return link
 
     def process_of(self, peer: tuple[Listener, bytes]) -> str:
@@ -121,11 +126,16 @@ class TcpTransport:
         """Local. See :class:`Transport`."""
         fork.check()
         with self._sockets:
+            sender: Link | Listener
             if isinstance(message.peer, Link):
-                message.peer.send(message)
+                sender = message.peer
+                sender.send(message)
             else:
-                listener, name = message.peer
-                listener.send(name, message)
+                sender, name = cast("tuple[Listener, bytes]", message.peer)
+                sender.send(name, message)
+            # Sending takes note of what has arrived meanwhile: its descriptor stays silent then.
+            if self._doorbell.waiting and sender.has_arrived():
+                self._doorbell.ring()
 
     def forget(self, peer: Link, identity: int) -> None:
         """Local. See :class:`Transport`."""
@@ -146,7 +156,14 @@ class TcpTransport:
                 endpoint.deliver(message)
         finally:
             self._receiving.release()
+        if arrived:
+            self._doorbell.ring()
         return bool(arrived)
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """Local. See :class:`Transport`."""
+        self._doorbell.wait(seconds, done)
+        return True
 
     def close(self) -> None:
         """Local. Close everything; what has been sent gets a little time to leave."""
@@ -155,12 +172,14 @@ class TcpTransport:
         with self._sockets:
             self._close_links()
         self._context.term()
+        self._doorbell.close()
 
     def _listen(self, number: int, port: int | None) -> Listener:
         listener = self._listeners.get(number)
         if listener is None:
             listener = Listener(self._context, self._keys, port, self._process)
             self._listeners[number] = listener
+            self._doorbell.watch(listener.descriptor)
         return listener
 
     def _receive(self) -> list[tuple[Endpoint, Message]]:
@@ -187,11 +206,16 @@ class TcpTransport:
         for number, listener in self._listeners.items():
             for process in listener.look_for_losses():
                 self._endpoints[number].lose(process)
+                self._doorbell.ring()
 
     def _close_links(self) -> None:
         for link in self._links.values():
-            link.close()
+            self._close_link(link)
         self._links.clear()
+
+    def _close_link(self, link: Link) -> None:
+        self._doorbell.ignore(link.descriptor)
+        link.close()
 
 
 def _placed(endpoint: Endpoint, message: Message) -> Message:

@@ -77,6 +77,15 @@ class Link:
         if self._unanswered.pop(identity, None) is not None:
             self._settled.append(identity)
 
+    @property
+    def descriptor(self) -> int:
+        """What becomes readable when something arrives."""
+        return int(self._socket.fileno())
+
+    def has_arrived(self) -> bool:
+        """Local. Whether something can be received."""
+        return is_readable(self._socket)
+
     def receive(self) -> list[Message]:
         """Local. Replies that have arrived."""
         replies = []

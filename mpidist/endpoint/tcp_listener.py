@@ -90,6 +90,15 @@ class Listener:
                 "for any that is free"
             ) from None
 
+    @property
+    def descriptor(self) -> int:
+        """What becomes readable when something arrives."""
+        return int(self._socket.fileno())
+
+    def has_arrived(self) -> bool:
+        """Local. Whether something can be received."""
+        return is_readable(self._socket)
+
     def receive(self) -> list[Message]:
         """Local. Requests and notices that have arrived; answers hellos and repeated requests."""
         messages = []

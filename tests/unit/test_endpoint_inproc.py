@@ -34,7 +34,7 @@ def pair():
 hosts = st.text(st.characters(categories=["L", "N"], include_characters=".-"), min_size=1)
 
 
-@given(st.sampled_from(PROTOCOLS), hosts, st.integers(0, 1 << 32), st.sampled_from(PROTOCOLS))
+@given(st.sampled_from(PROTOCOLS), hosts, st.integers(0, (1 << 32) - 1), st.sampled_from(PROTOCOLS))
 def test_addresses(protocol, host, port, default):
     address = Address(protocol, host, port)
     assert parse(str(address), default) == address
@@ -45,7 +45,9 @@ def test_hosts_with_colons():
     assert parse("[::1]:80", "mpi") == Address("mpi", "[::1]", 80)
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":5", "host:x", "host:-1", "mpi://", "h:1/"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":5", "host:x", "host:-1", "mpi://", "h:1/", "h:4294967296"]
+)
 def test_what_is_no_address(text):
     with pytest.raises(ValueError, match=r"expected \[protocol://\]host:port"):
         parse(text, "mpi")
@@ -147,7 +149,8 @@ def test_the_thread_serves_again_after_others_have(pair):
     server.serve(lambda: True)
     assert client.call(server.address, "test/Echo", b"x").result(LIMIT_S).body == b"x"
     server.close()
-    assert not any(t.name.endswith(f"-{server.address.port}") for t in threading.enumerate())
+    name = f"mpidist-endpoint-{server.address.port}"
+    assert name not in [thread.name for thread in threading.enumerate()]
 
 
 def test_errors_of_notices_are_logged(pair, caplog):

@@ -31,6 +31,9 @@ class Quiet:
     def progress(self):
         return False
 
+    def wait(self, seconds, done):
+        return False
+
 
 @pytest.fixture
 def rivals():

@@ -1,0 +1,70 @@
+"""How threads sleep until a socket has something to receive, instead of asking again and again."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Doorbell:
+    """Wakes the threads that wait for messages.
+
+    One of them leads: it sleeps at the descriptors of all sockets; the others sleep until it, or
+    anybody else, has delivered something and rings.
+    """
+
+    def __init__(self) -> None:
+        self._sockets = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._sockets.register(self._bell, select.EPOLLIN)
+        self._changed = threading.Condition(threading.Lock())
+        self._led = False
+        self.waiting = 0
+        """How many threads wait."""
+
+    def watch(self, descriptor: int) -> None:
+        """Local. Wake the leading thread when this descriptor becomes readable."""
+        self._sockets.register(descriptor, select.EPOLLIN)
+
+    def ignore(self, descriptor: int) -> None:
+        """Local. Watch it no more; to be called before it is closed."""
+        self._sockets.unregister(descriptor)
+
+    def ring(self) -> None:
+        """Local. Wake all threads that wait."""
+        if self.waiting:
+            with self._changed:
+                if self._led:
+                    os.eventfd_write(self._bell, 1)
+                self._changed.notify_all()
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> None:
+        """Local. Sleep until something may have arrived, or somebody rings.
+
+        Args:
+            seconds: At most so long.
+            done: Whether there is no need to sleep; whoever makes it true must ring.
+        """
+        with self._changed:
+            self.waiting += 1
+            leads, self._led = not self._led, True
+            if not leads and not done():
+                self._changed.wait(seconds)
+        if leads and not done():
+            self._sockets.poll(seconds)
+        with self._changed:
+            self.waiting -= 1
+            if leads:
+                self._led = False
+                with suppress(BlockingIOError):  # nobody has rung
+                    os.eventfd_read(self._bell)
+                self._changed.notify()  # somebody else must lead
+
+    def close(self) -> None:
+        """Local. Give its descriptors back; nobody may wait. A second call does nothing."""
+        if not self._sockets.closed:
+            self._sockets.close()
+            os.close(self._bell)
