@@ -158,6 +158,10 @@ class Calls:
         else:
             call.complete(error=from_code(failure.code, failure.message))
 
+    def are_over(self) -> bool:
+        """Local. Whether no request waits for its reply."""
+        return not self._pending
+
     def fail_all(self, error: Exception) -> None:
         """Local. End all that still wait with an error."""
         for call in list(self._pending.values()):

@@ -51,6 +51,7 @@ class Message:
         peer: Whom it came from or goes to, in the transport's own terms.
         failure: Of a reply: set in place of a result.
         settled: Over tcp: requests whose replies have arrived since the last message.
+        answered: Of a received request: whether it has been.
     """
 
     kind: int
@@ -63,6 +64,7 @@ class Message:
     peer: Any = None
     failure: Failure | None = None
     settled: Sequence[int] = ()
+    answered: bool = False
 
 
 class Transport(Protocol):

@@ -12,7 +12,7 @@ from mpidist.errors import InvalidArgumentError, OpError, UnknownError
 from mpidist.proto.mpidist_pb2 import Failure
 
 if TYPE_CHECKING:
-    from mpidist.endpoint.endpoint import Endpoint
+    from mpidist.endpoint.services import Services
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +47,21 @@ class Request:
     method: str
     body: bytes
     buffers: Sequence[Array]
-    _endpoint: Endpoint
+    _services: Services
     _message: Message
 
     @property
     def process(self) -> str:
         """Name of the process it came from; see :meth:`Endpoint.on_peer_lost`."""
-        return self._endpoint.process_of(self._message)
+        return self._services.process_of(self._message)
 
     def reply(self, body: bytes = b"", buffers: Sequence[Array] = ()) -> None:
         """Local. Answer; from any thread, once."""
-        self._endpoint.answer(self._message, Reply(body, buffers), None)
+        self._services.answer(self._message, Reply(body, buffers), None)
 
     def fail(self, error: BaseException) -> None:
         """Local. Answer with an error; an OpError arrives as the same class."""
-        self._endpoint.answer(self._message, Reply(), error)
+        self._services.answer(self._message, Reply(), error)
 
 
 Handler = Callable[[Request], Reply | None]

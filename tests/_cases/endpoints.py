@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from mpidist import LATER, Reply, errors
+from mpidist import LATER, Endpoint, Reply, errors
 
 LIMIT_S = 30.0
 # Bytes: none, little, odd, around where buffers get messages of their own, and much.
@@ -29,7 +29,7 @@ class Service:
     """A service whose handlers run one at a time."""
 
     def __init__(self, endpoint):
-        self._waiting = {}
+        self.waiting = {}
         self._notes = {}
         self._inside = threading.Lock()
         names = ("Echo", "Make", "Strided", "Fail", "Later", "Release", "Never", "Note", "Notes")
@@ -52,11 +52,11 @@ class Service:
         raise known.get(name, getattr(errors, name, None))(text)
 
     def later(self, request):
-        self._waiting.setdefault(request.body, []).append(request)
+        self.waiting.setdefault(request.body, []).append(request)
         return LATER
 
     def release(self, request):
-        waiting = self._waiting.pop(request.body, [])
+        waiting = self.waiting.pop(request.body, [])
         threads = [
             threading.Thread(target=one.reply, args=(b"%d" % n, [pattern(70_000, n)]), daemon=True)
             for n, one in enumerate(waiting)
@@ -296,6 +296,37 @@ def case_buffers_that_are_not_contiguous(client, address, key):
         client.call(address, "test/Echo", b"", [np.zeros((4, 4))[:, 1]])
     with pytest.raises(ValueError, match="is not an address"):
         client.call("nowhere", "test/Echo")
+
+
+def case_drain(client, address, key):
+    """What has arrived is answered, at once or later; what comes then is refused."""
+    with Endpoint(client._transport) as server:
+        service = Service(server)
+        server.serve_in_thread()
+        there = str(server.address)
+        later = [client.call(there, "test/Later", key) for _ in range(3)]
+        assert ask(client, there, "Echo", b"x").body == b"x"  # the handlers of those have run
+        assert not server.drain(0.02)
+        with pytest.raises(errors.UnavailableError, match="is about to close"):
+            ask(client, there, "Echo")
+        drained = []
+        thread = threading.Thread(target=lambda: drained.append(server.drain(LIMIT_S)), daemon=True)
+        thread.start()
+        for request in service.waiting.pop(key):
+            request.reply(b"done")
+        assert [work.result(LIMIT_S).body for work in later] == [b"done"] * 3
+        thread.join(LIMIT_S)
+        assert drained == [True]
+
+
+def case_drain_waits_for_own_calls(client, address, key):
+    with Endpoint(client._transport) as another:
+        work = another.call(address, "test/Later", key)
+        ask(another, address, "Echo")
+        assert not another.drain(0.02)
+        ask(client, address, "Release", key)
+        assert another.drain(LIMIT_S)
+        assert work.result().body == b"0"
 
 
 def case_futures(client, address, key):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mpidist.endpoint import Endpoint
-from mpidist.endpoint import endpoint as module
+from mpidist.endpoint import services as module
 from mpidist.endpoint.message import NOTICE, Message
 from mpidist.runtime import Backoff
 

@@ -373,7 +373,7 @@ def test_a_server_is_not_flooded(pair, monkeypatch):
     client._calls._credits._limit = 1 << 20
     works = [client.call(server.address, "test/Later", b"k", [pattern(400_000)]) for _ in range(20)]
     ask(client, Address("tcp", "127.0.0.1", server.address.port), "Echo", b"x")
-    assert len(server.service._waiting[b"k"]) == 2
+    assert len(server.service.waiting[b"k"]) == 2
     released = 0
     while not all(work.is_completed() for work in works):
         address = Address("tcp", "127.0.0.1", server.address.port)  # another connection

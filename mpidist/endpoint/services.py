@@ -1,0 +1,248 @@
+"""The server half of an endpoint: its handlers, and the loop that runs them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from mpidist.endpoint.calls import SPINS
+from mpidist.endpoint.message import NOTICE, REPLY, REQUEST, Message, Transport, check_buffers
+from mpidist.endpoint.request import LATER, Handler, Reply, Request, failure_of
+from mpidist.errors import UnavailableError, UnimplementedError
+from mpidist.runtime.backoff import Backoff
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Reply()
+
+# A server that was busy a millisecond ago will be again: it goes on polling that long. One that
+# was idle for long may be late by a little more.
+_SLEEPS_S = 1.5e-3
+
+# How often a loop that is woken by what arrives asks whether it should end.
+_UNTIL_PERIOD_S = 0.01
+
+
+class Services:
+    """Requests that wait for their handlers, and those that are not answered yet.
+
+    Args:
+        transport: What the endpoint's messages travel by.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._number = 0
+        self._name = ""
+        self._known: set[str] = set()
+        self._handlers: dict[str, Handler] = {}
+        # Not a SimpleQueue: under CPython 3.11 its get() with a short timeout can block for ever,
+        # when the timeout passes between its two looks at the clock.
+        self._requests: deque[Message] = deque()
+        self._busy = False
+        # By identity alone: a request that its handler drops unanswered must not be kept alive.
+        self._later: set[int] = set()
+        self._lost: deque[str] = deque()
+        self._loss_callbacks: list[Callable[[str], None]] = []
+        self._arrived = threading.Event()
+        self._asleep = False
+        self._thread: threading.Thread | None = None
+        self._serving = threading.Lock()
+        self._draining = False
+        self._closed = False
+
+    def identify(self, number: int, name: str) -> None:
+        """Local. Say which endpoint this is: its number, and its name in messages."""
+        self._number, self._name = number, name
+
+    def register(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Local. See :meth:`Endpoint.register`."""
+        if service in self._known:
+            raise ValueError(f"service {service!r} exists already at {self._name}")
+        self._known.add(service)
+        self._handlers.update({f"{service}/{name}": call for name, call in handlers.items()})
+
+    def unregister(self, service: str) -> None:
+        """Local. See :meth:`Endpoint.unregister`."""
+        self._known.discard(service)
+        for method in [name for name in self._handlers if name.partition("/")[0] == service]:
+            self._handlers.pop(method, None)
+
+    def on_peer_lost(self, callback: Callable[[str], None]) -> None:
+        """Local. See :meth:`Endpoint.on_peer_lost`."""
+        self._loss_callbacks.append(callback)
+
+    def serve(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Local. See :meth:`Endpoint.serve`."""
+        while not self._serving.acquire(timeout=_UNTIL_PERIOD_S):
+            if until():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+        try:
+            backoff = Backoff(SPINS, _SLEEPS_S)
+            while not self._closed:
+                if self._transport.progress() or self._requests:
+                    backoff.reset()
+                self._busy = True  # before the first is taken: drain() must miss none
+                while (message := self._next()) is not None:
+                    self._handle(message)
+                self._busy = False
+                while self._lost:
+                    self._report_loss(self._lost.popleft())
+                if until():
+                    return True
+                if time.monotonic() >= deadline:
+                    return False
+                self._idle(backoff)
+        finally:
+            self._busy = False
+            self._serving.release()
+        return until()
+
+    def serve_in_thread(self) -> None:
+        """Local. See :meth:`Endpoint.serve_in_thread`."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self.serve,
+                args=(lambda: False, float("inf")),
+                name=f"mpidist-endpoint-{self._number}",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Local. Refuse requests that arrive from now on."""
+        self._draining = True
+
+    def is_drained(self) -> bool:
+        """Local. Whether every request that has arrived is answered."""
+        return not (self._requests or self._later or self._busy)
+
+    def close(self) -> None:
+        """Local. Serve no more, and refuse what waits."""
+        self._closed = True
+        self._arrived.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._refuse_waiting()
+
+    # For transports, through the endpoint, and for requests
+
+    def take(self, message: Message) -> None:
+        """Local. Take a request or a notice that has arrived; called on any thread."""
+        if self._draining and message.kind == REQUEST:
+            self._refuse(message)
+            return
+        self._requests.append(message)
+        if self._asleep:
+            self._arrived.set()
+        if self._closed:  # nobody will look at it any more
+            self._refuse_waiting()
+
+    def lose(self, process: str) -> None:
+        """Local. Take note that a process is gone; called on any thread."""
+        self._lost.append(process)
+        self._arrived.set()
+
+    def process_of(self, message: Message) -> str:
+        """Local. What the process that a request came from is called; for :class:`Request`."""
+        return self._transport.process_of(message.peer)
+
+    def answer(self, message: Message, reply: Reply, error: BaseException | None) -> None:
+        """Local. Answer a message; called by its :class:`Request`, on any thread.
+
+        Args:
+            message: What is answered; an error of a notice is only logged.
+            reply: The result.
+            error: What went wrong, in place of the result.
+        """
+        if message.kind == NOTICE:
+            if error is not None:
+                logger.error("%s: %s failed", self._name, message.method, exc_info=error)
+            return
+        answer = Message(
+            REPLY,
+            message.id,
+            message.sender,
+            self._number,
+            "",  # who asked knows
+            reply.body,
+            check_buffers(reply.buffers),
+            message.peer,
+        )
+        if error is not None:
+            answer.failure = failure_of(error, message.method, self._name)
+        self._transport.send(answer)
+        message.answered = True
+        if self._later:
+            self._later.discard(id(message))
+
+    # Inside
+
+    def _report_loss(self, process: str) -> None:
+        logger.info("%s: %s is gone", self._name, process)
+        for callback in self._loss_callbacks:
+            try:
+                callback(process)
+            except Exception:
+                logger.exception(
+                    "%s: what should follow the loss of %s failed", self._name, process
+                )
+
+    def _next(self) -> Message | None:
+        try:
+            return self._requests.popleft()
+        except IndexError:  # none, or close() has taken it
+            return None
+
+    def _refuse_waiting(self) -> None:
+        while (message := self._next()) is not None:
+            if message.kind == REQUEST:
+                self._refuse(message)
+
+    def _refuse(self, message: Message) -> None:
+        state = "was closed" if self._closed else "is about to close"
+        self.answer(message, Reply(), UnavailableError(f"the endpoint {self._name} {state}"))
+
+    def _idle(self, backoff: Backoff) -> None:
+        if self._transport.wait(_UNTIL_PERIOD_S, self._has_news):
+            return
+        sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S
+        if not sleep_s:
+            os.sched_yield()
+            return
+        self._arrived.clear()
+        self._asleep = True  # before the last look, so that none is missed
+        if not self._has_news():
+            self._arrived.wait(sleep_s)
+        self._asleep = False
+
+    def _has_news(self) -> bool:
+        return bool(self._requests or self._lost or self._closed)
+
+    def _handle(self, message: Message) -> None:
+        try:
+            reply = self._run(message)
+            if reply is LATER:
+                self._later.add(id(message))
+                if message.answered:  # by another thread, before this one could take note
+                    self._later.discard(id(message))
+            else:
+                self.answer(message, reply, None)
+        except Exception as error:  # of the handler, or of a reply that cannot be sent
+            self.answer(message, _NOTHING, error)
+
+    def _run(self, message: Message) -> Reply:
+        method = message.method
+        handler = self._handlers.get(method)
+        if handler is None:
+            known = ", ".join(sorted(self._known)) or "none"
+            raise UnimplementedError(
+                f"{self._name} does not serve {method!r}; its services: {known}"
+            )
+        return handler(Request(method, message.body, message.buffers, self, message)) or _NOTHING
