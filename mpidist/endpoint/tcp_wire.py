@@ -23,6 +23,8 @@ GRACE_S = 5.0
 _LINGER_MS = 2000
 _HEARTBEAT_MS = 1000
 _SILENCE_MS = 5000
+# The kernel asks a host that does not answer less and less often; we must hear of its return soon.
+_CONNECT_MS = 1000
 
 
 def new_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
@@ -33,6 +35,7 @@ def new_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
     socket.sndhwm = socket.rcvhwm = 0
     socket.heartbeat_ivl = _HEARTBEAT_MS
     socket.heartbeat_timeout = _SILENCE_MS
+    socket.connect_timeout = _CONNECT_MS
     socket.ipv6 = False
     return socket
 
