@@ -122,7 +122,12 @@ class Link:
             else:
                 self.loss = "it was refused there: the secrets (MPIDIST_SECRET) differ"
         if self._broken_at is not None and now - self._broken_at > GRACE_S:
-            self.loss = f"the connection has been broken for {GRACE_S:g} s"
+            self.loss = (
+                f"the connection has been broken for {GRACE_S:g} s"
+                if self._connections
+                else f"every connection was closed there for {GRACE_S:g} s: the secrets "
+                "(MPIDIST_SECRET) differ, or it is no endpoint of mpidist"
+            )
 
     def close(self) -> None:
         """Local. Say goodbye, and close the socket once what was sent is on its way."""

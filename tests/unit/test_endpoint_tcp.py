@@ -99,7 +99,7 @@ def test_other_secrets_get_nowhere(secret, short_grace):
         service = Service(server)
         server.serve_in_thread()
         address = Address("tcp", "127.0.0.1", server.address.port)
-        with pytest.raises(errors.UnavailableError):
+        with pytest.raises(errors.UnavailableError, match=r"the secrets \(MPIDIST_SECRET\) differ"):
             client.call(address, "test/Count", timeout=LIMIT_S).wait()
         assert service.counter == 0
     for transport in transports:
