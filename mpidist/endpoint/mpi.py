@@ -74,6 +74,7 @@ class MpiTransport:
         self._world = world
         self._comm = world.messages
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._any = (MPI.ANY_SOURCE, MPI.ANY_TAG)
         self._testall = MPI.Request.Testall
         self._inbox = Inbox(self._comm, _FRAME_TAG)
         self._pool = Pool(config.credit_bytes)
@@ -91,7 +92,7 @@ class MpiTransport:
         self._left = exits().left
         self._reported = 0
         world.before_leave.append(self._close_all)
-        world.at_leave.append(self._inbox.close)
+        world.at_leave.append(self._drop_unread)
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a number of another rank, or in use, is an error."""
@@ -285,6 +286,13 @@ class MpiTransport:
     def _close_all(self) -> None:
         for endpoint in list(self._endpoints.values()):
             endpoint.close()
+
+    def _drop_unread(self) -> None:
+        """Take what came too late for anybody: MPICH warns of messages left at the end."""
+        self._inbox.close()
+        status = self._inbox.status
+        while (probed := self._comm.Improbe(*self._any, status)) is not None:
+            probed.Recv(bytearray(status.count))
 
 
 def _length_of(frame: bytes) -> int:

@@ -23,12 +23,15 @@ class Inbox:
     Args:
         comm: Communicator.
         tag: Of the frames, none longer than ``LONGEST_BYTES``.
+
+    Attributes:
+        status: Of the last test.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int) -> None:
         from mpi4py import MPI
 
-        self._status = MPI.Status()
+        self.status = MPI.Status()
         self._posted = []
         for _ in range(_POSTED):
             memory = memoryview(bytearray(LONGEST_BYTES))
@@ -40,7 +43,7 @@ class Inbox:
     def take(self) -> tuple[int, bytearray] | None:
         """Local. The next frame and the rank that it came from, or None if there is none."""
         request, memory = self._posted[self._next]
-        status = self._status
+        status = self.status
         if not request.Test(status):
             return None
         source, frame = status.source, bytearray(memory[: status.count])
