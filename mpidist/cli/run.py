@@ -17,6 +17,7 @@ from mpidist.cli.supervise import Ending, Limits, Result, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 
 _TIMEOUT_STATUS = 124  # as timeout(1)
+_FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED")
 _EPILOG = (
     "Ranks are ordered by job: ps, worker, data, then the others as given. The exit status is that "
     "of the task that failed first: 128 + N if signal N killed it; 124 after --timeout, 130 after "
@@ -107,7 +108,7 @@ def rank_command(launcher: Launcher, layout: Layout, program: list[str]) -> list
         layout.ranks,
         cores=len(os.sched_getaffinity(0)),
         root=os.geteuid() == 0,
-        variables=("MPIDIST_RUN_DIR", "MPIDIST_JOBS") if layout.jobs else ("MPIDIST_RUN_DIR",),
+        variables=_FOR_KEEPER + (("MPIDIST_JOBS",) if layout.jobs else ()),
     )
     isolated = [sys.executable, "-I", "-S", str(Path(keeper.__file__).absolute())]
     return [*words, *isolated, launcher.vendor.rank_variable, *program]
@@ -131,9 +132,10 @@ def rank_environment(
     cores = len(os.sched_getaffinity(0))
     environment = launcher.environment(os.environ, ranks=layout.ranks, cores=cores)
     environment["MPIDIST_RUN_DIR"] = str(folder)
-    if launcher.vendor.scratch_variable:
-        environment[launcher.vendor.scratch_variable] = str(scratch)
-    folders = [name for name in launcher.vendor.shared_folders if name not in environment]
+    vendor = launcher.vendor
+    if vendor.scratch_variable and vendor.scratch_choice not in environment:
+        environment[vendor.scratch_variable] = str(scratch)
+    folders = [name for name in vendor.shared_folders if name not in environment]
     environment |= dict.fromkeys(folders, shared)
     environment["MPIDIST_RUN_SHARED"] = ",".join(folders)
     environment.pop("MPIDIST_JOBS", None)  # of a job around this one

@@ -34,7 +34,8 @@ class Vendor:
             hosts get it; empty where the launcher passes the whole environment anyway.
         environment: Set unless the user has set them.
         scratch_variable: Tells the launcher where to keep files of its own, which it leaves when it
-            is killed; empty if it keeps none.
+            is killed, on its own host; empty if it keeps none.
+        scratch_choice: By which a user tells it so for all hosts; both are an error.
         shared_folders: Variables that tell the library where to make the files that ranks map.
         shared_files: How the names start of those that it may make in /dev/shm itself.
     """
@@ -48,6 +49,7 @@ class Vendor:
     pass_variable: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     scratch_variable: str = ""
+    scratch_choice: str = ""
     shared_folders: tuple[str, ...] = ()
     shared_files: tuple[str, ...] = ()
 
@@ -64,7 +66,8 @@ VENDORS = (
         pass_variable=("-x",),
         # The UCX one-sided component fails on hosts without its devices, and says so every time.
         environment={"OMPI_MCA_mpi_yield_when_idle": "true", "OMPI_MCA_osc": "^ucx"},
-        scratch_variable="PRTE_MCA_prte_tmpdir_base",
+        scratch_variable="PRTE_MCA_prte_local_tmpdir_base",
+        scratch_choice="PRTE_MCA_prte_tmpdir_base",
         shared_folders=(
             "OMPI_MCA_btl_sm_backing_directory",
             "OMPI_MCA_osc_sm_backing_directory",

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from mpidist.cli import main, run
+from mpidist.cli.layout import Layout
 from mpidist.cli.processes import Process, descendants
 from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
 
@@ -88,3 +89,17 @@ def test_a_signal_reaches_only_the_process_it_was_meant_for():
             child.kill()
     assert Process.read(child.pid) is None
     assert not process.send(9)
+
+
+def test_the_launchers_own_files(monkeypatch, tmp_path):
+    """They go with the job, unless the user says where they shall be on all hosts."""
+    (vendor,) = [vendor for vendor in VENDORS if vendor.scratch_variable]
+
+    def variable():
+        launcher, layout = Launcher("mpiexec", vendor), Layout(2)
+        made = run.rank_environment(launcher, layout, tmp_path, tmp_path / "scratch", "/dev/shm/x")
+        return made.get(vendor.scratch_variable)
+
+    assert variable() == str(tmp_path / "scratch")
+    monkeypatch.setenv(vendor.scratch_choice, "/var/tmp")
+    assert variable() is None
