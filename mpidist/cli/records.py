@@ -20,6 +20,10 @@ from typing import Any
 
 from mpidist.cli.layout import Layout
 
+# Open MPI ends a rank whose connection to another breaks with a bare status, at once: perhaps even
+# before it was seen that the other had been killed.
+_OTHERS_FIRST_S = 1.0
+
 _RECORD = re.compile(r"(rank|failure|exit)-(\d+)\.json")
 
 
@@ -98,6 +102,7 @@ def first_failure(folder: Path) -> Failure | None:
         The failure, or None if no rank has failed by itself so far.
     """
     failures: dict[int, Failure] = {}
+    unexplained: set[int] = set()
     for rank, record in read(folder, "exit").items():
         number, code = record["signal"], record["exit_code"]
         if record["asked"] or code == 0:
@@ -108,10 +113,13 @@ def first_failure(folder: Path) -> Failure | None:
             else f"killed by {describe_signal(number)}"
         )
         status = code if number is None else 128 + number
+        if number is None:
+            unexplained.add(rank)
         failures[rank] = Failure(
             rank, record["pid"], record["host"], reason, status, record["time"]
         )
     for rank, record in read(folder, "failure").items():
+        unexplained.discard(rank)
         failures[rank] = Failure(
             rank,
             record["pid"],
@@ -121,7 +129,11 @@ def first_failure(folder: Path) -> Failure | None:
             record["exit_code"] or 1,
             record["time"],
         )
-    return min(failures.values(), key=lambda failure: failure.time, default=None)
+
+    def order(failure: Failure) -> float:
+        return failure.time + _OTHERS_FIRST_S * (failure.rank in unexplained)
+
+    return min(failures.values(), key=order, default=None)
 
 
 def ended(folder: Path) -> list[int]:

@@ -41,6 +41,17 @@ def test_victims_do_not_count(tmp_path):
     assert (failure.rank, failure.reason, failure.exit_code) == (1, "exited with status 3", 3)
 
 
+def test_a_bare_status_is_a_victims_where_another_was_killed_at_that_time(tmp_path):
+    leave_exit(tmp_path, 0, 1.0, code=14)
+    assert records.first_failure(tmp_path).rank == 0
+    leave_exit(tmp_path, 1, 2.5, number=9)
+    assert records.first_failure(tmp_path).rank == 0
+    leave_exit(tmp_path, 1, 1.1, number=9)
+    assert records.first_failure(tmp_path).rank == 1
+    leave(tmp_path, "failure", 0, reason="ValueError: bad", exit_code=14, time=0.9, traceback="")
+    assert records.first_failure(tmp_path).rank == 0
+
+
 def test_the_rank_knows_better_than_its_keeper(tmp_path):
     leave(tmp_path, "failure", 1, reason="ValueError: bad", exit_code=1, time=1.0, traceback="")
     leave_exit(tmp_path, 1, 1.5, number=6)
