@@ -1,0 +1,145 @@
+"""Jobs whose ranks are on several hosts of the test bed, under the vendor's launcher or our own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from _cases.hosts import BRIDGE, HEAD, NETWORK
+from mpidist.cli.vendors import find_launcher
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_SUBNET = f"{NETWORK}.0/24"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Jobs:
+    """Starts jobs from the head.
+
+    Args:
+        hosts: The test bed.
+        folder: An empty one that all hosts share.
+    """
+
+    def __init__(self, hosts, folder):
+        self._hosts = hosts
+        self._folder = folder
+        self._started = []
+        self._launcher = find_launcher()
+        self.open_mpi = self._launcher.vendor.name == "openmpi"
+
+    def script(self, source):
+        """The words that run a script, the common indentation removed."""
+        path = self._folder / "script.py"
+        path.write_text(textwrap.dedent(source))
+        return [str(path)]
+
+    def ranks(self, places, words, *, count=None, env=None, timeout_s=60.0):
+        """Run a script under the library's own launcher, to its end.
+
+        Args:
+            places: How many ranks each node takes, in order.
+            words: The script and its arguments.
+            count: Number of ranks, if more: then the nodes take one after the other in turn.
+            env: Given to all ranks.
+            timeout_s: After which the job is killed, and the test fails.
+        """
+        count = count or sum(places.values())
+        given = {**(env or {}), "PYTHONPATH": str(_ROOT / "tests")}
+        command = self._launcher.command(count, cores=count, root=True, variables=sorted(given))
+        flags = self._flags(self._host_file(places, count), cyclic=count > sum(places.values()))
+        command = [command[0], *flags, *command[1:], sys.executable, *words]
+        environment = self._launcher.environment(os.environ, ranks=2, cores=2)
+        if not self.open_mpi:
+            environment["UCX_TLS"] = "tcp,self"
+        return self._finish(self._start(command, {**environment, **given}), timeout_s)
+
+    def mpidist_run(self, places, words, *, env=None, timeout_s=60.0):
+        """Run words under ``mpidist run``, to their end; arguments as :meth:`ranks`."""
+        return self._finish(self.start_mpidist_run(places, words, env=env), timeout_s)
+
+    def start_mpidist_run(self, places, words, *, env=None):
+        """Start ``mpidist run``; the vendor's launcher takes the hosts from the environment."""
+        command = [sys.executable, "-m", "mpidist", "run", *words]
+        settings = self._settings(self._host_file(places, sum(places.values())))
+        return self._start(command, {**settings, **(env or {})})
+
+    def _start(self, command, env):
+        process = subprocess.Popen(
+            self._hosts.command(HEAD, command),
+            env={**os.environ, **env},
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def close(self):
+        """Kill the launchers that are still there."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+    def _finish(self, process, timeout_s):
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            late = f"the job did not end within {timeout_s:g} s"
+            raise AssertionError(f"{late}\n{out}\n{err}") from None
+        return Ended(process.returncode, out, err)
+
+    def _host_file(self, places, count):
+        """The hosts, with as many places as ranks fit on them in turn."""
+        path = self._folder / "hosts"
+        turns = -(-count // sum(places.values()))
+        form = "{} slots={}\n" if self.open_mpi else "{}:{}\n"
+        factor = turns if self.open_mpi else 1
+        path.write_text("".join(form.format(n, factor * c) for n, c in places.items()))
+        return path
+
+    def _flags(self, file, *, cyclic):
+        """Of the launcher, for our network."""
+        shell = str(self._hosts.shell)
+        if not self.open_mpi:
+            return ["-launcher", "ssh", "-launcher-exec", shell, "-iface", BRIDGE, "-f", str(file)]
+        start = ["--prtemca", "plm_ssh_agent", shell, "--prtemca", "prte_if_include", _SUBNET]
+        send = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
+        send += ["--mca", "btl_tcp_if_include", _SUBNET]
+        return [*start, *send, "--hostfile", str(file), *(["--map-by", "node"] if cyclic else [])]
+
+    def _settings(self, file):
+        """The same as environment variables."""
+        shell = str(self._hosts.shell)
+        if not self.open_mpi:
+            return {
+                "HYDRA_LAUNCHER": "ssh",
+                "HYDRA_LAUNCHER_EXEC": shell,
+                "HYDRA_IFACE": BRIDGE,
+                "HYDRA_HOST_FILE": str(file),
+                "UCX_TLS": "tcp,self",
+            }
+        return {
+            "PRTE_MCA_plm_ssh_agent": shell,
+            "PRTE_MCA_prte_if_include": _SUBNET,
+            "PRTE_MCA_prte_default_hostfile": str(file),
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "self,sm,tcp",
+            "OMPI_MCA_btl_tcp_if_include": _SUBNET,
+        }

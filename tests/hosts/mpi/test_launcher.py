@@ -1,0 +1,89 @@
+"""``mpidist run`` with its ranks on other hosts than itself."""
+
+import json
+import re
+import signal
+
+import pytest
+
+FACTS = """
+    import json, os, socket
+    import mpidist as dist
+    from mpidist.runtime import world
+
+    dist.init_process_group()
+    dist.barrier()
+    facts = {"host": socket.gethostname(), "nodes": world().nodes, "rank": dist.get_rank(),
+             "jobs": os.environ["MPIDIST_JOBS"], "folder": os.environ["MPIDIST_RUN_DIR"]}
+    os.write(1, json.dumps(facts).encode() + b"\\n")
+"""
+FAIL = """
+    import os, signal
+    import numpy as np
+    import mpidist as dist
+
+    dist.init_process_group()
+    dist.barrier()
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(np.zeros(1), 2)
+"""
+WAIT = """
+    import numpy as np
+    import mpidist as dist
+
+    dist.init_process_group()
+    dist.barrier()
+    print("waiting", flush=True)
+    dist.recv(np.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
+"""
+PLACES = {"node1": 2, "node2": 1}
+LAYOUT = ("--ps", "1", "--worker", "2")
+
+
+def test_ranks_know_their_jobs_and_nodes(jobs, tmp_path):
+    folder = str(tmp_path / "run")
+    words = [*LAYOUT, "--run-dir", folder, *jobs.script(FACTS)]
+    ended = jobs.mpidist_run(PLACES, words)
+    assert ended.status == 0, ended.err
+    # Open MPI's launcher and its child both put the child into a group, and one may come too late.
+    lines = [line for line in ended.err.splitlines() if "plm:ssh: Warning: setpgid(" not in line]
+    assert lines == []
+    facts = sorted(map(json.loads, ended.out.splitlines()), key=lambda one: one["rank"])
+    assert [one["host"] for one in facts] == ["node1", "node1", "node2"]
+    for one in facts:
+        assert (one["nodes"], one["jobs"]) == ([0, 0, 1], "ps=1,worker=2")
+        assert one["folder"] == folder
+
+
+def test_the_task_that_failed_first_is_named_with_its_host(jobs, tmp_path):
+    words = [*LAYOUT, "--run-dir", tmp_path / "run", *jobs.script(FAIL)]
+    ended = jobs.mpidist_run(PLACES, words, timeout_s=30)
+    last = ended.err.splitlines()[-1]
+    assert re.fullmatch(
+        r"mpidist run: worker 1 \(rank 2, pid \d+ on node2\) failed first: killed by signal 9 "
+        r"\(SIGKILL\); all 3 ranks were ended",
+        last,
+    ), ended.err
+    assert ended.status == 137
+
+
+def test_a_folder_that_other_hosts_do_not_see_is_an_error(jobs):
+    ended = jobs.mpidist_run(PLACES, [*LAYOUT, *jobs.script(FACTS)], timeout_s=30)
+    assert ended.status == 1
+    assert re.search(r"is not there on node[12]; give --run-dir a folder that all h", ended.err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_ended_leaves_nothing_on_other_hosts(hosts, jobs, number, tmp_path):
+    words = [*LAYOUT, "--run-dir", tmp_path / "run", *jobs.script(WAIT)]
+    process = jobs.start_mpidist_run(PLACES, words)
+    assert [process.stdout.readline() for _ in range(3)] == ["waiting\n"] * 3
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    if number != signal.SIGKILL:  # then it can leave folders on its own host
+        assert process.returncode == 128 + number, err
+        assert hosts.head.files() == []
+    hosts.await_end(10)
+    assert not any(host.processes() or host.files() for host in hosts.nodes.values())
+    hosts.clear()
