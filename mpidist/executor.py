@@ -52,7 +52,7 @@ class HostExecutor:
 
     def run(self, op: Op) -> None:
         """Collective, or point to point. Carry an Op out, blocking; recv sets its ``root``."""
-        fork.check()
+        fork.check_mpi()
         run = self._run[op.name]
         if op.count() <= LARGEST_COUNT:
             run(op)
@@ -63,7 +63,7 @@ class HostExecutor:
 
     def start(self, op: Op) -> list[MPI.Request]:
         """Collective, or point to point. Begin an Op; gives MPI's requests."""
-        fork.check()
+        fork.check_mpi()
         return [self._start[op.name](piece) for piece in in_pieces(op)]
 
     def _recv(self, op: Op) -> None:

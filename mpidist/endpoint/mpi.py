@@ -96,7 +96,7 @@ class MpiTransport:
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a number of another rank, or in use, is an error."""
-        fork.check()
+        fork.check_mpi()
         size, rank = self._world.size, self._world.rank
         with self._attaching:
             if number is None:
@@ -138,7 +138,7 @@ class MpiTransport:
 
     def send(self, message: Message) -> None:
         """Local. See :class:`Transport`."""
-        fork.check()
+        fork.check_mpi()
         frame, views = pack(message)
         peer = message.peer
         # In one go, because different requests may share a tag: the buffers of a rank's messages

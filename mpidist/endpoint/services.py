@@ -236,6 +236,11 @@ class Services:
                 self.answer(message, reply, None)
         except Exception as error:  # of the handler, or of a reply that cannot be sent
             self.answer(message, _NOTHING, error)
+        except SystemExit as error:
+            if threading.current_thread() is threading.main_thread():
+                raise
+            # It would end this thread, silently, and with it the service.
+            self.answer(message, _NOTHING, SystemExit(error.code))
 
     def _run(self, message: Message) -> Reply:
         method = message.method

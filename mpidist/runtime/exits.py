@@ -166,6 +166,7 @@ class Exits:
         from mpi4py import MPI
 
         if MPI.Is_finalized():
+            fork.end_mpi()
             return
         for callback in reversed(self._world.before_leave):
             callback()
@@ -177,6 +178,7 @@ class Exits:
         while len(self.left) < self._world.size or not MPI.Request.Testall(notes):
             if not self._read_note():
                 backoff.pause()
+        fork.end_mpi()
         for callback in reversed(self._world.at_leave):
             callback()
         if self._finalize:

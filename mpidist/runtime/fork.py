@@ -1,6 +1,7 @@
-"""What holds after a fork: the child has nothing to do with the job.
+"""Where MPI and connections must not be used: in a forked child, and after the end of MPI.
 
-MPI, and the connections of a process, work only in the process that made them (MPI 4.1, 11.10.1).
+They work only in the process that made them (MPI 4.1, 11.10.1), and MPI ends a process that calls
+it after MPI_Finalize.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from mpidist.errors import FailedPreconditionError
 
 _parent = 0
+_ended = False
 
 
 def in_parent_only(forget: Callable[[], None] = lambda: None) -> None:
@@ -36,4 +38,21 @@ def check() -> None:
             f"process {os.getpid()} was forked from process {_parent}, whose connections it must "
             "not use: start children with the 'spawn' or 'forkserver' method, or use mpidist only "
             "in the parent"
+        )
+
+
+def end_mpi() -> None:
+    """Local. From now on :func:`check_mpi` fails in this process."""
+    global _ended
+    _ended = True
+
+
+def check_mpi() -> None:
+    """Local. FailedPreconditionError in a forked child, and once this rank has left the job."""
+    if _parent:
+        check()
+    if _ended:
+        raise FailedPreconditionError(
+            "MPI has ended in this process, as it does at the end of the script: what uses mpidist "
+            "later, for example a function given to atexit before MPI was started, comes too late"
         )

@@ -31,7 +31,21 @@ def launcher_of(env: Mapping[str, str]) -> str | None:
 
 def size_hint(env: Mapping[str, str]) -> int | None:
     """Local. The number of ranks that the launcher announces, or None where it says nothing."""
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+    return _number(env, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def rank_hint(env: Mapping[str, str]) -> int | None:
+    """Local. The rank that the launcher gave this process, or None where it says nothing."""
+    return _number(env, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def local_size_hint(env: Mapping[str, str]) -> int | None:
+    """Local. The number of ranks on this host, or None where the launcher says nothing."""
+    return _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def _number(env: Mapping[str, str], *variables: str) -> int | None:
+    for variable in variables:
         if env.get(variable, "").isdigit():
             return int(env[variable])
     return None

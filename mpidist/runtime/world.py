@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import ctypes
 import os
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,16 +14,12 @@ import mpi4py
 
 from mpidist.config import distribution_version
 from mpidist.errors import DistBackendError
-from mpidist.runtime import fork
+from mpidist.runtime import fork, start
 from mpidist.runtime.exits import install
 from mpidist.runtime.launch import foreign_step, launcher_of, size_hint
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-logger = logging.getLogger(__name__)
-
-_START_REMINDER_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -87,9 +82,10 @@ def world() -> World:
     Raises:
         DistBackendError: There is no MPI library, it does not give MPI_THREAD_MULTIPLE, or srun
             started several tasks that it cannot see. The message has the remedy.
-        FailedPreconditionError: The process was forked from one that had started MPI.
+        FailedPreconditionError: The process was forked from one that had started MPI, or MPI has
+            ended.
     """
-    fork.check()
+    fork.check_mpi()
     return _world()
 
 
@@ -98,6 +94,11 @@ def _world() -> World:
     problem = foreign_step(os.environ)
     if problem is not None:
         raise DistBackendError(problem)
+    with start.watched():  # every rank must come here; this one waits until they do
+        return _make_world()
+
+
+def _make_world() -> World:
     owned = _start_mpi()
     from mpi4py import MPI
 
@@ -121,7 +122,8 @@ def _world() -> World:
         messages=comm.Dup(),
         node=node,
     )
-    _unlink_shared_memory(node)
+    node.Barrier()
+    start.unlink_shared_memory()  # all ranks of the node have mapped it
     install(result, finalize=owned)
     return result
 
@@ -148,12 +150,7 @@ def _start_mpi() -> bool:
         ) from error
     owned = not MPI.Is_initialized()
     if owned:
-        # The call returns when every rank has made it.
-        reminder = threading.Timer(_START_REMINDER_S, _remind)
-        reminder.daemon = True
-        reminder.start()
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        reminder.cancel()
+        _init_thread()
     level = MPI.Query_thread()
     if level != MPI.THREAD_MULTIPLE:
         raise DistBackendError(
@@ -164,32 +161,13 @@ def _start_mpi() -> bool:
     return owned
 
 
-def _remind() -> None:
-    rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "unknown")
-    logger.warning(
-        "rank %s has waited %.0f s for the other ranks to start MPI: every rank must, by making a "
-        "process group, a resolver, a Server or an endpoint",
-        rank,
-        _START_REMINDER_S,
-    )
+def _init_thread() -> None:
+    """MPI.Init_thread, but other threads run meanwhile, such as the one that watches the start."""
+    from mpi4py import MPI
 
-
-def _unlink_shared_memory(node: MPI.Comm) -> None:
-    """Remove the names of MPI's files in /dev/shm that all ranks of the node have mapped.
-
-    MPICH removes its file only at MPI_Finalize, so that every killed or aborted job would leave
-    one behind. Mappings live on without the name. Open MPI's segments are opened by peers at the
-    first message, and its launcher removes them; a rank that is alone removes its own.
-    """
-    prefixes = ["/dev/shm/mpich_shm_"]
-    if launcher_of(os.environ) is None:
-        prefixes.append("/dev/shm/sm_segment.")
-    with open("/proc/self/maps") as maps:
-        names = {line.split()[-1] for line in maps}
-    node.Barrier()
-    for name in sorted(names):
-        if name.startswith(tuple(prefixes)):
-            try:
-                os.unlink(name)
-            except FileNotFoundError:
-                continue  # a node-mate was first
+    library = ctypes.CDLL(MPI.__file__)
+    code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    if code != MPI.SUCCESS:
+        raise DistBackendError(f"MPI_Init_thread failed with error code {code}")
+    for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as MPI.Init_thread does
+        comm.Set_errhandler(MPI.ERRORS_RETURN)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 from _cases.leftovers import abandoned, remaining, shared_files
 from mpidist.cli.vendors import find_launcher
@@ -14,16 +15,23 @@ from mpidist.cli.vendors import find_launcher
 GONE_S = 5.0  # what a dead process held may be given back a little after its end
 
 
+class LauncherStuckError(AssertionError):
+    """All ranks have ended, and the launcher has not."""
+
+
 @dataclass
 class Ended:
-    """A job that has ended."""
+    """A job that has ended, and the files in /dev/shm that it left, if it may leave any."""
 
     status: int
     out: str
     err: str
+    files: frozenset[str] = frozenset()
 
 
-def run_ranks(folder, count, source, *, timeout_s=30.0, env=None):
+def run_ranks(
+    folder, count, source, *, timeout_s=30.0, env=None, meddle=None, may_leave_files=False
+):
     """Run a script under the library's own launcher, without ``mpidist run``.
 
     Args:
@@ -32,22 +40,26 @@ def run_ranks(folder, count, source, *, timeout_s=30.0, env=None):
         source: The script; the common indentation is removed.
         timeout_s: After which the job is killed, and the test fails.
         env: Added to the environment.
+        meddle: Called with the launcher's process, which leads a process group, once it has begun.
+        may_leave_files: Whether files in /dev/shm are given back, and removed, in place of an
+            error.
     """
     launcher = find_launcher()
     cores = len(os.sched_getaffinity(0))
     command = launcher.command(count, cores=cores, root=os.geteuid() == 0)
     given = {**os.environ, **(env or {})}
     environment = launcher.environment(given, ranks=count, cores=cores)
-    return _run(folder, [*command, sys.executable], source, environment, timeout_s)
+    program = [*command, sys.executable]
+    return _run(folder, program, source, environment, timeout_s, meddle, may_leave_files)
 
 
-def run_job(folder, words, source, *, timeout_s=30.0, env=None):
+def run_job(folder, words, source, *, timeout_s=30.0, env=None, meddle=None):
     """Run a script under ``mpidist run`` with the words given; arguments as :func:`run_ranks`."""
     command = [sys.executable, "-m", "mpidist", "run", *words]
-    return _run(folder, command, source, {**os.environ, **(env or {})}, timeout_s)
+    return _run(folder, command, source, {**os.environ, **(env or {})}, timeout_s, meddle)
 
 
-def _run(folder, command, source, env, timeout_s):
+def _run(folder, command, source, env, timeout_s, meddle, may_leave_files=False):
     folder.mkdir(exist_ok=True)
     path = folder / "script.py"
     path.write_text(textwrap.dedent(source))
@@ -59,19 +71,27 @@ def _run(folder, command, source, env, timeout_s):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=0,
     )
     try:
+        if meddle is not None:
+            meddle(process)
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        ranks = [line for line in remaining(str(path)) if line.startswith(sys.executable)]
         process.terminate()
         try:
             out, err = process.communicate(timeout=10)
-        finally:
+        except subprocess.TimeoutExpired:
             process.kill()
-        raise AssertionError(f"the job did not end within {timeout_s:g} s\n{out}\n{err}") from None
+            out, err = process.communicate(timeout=10)
+        kind = AssertionError if ranks else LauncherStuckError
+        raise kind(f"the job did not end within {timeout_s:g} s\n{ranks}\n{out}\n{err}") from None
     shown = f"\n{out}\n{err}"
-    left = remaining(str(path), GONE_S)
+    left = remaining(str(folder), GONE_S)
     assert not left, f"processes are left: {left}{shown}"
     files = abandoned(before, GONE_S)
-    assert not files, f"left in /dev/shm: {files}{shown}"
-    return Ended(process.returncode, out, err)
+    assert may_leave_files or not files, f"left in /dev/shm: {files}{shown}"
+    for name in files:
+        (Path("/dev/shm") / name).unlink()
+    return Ended(process.returncode, out, err, frozenset(files))

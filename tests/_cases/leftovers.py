@@ -22,7 +22,15 @@ def abandoned(before, timeout_s=5.0):
 
 
 def remaining(word, timeout_s=0.0):
-    """The command lines with a word in them, once none is or the time is over."""
+    """The processes with a word in their command line or environment, once there are none, or late.
+
+    Args:
+        word: For example the name of the job's folder.
+        timeout_s: How long to wait until there are none.
+
+    Returns:
+        Their command lines.
+    """
     return _until_none(lambda: _processes(word), timeout_s)
 
 
@@ -38,9 +46,10 @@ def _processes(word):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
+            environment = (folder / "environ").read_bytes().decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        if word in line and int(folder.name) != os.getpid():
+        if (word in line or word in environment) and int(folder.name) != os.getpid():
             found.append(line)
     return found
 

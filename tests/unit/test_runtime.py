@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from mpidist.errors import DistBackendError
 from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.launch import foreign_step, launcher_of, size_hint
+from mpidist.runtime.launch import (
+    foreign_step,
+    launcher_of,
+    local_size_hint,
+    rank_hint,
+    size_hint,
+)
+from mpidist.runtime.start import missing_here
 from mpidist.runtime.waits import Waits, missing_rank
 from mpidist.runtime.world import _check_versions
 
@@ -37,6 +44,29 @@ STEP = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
 def test_launchers(env, launcher, size):
     assert launcher_of(env) == launcher
     assert size_hint(env) == size
+
+
+@pytest.mark.parametrize(
+    ("env", "rank", "local_size"),
+    [
+        ({}, None, None),
+        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 2),
+        ({**MPICH, "MPI_LOCALNRANKS": "3"}, 1, 3),
+        ({"PMIX_RANK": "5"}, 5, None),
+        ({"PMI_RANK": "", "MPI_LOCALNRANKS": "two"}, None, None),
+    ],
+)
+def test_ranks_and_hosts(env, rank, local_size):
+    assert rank_hint(env) == rank
+    assert local_size_hint(env) == local_size
+
+
+def test_nobody_is_missing_where_no_launcher_is(monkeypatch):
+    assert missing_here() == set()
+    monkeypatch.setenv("PMI_RANK", "0")  # of a launcher that is not among our ancestors
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
+    assert missing_here() == set()
 
 
 @pytest.mark.parametrize(
