@@ -13,7 +13,7 @@ from pathlib import Path
 from mpidist.cli import keeper, records
 from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
 from mpidist.cli.shared_files import SharedFiles
-from mpidist.cli.supervise import Ending, Limits, Result, supervise
+from mpidist.cli.supervise import Ending, Limits, Result, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 
 _TIMEOUT_STATUS = 124  # as timeout(1)
@@ -79,18 +79,19 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
     if namespace.timeout is not None and not namespace.timeout > 0:
         parser.error(f"--timeout {namespace.timeout:g} must be positive")
-    scratch = Path(tempfile.mkdtemp(prefix="mpidist-run-"))
-    try:
-        folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
+    with asked_to_end() as signals:
+        scratch = Path(tempfile.mkdtemp(prefix="mpidist-run-"))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            records.clear(folder)
-        except OSError as error:
-            parser.error(f"--run-dir must be a folder that you can write ({error})")
-        return _run_in(folder, scratch, launcher, layout, namespace)
-    finally:
-        # A process that cannot be killed may still write here; _survivors() has told of it.
-        shutil.rmtree(scratch, ignore_errors=True)
+            folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                records.clear(folder)
+            except OSError as error:
+                parser.error(f"--run-dir must be a folder that you can write ({error})")
+            return _run_in(folder, scratch, launcher, layout, namespace, signals)
+        finally:
+            # A process that cannot be killed may still write here; _survivors() has told of it.
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def rank_command(launcher: Launcher, layout: Layout, program: list[str]) -> list[str]:
@@ -149,7 +150,12 @@ def rank_environment(
 
 
 def _run_in(
-    folder: Path, scratch: Path, launcher: Launcher, layout: Layout, namespace: argparse.Namespace
+    folder: Path,
+    scratch: Path,
+    launcher: Launcher,
+    layout: Layout,
+    namespace: argparse.Namespace,
+    signals: tuple[int, list[int]],
 ) -> int:
     """Local. Run the job with its folder, and say how it failed if it did."""
     shared_files = SharedFiles(launcher.vendor.shared_files)
@@ -158,6 +164,7 @@ def _run_in(
             rank_command(launcher, layout, [sys.executable, namespace.script, *namespace.args]),
             rank_environment(launcher, layout, folder, scratch, shared_files.folder),
             Limits(run_s=namespace.timeout),
+            signals,
             failed=lambda: records.first_failure(folder) is not None,
             ended=lambda: len(records.ended(folder)) == layout.ranks,
             shared_files=shared_files,

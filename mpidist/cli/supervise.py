@@ -67,8 +67,11 @@ class Limits:
 
 
 @contextmanager
-def _signals() -> Iterator[tuple[int, list[int]]]:
-    """Local. Collect the signals that ask to end; gives a readable descriptor and the list."""
+def asked_to_end() -> Iterator[tuple[int, list[int]]]:
+    """Local. Collect the signals that ask to end; gives a readable descriptor and the list.
+
+    Entered before anything is made that must be removed.
+    """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     received: list[int] = []
     before = {
@@ -160,6 +163,7 @@ def supervise(
     command: Sequence[str],
     environment: Mapping[str, str],
     limits: Limits,
+    signals: tuple[int, list[int]],
     *,
     failed: Callable[[], bool],
     ended: Callable[[], bool],
@@ -171,6 +175,7 @@ def supervise(
         command: The launcher's command line.
         environment: Its environment.
         limits: How long things may take.
+        signals: What :func:`asked_to_end` gives.
         failed: Tells whether a rank has failed; then the launcher must end soon.
         ended: Tells whether all ranks have ended; what they leave behind must not keep the
             launcher waiting.
@@ -182,34 +187,34 @@ def supervise(
     processes.adopt_orphans()
     ending, number, over_at = Ending.ITSELF, 0, 0.0
     started = time.monotonic()
-    with _signals() as (wakeup, received):
-        job = _Job(command, environment)
-        while (status := job.status()) is None:
-            handles = [job.handle, wakeup, shared_files.handle]
-            readable, _, _ = select.select(handles, [], [], _TICK_S)
-            if wakeup in readable:
-                os.read(wakeup, 64)
-            if shared_files.handle in readable:
-                shared_files.look()
-            now = time.monotonic()
-            while received:
-                again, number = number, received.pop(0)
-                job.hurry() if again else job.end(number, limits)
-                ending = Ending.SIGNAL
-            if ending is Ending.ITSELF:
-                if limits.run_s is not None and now - started > limits.run_s:
-                    ending = Ending.TIMEOUT
+    wakeup, received = signals
+    job = _Job(command, environment)
+    while (status := job.status()) is None:
+        handles = [job.handle, wakeup, shared_files.handle]
+        readable, _, _ = select.select(handles, [], [], _TICK_S)
+        if wakeup in readable:
+            os.read(wakeup, 64)
+        if shared_files.handle in readable:
+            shared_files.look()
+        now = time.monotonic()
+        while received:
+            again, number = number, received.pop(0)
+            job.hurry() if again else job.end(number, limits)
+            ending = Ending.SIGNAL
+        if ending is Ending.ITSELF:
+            if limits.run_s is not None and now - started > limits.run_s:
+                ending = Ending.TIMEOUT
+                job.end(signal.SIGTERM, limits)
+            elif not over_at:
+                over_at = now if failed() or ended() else 0.0
+            elif now - over_at > limits.failed_s:
+                if failed():
+                    ending = Ending.STUCK
                     job.end(signal.SIGTERM, limits)
-                elif not over_at:
-                    over_at = now if failed() or ended() else 0.0
-                elif now - over_at > limits.failed_s:
-                    if failed():
-                        ending = Ending.STUCK
-                        job.end(signal.SIGTERM, limits)
-                    else:
-                        job.drop_orphans()
-            if job.step():
-                break
-        killed, alive = job.close()
+                else:
+                    job.drop_orphans()
+        if job.step():
+            break
+    killed, alive = job.close()
     sys.stdout.flush()
     return Result(ending, 128 + signal.SIGKILL if status is None else status, number, killed, alive)

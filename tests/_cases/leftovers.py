@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -17,8 +18,8 @@ def shared_files():
 
 
 def abandoned(before, timeout_s=5.0):
-    """Names that appeared, stay, and that nobody has mapped, as other jobs here may have."""
-    return _until_none(lambda: _unmapped(shared_files() - before), timeout_s)
+    """Names that appeared, stay, and that nobody uses, as other jobs here may."""
+    return _until_none(lambda: _unused(shared_files() - before), timeout_s)
 
 
 def remaining(word, timeout_s=0.0):
@@ -54,7 +55,8 @@ def _processes(word):
     return found
 
 
-def _unmapped(names):
+def _unused(names):
+    names = {name for name in names if not _is_locked(Path("/dev/shm") / name)}
     for path in Path("/proc").glob("[0-9]*/maps") if names else ():
         try:
             text = path.read_text(errors="replace")
@@ -62,3 +64,18 @@ def _unmapped(names):
             continue
         names = {name for name in names if name not in text}
     return names
+
+
+def _is_locked(path):
+    """Whether it is the folder of a command that is alive."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
