@@ -14,21 +14,27 @@ endpoint of rank r.
 from __future__ import annotations
 
 import itertools
-import logging
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
 from mpidist.endpoint.address import Address
-from mpidist.endpoint.frames import BadFrameError, fill, pack, unpack
-from mpidist.endpoint.message import REPLY, REQUEST, Array, Message, as_bytes
-from mpidist.endpoint.mpi_inbox import LONGEST_BYTES, Inbox
-from mpidist.endpoint.pool import Pool
+from mpidist.endpoint.frames import pack
+from mpidist.endpoint.message import REPLY, REQUEST, Array, Message
+from mpidist.endpoint.mpi_arrivals import (
+    ANNOUNCEMENT,
+    ANNOUNCES,
+    FRAME_TAG,
+    LONG_FRAME_TAG,
+    PIECE_BYTES,
+    Arrivals,
+    buffer_tag,
+    pieces,
+)
+from mpidist.endpoint.mpi_inbox import LONGEST_BYTES
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.runtime import World, exits, fork, world
@@ -38,24 +44,8 @@ if TYPE_CHECKING:
 
     from mpidist.endpoint.endpoint import Endpoint
 
-logger = logging.getLogger(__name__)
-
-_FRAME_TAG = 0
-_BUFFER_TAGS = 16384
-_LONG_FRAME_TAG = _BUFFER_TAGS + 1  # below every MPI's smallest upper bound for tags, 32767
-_PIECE_BYTES = 1 << 30
 _LAST_REPLY_S = 1.0
-
-# Goes in place of a frame that is longer than an inbox takes, and has its length.
-_ANNOUNCEMENT = struct.Struct("<8sQ")
-_ANNOUNCES = b"mpidist>"
-
-
-@dataclass(slots=True)
-class _LongFrame:
-    request: MPI.Request
-    frame: bytearray
-    behind: list[bytearray] = field(default_factory=list)  # later frames of the same rank
+_UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
 
 
 class MpiTransport:
@@ -74,25 +64,21 @@ class MpiTransport:
         self._world = world
         self._comm = world.messages
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._any = (MPI.ANY_SOURCE, MPI.ANY_TAG)
         self._testall = MPI.Request.Testall
-        self._inbox = Inbox(self._comm, _FRAME_TAG)
-        self._pool = Pool(config.credit_bytes)
+        self._arrivals = Arrivals(self._comm, self._into, config.credit_bytes)
         self._endpoints: dict[int, Endpoint] = {}
         self._closed: set[int] = set()
         # For endpoints that are not open yet: tasks do not start at the same moment.
-        self._unclaimed: dict[int, list[Message]] = {}
+        self._unclaimed: list[Message] = []
         self._attaching = threading.Lock()
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
         self._ordering = threading.Lock()
-        self._long: dict[int, _LongFrame] = {}
-        self._arriving: list[tuple[list[MPI.Request], Message]] = []
         self._outgoing: list[tuple[list[MPI.Request], Any]] = []
         self._left = exits().left
         self._reported = 0
         world.before_leave.append(self._close_all)
-        world.at_leave.append(self._drop_unread)
+        world.at_leave.append(self._arrivals.drop_all)
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a number of another rank, or in use, is an error."""
@@ -113,8 +99,12 @@ class MpiTransport:
                 raise DistNetworkError(f"mpi://{self.host()}:{number} is in use already")
             self._closed.discard(number)
             # Before it is known and inside the lock: what arrives meanwhile was sent later.
-            for message in self._unclaimed.pop(number, []):
-                endpoint.deliver(message)
+            waiting, self._unclaimed = self._unclaimed, []
+            for message in waiting:
+                if message.receiver == number:
+                    endpoint.deliver(message)
+                else:
+                    self._unclaimed.append(message)
             self._endpoints[number] = endpoint
         return number
 
@@ -141,20 +131,18 @@ class MpiTransport:
         fork.check_mpi()
         frame, views = pack(message)
         peer = message.peer
-        # In one go, because different requests may share a tag: the buffers of a rank's messages
-        # must leave in the order of their frames.
-        with self._ordering:
+        isend = self._comm.Isend
+        with self._ordering:  # nothing may come between a frame and what follows it
             if len(frame) <= LONGEST_BYTES:
-                requests = [self._comm.Isend(frame, peer, _FRAME_TAG)]
+                requests = [isend(frame, peer, FRAME_TAG)]
             else:
-                announcement = _ANNOUNCEMENT.pack(_ANNOUNCES, _length_of(frame))
+                announcement = ANNOUNCEMENT.pack(ANNOUNCES, _length_of(frame))
                 requests = [
-                    self._comm.Isend(announcement, peer, _FRAME_TAG),
-                    self._comm.Isend(frame, peer, _LONG_FRAME_TAG),
-                ]
+                    isend(announcement, peer, FRAME_TAG), isend(frame, peer, LONG_FRAME_TAG)
+                ]  # fmt: skip
             if views:
-                tag = _buffer_tag(message)
-                requests += [self._comm.Isend(p, dest=peer, tag=tag) for p in _pieces(views)]
+                tag = buffer_tag(message)
+                requests += [isend(piece, peer, tag) for piece in pieces(views)]
         if not self._testall(requests):
             with self._sending:
                 self._outgoing.append((requests, (frame, message.buffers)))
@@ -177,15 +165,11 @@ class MpiTransport:
         """Local. See :class:`Transport`; gives False at once if another thread is at it."""
         if not self._receiving.acquire(blocking=False):
             return False
+        whole: list[Message] = []
         try:
-            arrived = self._inbox.take()
-            happened = arrived is not None
-            if arrived is not None:
-                self._receive(*arrived)
-            if self._long:
-                happened |= self._finish_long_frames()
-            if self._arriving:
-                happened |= self._finish_arrivals()
+            happened = self._arrivals.poll(whole)
+            for message in whole:
+                self._deliver(message)
             if len(self._left) != self._reported:
                 self._report_losses()
         finally:
@@ -206,80 +190,34 @@ class MpiTransport:
             for endpoint in list(self._endpoints.values()):
                 endpoint.lose(self.process_of(rank))
 
-    def _receive(self, source: int, frame: bytearray) -> None:
-        if self._long and source in self._long:
-            self._long[source].behind.append(frame)
-            return
-        try:
-            if frame.startswith(_ANNOUNCES) and len(frame) == _ANNOUNCEMENT.size:
-                self._begin_long_frame(source, _ANNOUNCEMENT.unpack(frame)[1])
-                return
-            message, sizes, follow = unpack(frame, source)
-        except BadFrameError as error:
-            logger.error("rank %d sent rank %d no message: %s", source, self._world.rank, error)  # noqa: TRY400
-            return
+    def _into(self, message: Message, sizes: Sequence[int]) -> Sequence[Array] | None:
         endpoint = self._endpoints.get(message.receiver)
-        into = endpoint.receive_into(message, sizes) if endpoint is not None and sizes else None
-        if follow:
-            message.buffers = into or [self._pool.take(size) for size in sizes]
-            views = [as_bytes(array) for array in message.buffers]
-            tag = _buffer_tag(message)
-            requests = [self._comm.Irecv(p, source=source, tag=tag) for p in _pieces(views)]
-            self._arriving.append((requests, message))
-            return
-        if into is not None:
-            message.buffers = fill(into, message.buffers)
-        if self._arriving and message.kind != REPLY:
-            self._arriving.append(([], message))  # an earlier one of its rank may not be here yet
-        elif endpoint is not None:
-            endpoint.deliver(message)
-        else:
-            self._deliver(message)
-
-    def _begin_long_frame(self, source: int, nbytes: int) -> None:
-        memory = bytearray(nbytes)
-        request = self._comm.Irecv(memory, source, _LONG_FRAME_TAG)
-        self._long[source] = _LongFrame(request, memory)
-
-    def _finish_long_frames(self) -> bool:
-        done = [source for source, long in self._long.items() if long.request.Test()]
-        for source in done:
-            long = self._long.pop(source)
-            for frame in (long.frame, *long.behind):
-                self._receive(source, frame)
-        return bool(done)
-
-    def _finish_arrivals(self) -> bool:
-        arriving, self._arriving = self._arriving, []
-        held = set()  # ranks whose later requests must wait
-        for requests, message in arriving:
-            ordered = message.kind != REPLY
-            if not (ordered and message.peer in held) and self._testall(requests):
-                self._deliver(message)
-                continue
-            self._arriving.append((requests, message))
-            if ordered:
-                held.add(message.peer)
-        return len(self._arriving) < len(arriving)
+        return None if endpoint is None else endpoint.receive_into(message, sizes)
 
     def _deliver(self, message: Message) -> None:
         number = message.receiver
         endpoint = self._endpoints.get(number)
-        if endpoint is None:
+        if endpoint is None and message.kind != REPLY:
             with self._attaching:
                 endpoint = self._endpoints.get(number)
-                if endpoint is None and number not in self._closed:
-                    self._unclaimed.setdefault(number, []).append(message)
+                if endpoint is None and self._may_open(number):
+                    self._unclaimed.append(message)
                     return
         if endpoint is not None:
             endpoint.deliver(message)
         elif message.kind == REQUEST:
             self._refuse(message)
 
+    def _may_open(self, number: int) -> bool:
+        """Whether a message for an endpoint that is not there can be kept for it."""
+        mine = number % self._world.size == self._world.rank
+        return mine and number not in self._closed and len(self._unclaimed) < _UNCLAIMED
+
     def _refuse(self, message: Message) -> None:
+        why = "was closed before" if message.receiver in self._closed else "is not there for"
         failure = Failure(
             code=UnavailableError.code,
-            message=f"mpi://{self.host()}:{message.receiver} was closed before {message.method}",
+            message=f"mpi://{self.host()}:{message.receiver} {why} {message.method}",
         )
         self.send(Message(REPLY, message.id, message.sender, peer=message.peer, failure=failure))
 
@@ -287,34 +225,14 @@ class MpiTransport:
         for endpoint in list(self._endpoints.values()):
             endpoint.close()
 
-    def _drop_unread(self) -> None:
-        """Take what came too late for anybody: MPICH warns of messages left at the end."""
-        self._inbox.close()
-        status = self._inbox.status
-        while (probed := self._comm.Improbe(*self._any, status)) is not None:
-            probed.Recv(bytearray(status.count))
-
 
 def _length_of(frame: bytes) -> int:
-    if len(frame) > _PIECE_BYTES:
+    if len(frame) > PIECE_BYTES:
         raise ValueError(
             f"a body of about {len(frame)} bytes is more than a message can have: send it as a "
             "buffer"
         )
     return len(frame)
-
-
-def _buffer_tag(message: Message) -> int:
-    return 1 + (message.id + (message.kind == REPLY) * _BUFFER_TAGS // 2) % _BUFFER_TAGS
-
-
-def _pieces(views: Sequence[Array]) -> list[Array]:
-    """The buffers in pieces whose length fits MPI's 32-bit counts; empty ones are not sent."""
-    return [
-        view[start : start + _PIECE_BYTES]
-        for view in views
-        for start in range(0, view.nbytes, _PIECE_BYTES)
-    ]
 
 
 @cache

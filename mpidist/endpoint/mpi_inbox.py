@@ -23,15 +23,12 @@ class Inbox:
     Args:
         comm: Communicator.
         tag: Of the frames, none longer than ``LONGEST_BYTES``.
-
-    Attributes:
-        status: Of the last test.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int) -> None:
         from mpi4py import MPI
 
-        self.status = MPI.Status()
+        self._status = MPI.Status()
         self._posted = []
         for _ in range(_POSTED):
             memory = memoryview(bytearray(LONGEST_BYTES))
@@ -39,22 +36,38 @@ class Inbox:
             request.Start()
             self._posted.append((request, memory))
         self._next = 0
+        self._ahead: dict[int, tuple[int, bytearray]] = {}  # of those after the next
 
     def take(self) -> tuple[int, bytearray] | None:
         """Local. The next frame and the rank that it came from, or None if there is none."""
-        request, memory = self._posted[self._next]
-        status = self.status
+        number = self._next
+        frame = self._ahead.pop(number, None) or self._receive(number)
+        if frame is not None:
+            self._posted[number][0].Start()
+            self._next = (number + 1) % _POSTED
+        return frame
+
+    def is_empty(self) -> bool:
+        """Local. Whether no frame is here, not even one behind another that is still coming in."""
+        for number in range(_POSTED):
+            if number not in self._ahead:
+                frame = self._receive(number)
+                if frame is not None:
+                    self._ahead[number] = frame
+        return not self._ahead
+
+    def _receive(self, number: int) -> tuple[int, bytearray] | None:
+        request, memory = self._posted[number]
+        status = self._status
         if not request.Test(status):
             return None
-        source, frame = status.source, bytearray(memory[: status.count])
-        request.Start()
-        self._next = (self._next + 1) % _POSTED
-        return source, frame
+        return status.source, bytearray(memory[: status.count])
 
     def close(self) -> None:
         """Local. Withdraw the receives."""
-        for request, _ in self._posted:
-            request.Cancel()
-            request.Wait()
+        for number, (request, _) in enumerate(self._posted):
+            if number not in self._ahead:
+                request.Cancel()
+                request.Wait()
             request.Free()
         self._posted = []

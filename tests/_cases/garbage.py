@@ -10,12 +10,13 @@ from mpidist.endpoint.frames import pack
 from mpidist.endpoint.message import Message
 
 
-def frames_of(rng, sizes=(0, 1, 100, 20_000), *, sealed=False):
+def frames_of(rng, sizes=(0, 1, 100, 20_000), receivers=(0,), *, sealed=False):
     """Frames that are almost a message: cut, lengthened, altered, or of any bytes.
 
     Args:
         rng: Draws them.
         sizes: Of the buffers.
+        receivers: Numbers of endpoints.
         sealed: Whether half of them get the checksum that fits, and are found out later.
 
     Returns:
@@ -24,6 +25,7 @@ def frames_of(rng, sizes=(0, 1, 100, 20_000), *, sealed=False):
     message = Message(
         kind=rng.randrange(8),
         id=rng.randrange(4),
+        receiver=rng.choice(receivers),
         sender=rng.randrange(3),
         method=rng.choice(["test/Count", "test/Echo", "nothing", "", "test/"]),
         settled=[rng.randrange(5) for _ in range(rng.randrange(3))],

@@ -1,12 +1,10 @@
 """Endpoints over MPI: the cases of every transport, and what only ranks can do."""
 
-import random
 import threading
 
 import numpy as np
 import pytest
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, as_bytes, ask, pattern, wait_until
-from _cases.garbage import frames_of
 from _cases.jobs import run_ranks
 
 from mpidist import DistNetworkError, Reply, errors, open_endpoint
@@ -216,28 +214,3 @@ def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):
     assert ended.status == 0, ended.err
     assert "no reply to test/Never from mpi://" in ended.out
     assert "the script there has ended" in ended.out
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("count", [5000, pytest.param(1_000_000, marks=pytest.mark.long)])
-def test_garbage(world, count):
-    """Frames of every wrong kind from another rank: those that are messages are served."""
-    from mpidist.runtime import world as start
-
-    messages = start().messages
-    rng = random.Random(count)
-    with open_endpoint() as endpoint:
-        Service(endpoint)
-        addresses = world.allgather(str(endpoint.address))
-        if world.rank == 0:
-            endpoint.serve_in_thread()
-        else:
-            for number in range(count):
-                # Buffers that follow cannot be told from those of the next message.
-                messages.Send(frames_of(rng, sizes=(0, 1, 100))[0], dest=0, tag=0)
-                if number % 500 == 0:
-                    assert (
-                        ask(endpoint, addresses[0], "Echo", b"%d" % number).body == b"%d" % number
-                    )
-            assert ask(endpoint, addresses[0], "Echo", b"end").body == b"end"
-        world.Barrier()

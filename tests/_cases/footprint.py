@@ -1,0 +1,73 @@
+"""What a process holds, to see whether it grows."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process and an endpoint in it hold.
+
+    Attributes:
+        memory: Resident bytes.
+        descriptors: Open files.
+        threads: Of Python.
+        shared: Mappings of files in /dev/shm.
+        pending: What the endpoint and its transport keep for later, by name.
+    """
+
+    memory: int
+    descriptors: int
+    threads: int
+    shared: int
+    pending: dict[str, int]
+
+    @classmethod
+    def of(cls, endpoint) -> Footprint:
+        gc.collect()
+        places = {
+            "calls": endpoint._calls._pending,
+            "flows": endpoint._calls._credits._flows,
+            "requests": endpoint._services._requests,
+            "later": endpoint._services._later,
+        }
+        for name in ("_outgoing", "_unclaimed"):  # of mpi
+            places[name] = getattr(endpoint._transport, name, ())
+        for name in ("_arriving", "_following", "_long"):
+            places[name] = getattr(getattr(endpoint._transport, "_arrivals", None), name, ())
+        return cls(
+            resident(),
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+            _shared_mappings(),
+            {name: len(place) for name, place in places.items()},
+        )
+
+    def pack(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def unpack(cls, text) -> Footprint:
+        return cls(**json.loads(text))
+
+    def check(self, before: Footprint, memory: int = 16 << 20) -> None:
+        """What is kept must not have grown, and memory by no more than given."""
+        assert self.memory - before.memory < memory
+        assert (self.descriptors, self.threads) == (before.descriptors, before.threads)
+        assert self.shared == before.shared
+        assert self.pending == before.pending
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _shared_mappings():
+    with open("/proc/self/maps") as file:
+        return sum("/dev/shm/" in line for line in file)

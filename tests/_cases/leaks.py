@@ -1,0 +1,68 @@
+"""Requests of every kind, again and again, after which nothing may be left."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from _cases.endpoints import LIMIT_S, as_bytes, ask, pattern
+from _cases.footprint import Footprint
+from mpidist import Reply, errors
+
+REQUESTS = 10_000
+WARM = 2_000
+
+
+def serve_footprint(endpoint):
+    """Let a client see what this process holds."""
+
+    def footprint(request):
+        return Reply(Footprint.of(endpoint).pack())
+
+    endpoint.register("see", {"Footprint": footprint})
+
+
+def check_leaks(client, address, key=b""):
+    """Ten thousand requests; what client and server hold is compared after the first of them."""
+    _requests(client, address, key, 0, WARM)
+    before = _look(client, address)
+    _requests(client, address, key, WARM, REQUESTS)
+    after = _look(client, address)
+    for now, then in zip(after, before, strict=True):
+        now.check(then)
+
+
+def _requests(client, address, key, first, last):
+    data = pattern(65_536)
+    for number in range(first, last):
+        kind = number % 20
+        if kind == 0:
+            (got,) = ask(client, address, "Echo", b"", [data]).buffers
+            np.testing.assert_array_equal(as_bytes(got), data)
+        elif kind == 5:
+            with pytest.raises(errors.InvalidArgumentError):
+                ask(client, address, "Fail", json.dumps(["ValueError", "bad"]).encode())
+        elif kind == 10:
+            with pytest.raises(errors.UnimplementedError):
+                ask(client, address, "Unknown", b"", [data])
+        elif kind == 13:
+            with pytest.raises(errors.DeadlineExceededError):
+                ask(client, address, "Never", b"", [data], timeout=1e-4)
+        elif kind == 17:  # the answer comes, with a buffer, when nobody waits any more
+            name = key + b"%d" % number
+            with pytest.raises(errors.DeadlineExceededError):
+                ask(client, address, "Later", name, timeout=1e-4)
+            assert ask(client, address, "Release", name).body == b"1"
+        else:
+            body = b"%d" % number
+            assert ask(client, address, "Echo", body).body == body
+
+
+def _look(client, address):
+    """What both sides hold, once late answers have come, and their threads have ended."""
+    for _ in range(200):
+        ask(client, address, "Echo")
+    reply = client.call(address, "see/Footprint").result(LIMIT_S)
+    return Footprint.of(client), Footprint.unpack(reply.body)
