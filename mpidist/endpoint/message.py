@@ -36,7 +36,7 @@ THANKS: Final = 6
 """Over tcp: nothing but the settled replies."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Message:
     """A header, and the buffers that follow it.
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from weakref import WeakValueDictionary
 
 from mpidist.endpoint.calls import SPINS
 from mpidist.endpoint.message import NOTICE, REPLY, REQUEST, Message, Transport, check_buffers
@@ -44,8 +45,8 @@ class Services:
         # when the timeout passes between its two looks at the clock.
         self._requests: deque[Message] = deque()
         self._busy = False
-        # By identity alone: a request that its handler drops unanswered must not be kept alive.
-        self._later: set[int] = set()
+        # Weak: a request that its handler drops unanswered must not be kept alive, nor waited for.
+        self._later: WeakValueDictionary[int, Message] = WeakValueDictionary()
         self._lost: deque[str] = deque()
         self._loss_callbacks: list[Callable[[str], None]] = []
         self._arrived = threading.Event()
@@ -180,7 +181,7 @@ class Services:
         self._transport.send(answer)
         message.answered = True
         if self._later:
-            self._later.discard(id(message))
+            self._later.pop(id(message), None)
 
     # Inside
 
@@ -229,9 +230,9 @@ class Services:
         try:
             reply = self._run(message)
             if reply is LATER:
-                self._later.add(id(message))
+                self._later[id(message)] = message
                 if message.answered:  # by another thread, before this one could take note
-                    self._later.discard(id(message))
+                    self._later.pop(id(message), None)
             else:
                 self.answer(message, reply, None)
         except Exception as error:  # of the handler, or of a reply that cannot be sent

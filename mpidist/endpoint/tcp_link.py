@@ -12,16 +12,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mpidist.endpoint.curve import Keys
-from mpidist.endpoint.frames import BadFrameError, pack
+from mpidist.endpoint.frames import BadFrameError
 from mpidist.endpoint.message import BYE, HELLO, REPLY, REQUEST, THANKS, WELCOME, Message
 from mpidist.endpoint.tcp_wire import (
     GRACE_S,
+    frames_of,
     hello_message,
+    hello_of,
     is_readable,
     message_of,
     new_socket,
 )
-from mpidist.proto.mpidist_pb2 import Hello
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +94,12 @@ class Link:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 message = message_of(frames, self)
+                if message.kind == WELCOME:
+                    self._welcomed(message)
             except BadFrameError as error:
                 logger.error("a server sent no message: %s", error)  # noqa: TRY400
                 continue
-            if message.kind == WELCOME:
-                self._welcomed(message)
-            elif message.kind == BYE:
+            if message.kind == BYE:
                 self.loss = "its endpoint was closed"
             elif message.kind == REPLY and self._unanswered.pop(message.id, None) is not None:
                 replies.append(message)
@@ -144,7 +145,7 @@ class Link:
         if message.failure is not None:
             self.loss = message.failure.message
             return
-        server = Hello.FromString(message.body).process
+        server = hello_of(message).process
         if self._server not in (None, server):
             self.loss = "the server was started anew; what it was asked may or may not be done"
         self._server = server
@@ -155,7 +156,5 @@ class Link:
             self._transmit(message)
 
     def _transmit(self, message: Message) -> None:
-        first, views = pack(message)
-        frames: list[bytes | memoryview] = [first, *(view.data for view in views)]
         with suppress(zmq.Again):  # after a refusal there is no connection, and nothing to say
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(frames_of(message), zmq.NOBLOCK, copy=False)

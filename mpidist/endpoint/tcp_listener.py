@@ -13,19 +13,20 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpidist.endpoint.answers import Answers
 from mpidist.endpoint.curve import Keys
-from mpidist.endpoint.frames import BadFrameError, pack
+from mpidist.endpoint.frames import BadFrameError
 from mpidist.endpoint.message import BYE, HELLO, NOTICE, REPLY, REQUEST, WELCOME, Message
 from mpidist.endpoint.tcp_wire import (
     GRACE_S,
     PROTOCOL,
     failed,
+    frames_of,
     hello_message,
+    hello_of,
     is_readable,
     message_of,
     new_socket,
 )
 from mpidist.errors import DistNetworkError, FailedPreconditionError
-from mpidist.proto.mpidist_pb2 import Hello
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,7 @@ class Listener:
         client = self._clients.get(name)
         if client is not None and message.kind == REPLY:
             client.answers.store(message.id, message)
-        first, views = pack(message)
-        self._socket.send_multipart([name, first, *(view.data for view in views)], copy=False)
+        self._socket.send_multipart([name, *frames_of(message)], copy=False)
 
     def process_of(self, name: bytes) -> str:
         """Local. What a client is called in events."""
@@ -144,7 +144,7 @@ class Listener:
     def close(self) -> None:
         """Local. Tell the clients, and close the socket once what was sent is on its way."""
         for name in self._clients:
-            self._socket.send_multipart([name, pack(Message(BYE))[0]])
+            self._socket.send_multipart([name, *frames_of(Message(BYE))])
         self._free_port()
         self._socket.disable_monitor()
         self._monitor.close(0)
@@ -187,7 +187,7 @@ class Listener:
         return None
 
     def _welcome(self, name: bytes, hello: Message, handle: int) -> None:
-        said = Hello.FromString(hello.body)
+        said = hello_of(hello)
         welcome = hello_message(WELCOME, self._own)
         if said.protocol != PROTOCOL:
             error = FailedPreconditionError(

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import zmq
+from google.protobuf.message import DecodeError
 
 from mpidist.config import distribution_version
-from mpidist.endpoint.frames import BadFrameError, unpack
+from mpidist.endpoint.frames import BadFrameError, pack, unpack
 from mpidist.endpoint.message import REPLY, Array, Message
 from mpidist.errors import OpError
 from mpidist.proto.mpidist_pb2 import Failure, Hello
 
 # Of the messages and frames; raised by a change that the other side would not understand.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # How long a broken connection may take to come back before its other end counts as lost.
 GRACE_S = 5.0
@@ -25,6 +26,8 @@ _HEARTBEAT_MS = 1000
 _SILENCE_MS = 5000
 # The kernel asks a host that does not answer less and less often; we must hear of its return soon.
 _CONNECT_MS = 1000
+# Larger buffers are cut: ZeroMQ takes a frame that needs longer than that for a dead network.
+_PIECE_BYTES = 16 << 20
 
 
 def new_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
@@ -51,10 +54,31 @@ def hello_message(kind: int, process: bytes) -> Message:
     return Message(kind, body=hello.SerializeToString())
 
 
+def hello_of(message: Message) -> Hello:
+    """Local. What a HELLO or WELCOME says.
+
+    Raises:
+        BadFrameError: It cannot be read.
+    """
+    try:
+        return Hello.FromString(message.body)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise BadFrameError(f"the hello cannot be read: {error}") from None
+
+
 def failed(request: Message, error: OpError) -> Message:
     """Local. The reply to a request that cannot be taken."""
     failure = Failure(code=error.code, message=error.message)
     return Message(REPLY, request.id, request.sender, failure=failure)
+
+
+def frames_of(message: Message) -> list[bytes | memoryview]:
+    """Local. What a message is sent as."""
+    first, views = pack(message)
+    pieces = [
+        view[start : start + _PIECE_BYTES] for view in views for start in _starts(view.nbytes)
+    ]
+    return [first, *(piece.data for piece in pieces)]
 
 
 def array_of(frame: zmq.Frame) -> Array:
@@ -63,7 +87,7 @@ def array_of(frame: zmq.Frame) -> Array:
 
 
 def message_of(frames: Sequence[zmq.Frame], peer: Any) -> Message:
-    """Local. The message that frames make.
+    """Local. The message that frames make; large buffers may be cut.
 
     Args:
         frames: At least one; buffers become views of them.
@@ -74,8 +98,25 @@ def message_of(frames: Sequence[zmq.Frame], peer: Any) -> Message:
     """
     message, sizes, follow = unpack(frames[0].buffer, peer)
     here = [len(frame) for frame in frames[1:]]
-    if here != (list(sizes) if follow else []):
+    wanted: list[int] | None = []
+    if follow:  # no endless list for absurd sizes
+        wanted = _pieces_of(sizes) if sum(here) == sum(sizes) else None
+    if here != wanted:
         raise BadFrameError(f"buffers of {here} bytes came in place of {list(sizes)}")
     if follow:
-        message.buffers = [array_of(frame) for frame in frames[1:]]
+        rest = iter([array_of(frame) for frame in frames[1:]])
+        message.buffers = [_joined([next(rest) for _ in _starts(size)]) for size in sizes]
     return message
+
+
+def _pieces_of(sizes: Sequence[int]) -> list[int]:
+    return [min(size - start, _PIECE_BYTES) for size in sizes for start in _starts(size)]
+
+
+def _starts(nbytes: int) -> range:
+    """Where the pieces of a buffer begin; one that is empty is one piece."""
+    return range(0, max(nbytes, 1), _PIECE_BYTES)
+
+
+def _joined(pieces: list[Array]) -> Array:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

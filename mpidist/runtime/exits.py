@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpidist.config import config
-from mpidist.runtime import fork, records
+from mpidist.runtime import fork, records, streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.waits import Waiting, Waits, missing_rank
 
@@ -139,6 +139,8 @@ class Exits:
             sys.stderr.write(f"{text}mpidist: {self._identity} ends the job: {reason}\n")
             sys.stderr.flush()
         records.write_failure(self._identity, reason, trace, code)
+        for handle in (1, 2):
+            streams.wait_until_read(handle)
         threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
         _abort(code)
         os._exit(code)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from mpidist.runtime import records
+from mpidist.runtime import records, streams
 from mpidist.runtime.launch import launcher_of, local_size_hint, rank_hint, size_hint
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ def _end(missing: int) -> NoReturn:
     sys.stderr.flush()
     records.write_failure(identity, reason, "", 1)
     unlink_shared_memory()
+    streams.wait_until_read(2)
     os._exit(1)
 
 

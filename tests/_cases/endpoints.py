@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -317,6 +318,17 @@ def case_drain(client, address, key):
         assert [work.result(LIMIT_S).body for work in later] == [b"done"] * 3
         thread.join(LIMIT_S)
         assert drained == [True]
+
+
+def case_drain_does_not_wait_for_what_nobody_can_answer(client, address, key):
+    with Endpoint(client._transport) as server:
+        Service(server)
+        server.serve_in_thread()
+        work = client.call(str(server.address), "test/Never")
+        ask(client, str(server.address), "Echo")
+        gc.collect()
+        assert server.drain(LIMIT_S)
+    assert not work.is_completed()
 
 
 def case_drain_waits_for_own_calls(client, address, key):

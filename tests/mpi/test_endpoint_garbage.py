@@ -187,7 +187,7 @@ def test_messages_to_nobody_do_not_pile_up(world, served):
     transport._unclaimed.clear()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=3600)
 @pytest.mark.parametrize("count", [5000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_random(world, served, count):
     """Frames of every wrong kind from another rank: those that are messages are served."""

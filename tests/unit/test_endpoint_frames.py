@@ -24,7 +24,7 @@ messages = st.builds(
     method=st.text(max_size=20),
     body=st.binary(max_size=50),
     buffers=st.lists(arrays, max_size=4),
-    failure=st.none() | st.builds(Failure, code=st.integers(0, 16), message=st.text(max_size=9)),
+    failure=st.none() | st.builds(Failure, code=st.integers(1, 16), message=st.text(max_size=9)),
     settled=st.lists(st.integers(0, 2**64 - 1), max_size=3),
 )
 

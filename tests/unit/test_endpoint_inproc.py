@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from _cases.endpoints import Service
+from _cases.leaks import check_leaks, serve_footprint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +98,14 @@ def test_ten_thousand_requests_leave_nothing(pair):
         assert len(list(pool.map(ask, range(10_000)))) == 10_000
     assert client._calls._pending == server._calls._pending == {}
     assert threading.active_count() == threads
+
+
+def test_ten_thousand_requests_of_every_kind_leave_nothing():
+    with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
+        Service(server)
+        serve_footprint(server)
+        server.serve_in_thread()
+        check_leaks(client, server.address)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import zmq
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, ask, pattern, wait_until
+from _cases.footprint import resident
 from _cases.garbage import frames_of
 from _cases.proxy import Proxy
 
 from mpidist import Address, DistNetworkError, Endpoint, errors, open_endpoint
 from mpidist.endpoint import tcp_link, tcp_listener
 from mpidist.endpoint.frames import pack, unpack
-from mpidist.endpoint.message import HELLO, REQUEST, Message
+from mpidist.endpoint.message import HELLO, REQUEST, WELCOME, Message
 from mpidist.endpoint.tcp import TcpTransport
 from mpidist.endpoint.tcp_wire import hello_message
 from mpidist.proto.mpidist_pb2 import Hello
@@ -291,13 +292,25 @@ def test_another_version_is_refused(pair):
     hello.body = Hello(protocol=99, version="9.9").SerializeToString()
     stranger.send(pack(hello)[0])
     welcome = unpack(stranger.recv(), None)[0]
-    assert "protocol 1 and the client 99 (mpidist 9.9)" in welcome.failure.message
+    assert "protocol 2 and the client 99 (mpidist 9.9)" in welcome.failure.message
+    context.destroy(0)
+
+
+def test_a_hello_that_cannot_be_read(pair):
+    server, client = pair
+    context, stranger = raw_socket(server)
+    hello = hello_message(HELLO, b"p" * 16)
+    hello.body = b"\xff\xff"
+    stranger.send(pack(hello)[0])
+    assert ask(client, server.address, "Echo", b"x").body == b"x"
+    stranger.send(pack(hello_message(HELLO, b"p" * 16))[0])
+    assert unpack(stranger.recv(), None)[0].kind == WELCOME
     context.destroy(0)
 
 
 def test_a_client_of_another_version_is_told(pair, monkeypatch):
     server, client = pair
-    monkeypatch.setattr(tcp_listener, "PROTOCOL", 2)
+    monkeypatch.setattr(tcp_listener, "PROTOCOL", 3)
     with pytest.raises(errors.UnavailableError, match="install the same version of mpidist on bo"):
         client.call(server.address, "test/Echo").wait(LIMIT_S)
 
@@ -316,6 +329,9 @@ def test_garbage(pair, count):
             assert ask(client, server.address, "Echo", b"%d" % number).body == b"%d" % number
             while stranger.poll(0):
                 stranger.recv_multipart()
+        if number == count // 5:
+            memory = resident()
+    assert resident() - memory < 32 << 20
     assert ask(client, server.address, "Echo", b"end").body == b"end"
     context.destroy(0)
 
@@ -327,11 +343,6 @@ def test_bytes_that_are_not_even_zeromq(pair):
         with socket.create_connection(("127.0.0.1", server.address.port)) as stranger:
             stranger.sendall(rng.randbytes(rng.randrange(1, 2000)))
     assert ask(client, server.address, "Echo", b"x").body == b"x"
-
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptors():

@@ -1,6 +1,8 @@
 """The pure parts of the runtime: launchers, pauses, and who is missing."""
 
 import itertools
+import os
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.errors import DistBackendError
+from mpidist.runtime import streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.launch import (
     foreign_step,
@@ -203,3 +206,21 @@ def test_ranks_of_different_versions():
     _check_versions(["1.2"] * 3)
     with pytest.raises(DistBackendError, match=r"rank 0 has mpidist 1\.2 and rank 2 has 1\.3"):
         _check_versions(["1.2", "1.2", "1.3", "1.2"])
+
+
+def test_what_was_printed_last_is_read_before_the_end():
+    reading, writing = os.pipe()
+    os.write(writing, b"last words")
+    got = []
+    reader = threading.Thread(target=lambda: got.append(os.read(reading, 100)))
+    threading.Timer(0.05, reader.start).start()
+    streams.wait_until_read(writing)
+    reader.join()
+    assert got == [b"last words"]
+    os.write(writing, b"nobody reads this")
+    streams.wait_until_read(writing)  # not for ever
+    os.close(reading)
+    os.close(writing)
+    streams.wait_until_read(writing)
+    with open(os.devnull) as file:
+        streams.wait_until_read(file.fileno())
