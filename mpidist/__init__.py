@@ -1,6 +1,7 @@
 """Distributed training for array programs on the MPI a cluster already has."""
 
 from mpidist import errors
+from mpidist.arena import Arena
 from mpidist.arrays import ReduceOp, host_view
 from mpidist.cluster import ClusterSpec, Server, started_server
 from mpidist.collectives import (
@@ -34,7 +35,7 @@ from mpidist.errors import (
 )
 from mpidist.group import ProcessGroup
 from mpidist.runtime import Backoff, launched
-from mpidist.window import Arena, Window
+from mpidist.window import Window
 from mpidist.work import Work, gather_works
 
 __version__ = "0.1.0"

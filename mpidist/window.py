@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-import bisect
-import logging
+import contextlib
 import mmap
-import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.errors import ResourceExhaustedError
+from mpidist.arrays import host_view
+from mpidist.errors import FailedPreconditionError, ResourceExhaustedError
+from mpidist.runtime import Backoff, fork
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-logger = logging.getLogger(__name__)
-
+Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
-_ALIGNMENT = 64  # a cache line
+CHUNK_BYTES = 1 << 20
+_MOST_CHUNKS = 32  # under way at once; some MPI libraries fail with more than some hundred
+
 # Address space without a promise of memory: Linux refuses promises larger than what it has.
 # Python names the flag from 3.13 on.
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+# Behind each rank's part lies a word that is 1 while somebody adds numbers unknown to MPI.
+_LOCK_BYTES = 64
+# Type characters of the numbers that MPI adds by itself.
+_ADDED_BY_MPI = frozenset("bBhHiIlLqQfdgFDG")
 
 
 class Window:
-    """Memory of the ranks of one node, mapped by all of them.
+    """Memory of several ranks that each of them reads and writes.
 
-    The memory is sparse: pages are committed when they are first written. The window is locked
-    for its whole life, so that loads and stores need nothing but :meth:`sync` (MPI 4.1, 12.7.4).
+    The window is locked for its whole life, so that nothing but :meth:`sync` is needed between
+    loads and stores (MPI 4.1, 12.7.4). When a call returns, its operation is complete, at the
+    target too. Offsets are in bytes from the beginning of a rank's part.
 
-    Use :meth:`shared` or :meth:`private`.
+    :meth:`get` and :meth:`put` are not atomic: what one rank writes while another reads it may
+    arrive in parts. :meth:`add` is atomic for each element, and :meth:`fetch_add` as a whole, as
+    long as those bytes are used with one dtype and with nothing else at the same time.
+
+    Make one by :meth:`shared`, :meth:`rma` or :meth:`private`.
 
     Args:
-        parts: The memory of each rank of the node.
+        sizes: Bytes of each rank's part.
         own: Which part is this rank's.
+        parts: The parts that this process has mapped, by rank.
         win: MPI's window, or None for private memory.
     """
 
-    def __init__(self, parts: list[Bytes], own: int, win: MPI.Win | None) -> None:
-        self._parts = parts
+    def __init__(
+        self, sizes: list[int], own: int, parts: dict[int, Bytes], win: MPI.Win | None
+    ) -> None:
+        self._sizes = sizes
         self._own = own
+        self._parts = parts
         self._win = win
+        self._freed = False
+        self._adding = threading.Lock()
 
     @classmethod
     def shared(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
         """Collective over ``comm``. Map the memory of all its ranks.
+
+        The memory is sparse: a page is taken from /dev/shm when it is first written, and a process
+        that writes when there is none left is killed. An Arena over it asks first.
 
         Args:
             comm: Ranks of one node.
@@ -55,122 +76,280 @@ class Window:
 
         Returns:
             The window.
+
+        Raises:
+            ResourceExhaustedError: MPI cannot allocate it, on one rank at least.
         """
         from mpi4py import MPI
 
-        win = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
+        win, problem = None, None
+        try:
+            win = MPI.Win.Allocate_shared(_with_lock(nbytes), 1, comm=comm)
+        except MPI.Exception as error:
+            problem = str(error)
+        facts = comm.allgather((nbytes, problem))
+        for rank, (wanted, text) in enumerate(facts):
+            if text is not None:  # one that others have got stays: freeing it takes all ranks
+                raise ResourceExhaustedError(
+                    f"MPI cannot allocate {wanted} bytes of shared memory for rank {rank} of "
+                    f"{comm.size} on its node: {text}"
+                )
+        assert win is not None
         win.Lock_all(MPI.MODE_NOCHECK)
-        parts = [_as_array(win.Shared_query(rank)[0]) for rank in range(comm.size)]
-        return cls(parts, comm.rank, win)
+        sizes = [size for size, _ in facts]
+        parts = {
+            rank: _as_array(win.Shared_query(rank)[0], size) for rank, size in enumerate(sizes)
+        }
+        return cls(sizes, comm.rank, parts, win)
+
+    @classmethod
+    def rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
+        """Collective over ``comm``. Memory that others reach by MPI's one-sided operations.
+
+        Args:
+            comm: Any ranks.
+            nbytes: Size of this rank's part; may be 0.
+
+        Returns:
+            The window.
+        """
+        from mpi4py import MPI
+
+        # Sums do not depend on the order of additions.
+        info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
+        win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
+        info.Free()
+        memory = _as_array(win.tomemory(), _with_lock(nbytes))
+        memory[:] = 0
+        win.Lock_all(MPI.MODE_NOCHECK)
+        win.Sync()
+        sizes = comm.allgather(nbytes)  # nobody gets here before all locks are zero
+        return cls(sizes, comm.rank, {comm.rank: memory[:nbytes]}, win)
 
     @classmethod
     def private(cls, nbytes: int) -> Window:
         """Local. Memory that only threads of this process share; just as sparse."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         memory = mmap.mmap(-1, max(nbytes, 1), flags)
-        return cls([np.frombuffer(memory, np.uint8)[:nbytes]], 0, None)
+        return cls([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
 
     @property
     def local(self) -> Bytes:
         """This rank's part, flat uint8."""
-        return self._parts[self._own]
+        return self.part(self._own)
 
     def part(self, rank: int) -> Bytes:
-        """Local. The part of a rank of the window's communicator, flat uint8."""
+        """Local. The part of a rank of the window's communicator, flat uint8.
+
+        Raises:
+            FailedPreconditionError: The window was freed, or the part is not mapped here.
+            ValueError: There is no such rank.
+        """
+        self._check_rank(rank)
+        if rank not in self._parts:
+            raise FailedPreconditionError(
+                f"the memory of rank {rank} of an rma window is not mapped by rank {self._own}: "
+                "use get and put"
+            )
         return self._parts[rank]
 
     def sync(self) -> None:
         """Local. Order this rank's loads and stores before the call against those after it."""
         if self._win is not None:
             self._win.Sync()
+        elif self._freed:
+            self._check_rank(self._own)
+
+    def get(self, rank: int, offset: int, out: Array) -> None:
+        """Local. Read from a rank's part.
+
+        Args:
+            rank: Of the window's communicator.
+            offset: Where to begin, in bytes.
+            out: C-contiguous array in host memory, any dtype and shape; receives its bytes.
+
+        Raises:
+            FailedPreconditionError: The window was freed.
+            TypeError: ``out`` is not an array in host memory.
+            ValueError: There is no such rank, the bytes do not lie in its part, or ``out`` is
+                read-only or not C-contiguous.
+        """
+        target = _contiguous(out, write=True).reshape(-1).view(np.uint8)
+        self._check(rank, offset, target.nbytes)
+        if rank in self._parts:
+            self.sync()
+            np.copyto(target, self._parts[rank][offset : offset + target.nbytes])
+        else:
+            assert self._win is not None
+            self._in_chunks(self._win.Get, rank, offset, target)
+
+    def put(self, rank: int, offset: int, data: Array) -> None:
+        """Local. Write to a rank's part.
+
+        Args:
+            rank: See :meth:`get`.
+            offset: See :meth:`get`.
+            data: C-contiguous array in host memory, any dtype and shape.
+
+        Raises:
+            FailedPreconditionError: See :meth:`get`.
+            TypeError: See :meth:`get`.
+            ValueError: See :meth:`get`.
+        """
+        source = _contiguous(data).reshape(-1).view(np.uint8)
+        self._check(rank, offset, source.nbytes)
+        if rank in self._parts:
+            np.copyto(self._parts[rank][offset : offset + source.nbytes], source)
+            self.sync()
+        else:
+            assert self._win is not None
+            self._in_chunks(self._win.Put, rank, offset, source)
+
+    def add(self, rank: int, offset: int, data: Array) -> None:
+        """Local. Add to numbers in a rank's part, element by element; each is atomic.
+
+        Args:
+            rank: See :meth:`get`.
+            offset: See :meth:`get`; a multiple of the size of an element.
+            data: C-contiguous array in host memory, of integers, floats or complex numbers.
+
+        Raises:
+            FailedPreconditionError: See :meth:`get`.
+            TypeError: See :meth:`get`; also if the dtype is not numeric, or in another byte order.
+            ValueError: See :meth:`get`; also if the offset is not aligned.
+        """
+        source = _contiguous(data).reshape(-1)
+        dtype = source.dtype
+        half = dtype.name in ("float16", "bfloat16")
+        if not dtype.isnative or not (half or dtype.char in _ADDED_BY_MPI):
+            raise TypeError(
+                f"numbers of dtype {dtype} cannot be added in a window: use integers, floats or "
+                "complex numbers in this machine's byte order"
+            )
+        self._check(rank, offset, source.nbytes, dtype.itemsize)
+        if self._win is None:
+            with self._adding:
+                _add_to(self._parts[rank][offset : offset + source.nbytes], source)
+        elif half:
+            with self._locked(rank):
+                numbers = np.empty_like(source)
+                self.get(rank, offset, numbers)
+                self.put(rank, offset, numbers + source)
+        else:
+            self._in_chunks(self._win.Accumulate, rank, offset, source)
+
+    def fetch_add(self, rank: int, offset: int, value: int) -> int:
+        """Local. Add to an int64 in a rank's part, atomically.
+
+        Args:
+            rank: See :meth:`get`.
+            offset: See :meth:`get`; a multiple of 8.
+            value: What to add.
+
+        Returns:
+            What the number was before.
+
+        Raises:
+            FailedPreconditionError: See :meth:`get`.
+            OverflowError: The value does not fit.
+            ValueError: See :meth:`get`; also if the offset is not aligned.
+        """
+        number, before = np.array([value], np.int64), np.empty(1, np.int64)
+        self._check(rank, offset, 8, 8)
+        if self._win is None:
+            with self._adding:
+                counter = self._parts[rank][offset : offset + 8].view(np.int64)
+                before[0] = counter[0]
+                counter += number
+        else:
+            fork.check()
+            self._win.Fetch_and_op(number, before, rank, offset)
+            self._win.Flush(rank)
+        return int(before[0])
 
     def free(self) -> None:
         """Collective. Give the memory back; no view of it may be used afterwards."""
-        self._parts = []
+        self._parts = {}
+        self._freed = True
         if self._win is not None:
-            self._win.Unlock_all()
-            self._win.Free()
-            self._win = None
+            win, self._win = self._win, None
+            win.Unlock_all()
+            win.Free()
+
+    def _check_rank(self, rank: int) -> None:
+        if self._freed:
+            raise FailedPreconditionError(
+                f"the window of rank {self._own} of {len(self._sizes)} was freed: use it before"
+            )
+        if not 0 <= rank < len(self._sizes):
+            raise ValueError(f"a window of {len(self._sizes)} rank(s) has no rank {rank}")
+
+    def _check(self, rank: int, offset: int, nbytes: int, unit: int = 1) -> None:
+        self._check_rank(rank)
+        if offset < 0 or offset + nbytes > self._sizes[rank]:
+            raise ValueError(
+                f"{nbytes} bytes at offset {offset} do not lie in the part of rank {rank}, which "
+                f"has {self._sizes[rank]} bytes"
+            )
+        if offset % unit:
+            raise ValueError(f"offset {offset} is not a multiple of {unit}, the size of an element")
+
+    def _in_chunks(self, move: Callable[..., None], rank: int, offset: int, flat: Array) -> None:
+        """Move an array piece by piece, of which a limited number are under way at once."""
+        fork.check()
+        assert self._win is not None
+        step = CHUNK_BYTES // flat.itemsize
+        for number, start in enumerate(range(0, flat.size, step), 1):
+            piece = flat[start : start + step]
+            move(piece, rank, offset + start * flat.itemsize)
+            if number % _MOST_CHUNKS == 0:
+                self._win.Flush(rank)
+        self._win.Flush(rank)
+
+    @contextlib.contextmanager
+    def _locked(self, rank: int) -> Iterator[None]:
+        """Be the only one who adds, to this rank's part, numbers that MPI does not know."""
+        backoff = Backoff()
+        while self._exchange_lock(rank, 0, 1) != 0:
+            backoff.pause()
+        try:
+            yield
+        finally:
+            self._exchange_lock(rank, 1, 0)
+
+    def _exchange_lock(self, rank: int, expected: int, value: int) -> int:
+        """Set the lock word if it is as expected; gives what it was."""
+        assert self._win is not None
+        place = _with_lock(self._sizes[rank]) - _LOCK_BYTES
+        new, old, before = (np.array([number], np.int64) for number in (value, expected, 0))
+        self._win.Compare_and_swap(new, old, before, rank, place)
+        self._win.Flush(rank)
+        return int(before[0])
 
 
-class Arena:
-    """Pieces carved from one stretch of memory: first fit, neighbours joined when freed.
+def _with_lock(nbytes: int) -> int:
+    """The size of a part with its lock word; an empty one needs none."""
+    return (-(-nbytes // _LOCK_BYTES) + 1) * _LOCK_BYTES if nbytes else 0
 
-    Args:
-        nbytes: Length of the stretch.
-    """
 
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._free: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []
-        self._carved: dict[int, int] = {}
+def _as_array(buffer: Any, nbytes: int) -> Bytes:
+    return np.frombuffer(buffer, np.uint8)[:nbytes] if nbytes else np.empty(0, np.uint8)
 
-    def carve(self, nbytes: int) -> int:
-        """Local. Reserve a piece.
 
-        Args:
-            nbytes: Its length, at least 0.
-
-        Returns:
-            Its offset, a multiple of 64.
-
-        Raises:
-            ResourceExhaustedError: No free piece is long enough.
-        """
-        length = max(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _ALIGNMENT)
-        for index, (start, free) in enumerate(self._free):
-            if free >= length:
-                rest = (start + length, free - length)
-                self._free[index : index + 1] = [rest] if rest[1] else []
-                self._carved[start] = length
-                return start
-        raise ResourceExhaustedError(
-            f"no room for {nbytes} bytes in an arena of {self._nbytes}, of which "
-            f"{sum(free for _, free in self._free)} are free: start with a larger one "
-            "(MPIDIST_ARENA_BYTES; it is capped at half of the free /dev/shm) or more ps tasks"
+def _contiguous(array: Array, *, write: bool = False) -> Array:
+    view = host_view(array)
+    if not view.flags.c_contiguous:
+        raise ValueError(
+            f"an array of shape {view.shape} and strides {view.strides} is not C-contiguous: pass "
+            "numpy.ascontiguousarray(array), and copy back what is read"
         )
-
-    def free(self, offset: int) -> None:
-        """Local. Give a piece back.
-
-        Raises:
-            KeyError: No piece begins there.
-        """
-        length = self._carved.pop(offset)
-        index = bisect.bisect(self._free, (offset, 0))
-        if index < len(self._free) and self._free[index][0] == offset + length:
-            length += self._free.pop(index)[1]
-        if index and sum(self._free[index - 1]) == offset:
-            offset, before = self._free.pop(index - 1)
-            index, length = index - 1, length + before
-        self._free.insert(index, (offset, length))
+    if view.dtype.hasobject:
+        raise TypeError(f"dtype {view.dtype} holds Python objects; only numbers can be moved")
+    if write and not view.flags.writeable:
+        raise ValueError("the array receives a result but is read-only; pass a writable one")
+    return view
 
 
-def arena_bytes(wanted: int, owners: int, path: str = "/dev/shm") -> int:
-    """Local. How large an arena each of several ranks of this node can have.
-
-    Args:
-        wanted: Bytes that each would like.
-        owners: How many ranks of the node have one.
-        path: The file system that shared memory lives in.
-
-    Returns:
-        At most half of what is free there, divided by the owners, in whole pages; a cut below
-        what is wanted is logged.
-    """
-    stat = os.statvfs(path)
-    limit = stat.f_bavail * stat.f_frsize // 2 // owners
-    if limit < wanted:
-        logger.info(
-            "arena of %d MiB in place of %d: %s has %d MiB free for %d ps task(s) of this node",
-            limit >> 20,
-            wanted >> 20,
-            path,
-            stat.f_bavail * stat.f_frsize >> 20,
-            owners,
-        )
-    return min(wanted, limit) // mmap.PAGESIZE * mmap.PAGESIZE
-
-
-def _as_array(buffer: Any) -> Bytes:
-    return np.frombuffer(buffer, np.uint8) if len(buffer) else np.empty(0, np.uint8)
+def _add_to(memory: Bytes, source: Array) -> None:
+    numbers = memory.view(source.dtype)
+    numbers += source

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from mpidist.arena import arena_bytes
 from mpidist.cluster.definition import server_def
 from mpidist.cluster.members import Members, Task, ranks_by_address
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec
@@ -20,7 +21,7 @@ from mpidist.errors import (
 from mpidist.group import ProcessGroup
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
-from mpidist.window import Bytes, Window, arena_bytes
+from mpidist.window import Bytes, Window
 
 if TYPE_CHECKING:
     from mpi4py import MPI

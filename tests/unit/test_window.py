@@ -1,104 +1,14 @@
-"""Arenas, private windows, and how large an arena may be."""
+"""Private windows, and what every window refuses."""
 
-import itertools
-import mmap
-from types import SimpleNamespace
+import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mpidist import Arena, Window
-from mpidist.errors import ResourceExhaustedError
-from mpidist.window import arena_bytes
-
-ARENA = 64 * 40 + 10  # the last bytes are too few for a piece
-
-
-def padded(nbytes):
-    return max(-(-nbytes // 64), 1) * 64
-
-
-class Arenas(RuleBasedStateMachine):
-    """Pieces come and go; a set of bytes keeps account of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.arena = Arena(ARENA)
-        self.pieces = {}
-
-    def runs(self):
-        """Lengths of the stretches between the pieces."""
-        edges = [(0, 0), *sorted((s, s + n) for s, n in self.pieces.items()), (ARENA, ARENA)]
-        return [after[0] - before[1] for before, after in itertools.pairwise(edges)]
-
-    @rule(nbytes=st.integers(0, 700))
-    def carve(self, nbytes):
-        length = padded(nbytes)
-        if max(self.runs()) >= length:
-            offset = self.arena.carve(nbytes)
-            assert offset % 64 == 0
-            assert offset not in self.pieces
-            self.pieces[offset] = length
-        else:
-            with pytest.raises(ResourceExhaustedError, match=f"no room for {nbytes} bytes"):
-                self.arena.carve(nbytes)
-
-    @precondition(lambda self: self.pieces)
-    @rule(data=st.data())
-    def free(self, data):
-        offset = data.draw(st.sampled_from(sorted(self.pieces)))
-        self.arena.free(offset)
-        del self.pieces[offset]
-        with pytest.raises(KeyError):
-            self.arena.free(offset)
-
-    @precondition(lambda self: self.pieces)
-    @rule(off=st.integers(1, 63))
-    def free_what_is_no_piece(self, off):
-        with pytest.raises(KeyError):
-            self.arena.free(max(self.pieces) + off)
-
-    @invariant()
-    def pieces_lie_apart_and_inside(self):
-        assert min(self.runs()) >= 0
-
-
-TestArenas = Arenas.TestCase
-TestArenas.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
-
-
-@given(st.permutations(range(8)))
-def test_freed_pieces_join_again(order):
-    arena = Arena(8 * 64)
-    pieces = [arena.carve(64) for _ in range(8)]
-    assert pieces == [64 * n for n in range(8)]
-    for n in order:
-        arena.free(pieces[n])
-    assert arena.carve(8 * 64) == 0
-
-
-def test_the_first_piece_that_fits_is_taken():
-    arena = Arena(10 * 64)
-    pieces = [arena.carve(n * 64) for n in (1, 2, 1, 3, 1)]
-    arena.free(pieces[1])
-    arena.free(pieces[3])
-    assert arena.carve(129) == pieces[3]
-    assert arena.carve(1) == pieces[1]
-
-
-def test_an_arena_that_is_full():
-    arena = Arena(128)
-    arena.carve(0)
-    with pytest.raises(
-        ResourceExhaustedError,
-        match=r"no room for 65 bytes in an arena of 128, of which 64 are free.*MPIDIST_ARENA_BYTES",
-    ):
-        arena.carve(65)
-    with pytest.raises(MemoryError):
-        Arena(0).carve(1)
+from mpidist import Window, errors
 
 
 def test_private_memory():
@@ -124,27 +34,117 @@ def test_private_memory_is_only_address_space_until_it_is_written():
     assert window.local[1 << 41] == 0
 
 
-@given(
-    free=st.integers(0, 1 << 50),
-    block=st.sampled_from([512, 4096, 1 << 16]),
-    wanted=st.integers(0, 1 << 50),
-    owners=st.integers(1, 64),
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_bytes_go_in_and_come_out(offset, size):
+    window = Window.private(600)
+    data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
+    window.put(0, offset, data)
+    out = np.zeros(size, np.uint8)
+    window.get(0, offset, out)
+    np.testing.assert_array_equal(out, data)
+    assert not window.local[:offset].any()
+    assert not window.local[offset + size :].any()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4)])
+def test_arrays_of_any_shape(shape):
+    window = Window.private(1000)
+    data = np.arange(np.prod(shape, dtype=int)).reshape(shape) + 0.5
+    window.put(0, 3, data)
+    window.put(0, 200, data)
+    window.add(0, 200, data)
+    out, twice = np.empty(shape), np.empty(shape)
+    window.get(0, 3, out)
+    window.get(0, 200, twice)
+    np.testing.assert_array_equal(out, data)
+    np.testing.assert_array_equal(twice, 2 * data)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "i4", "u8", "f2", "f4", "f8", "c16", "bfloat16"])
+def test_sums(dtype):
+    dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    window = Window.private(800)
+    data = np.arange(7).astype(dtype)
+    for _ in range(3):
+        window.add(0, 2 * dtype.itemsize, data)
+    out = np.empty(7, dtype)
+    window.get(0, 2 * dtype.itemsize, out)
+    np.testing.assert_array_equal(out, (3 * np.arange(7)).astype(dtype))
+
+
+def test_threads_lose_nothing():
+    window = Window.private(64)
+    got = []
+
+    def count():
+        for _ in range(500):
+            got.append(window.fetch_add(0, 8, 3))
+            window.add(0, 16, np.ones(2))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(0, 6000, 3))
+    assert window.fetch_add(0, 8, -1) == 6000
+    assert window.local[16:32].view(float).tolist() == [2000, 2000]
+
+
+class OnDevice:
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": (1,), "typestr": "<f4", "data": (0, False), "version": 3}
+
+
+read_only = np.zeros(4, np.uint8)
+read_only.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda w: w.get(1, 0, np.zeros(1)), ValueError, r"of 1 rank\(s\) has no rank 1"),
+        (lambda w: w.part(-1), ValueError, "has no rank -1"),
+        (lambda w: w.put(-1, 0, np.zeros(1)), ValueError, "has no rank -1"),
+        (lambda w: w.put(0, 93, np.zeros(1)), ValueError, "8 bytes at offset 93 .* has 100 bytes"),
+        (lambda w: w.get(0, -1, np.zeros(1)), ValueError, "8 bytes at offset -1"),
+        (lambda w: w.get(0, 101, np.zeros(0)), ValueError, "0 bytes at offset 101"),
+        (lambda w: w.add(0, 4, np.zeros(1)), ValueError, "offset 4 is not a multiple of 8"),
+        (lambda w: w.fetch_add(0, 4, 1), ValueError, "offset 4 is not a multiple of 8"),
+        (lambda w: w.fetch_add(0, 96, 1), ValueError, "8 bytes at offset 96"),
+        (lambda w: w.fetch_add(0, 0, 1 << 63), OverflowError, "too large|too big"),
+        (lambda w: w.get(0, 0, np.zeros((4, 4))[:, 0]), ValueError, "not C-contiguous"),
+        (lambda w: w.put(0, 0, np.zeros((4, 4))[:, 0]), ValueError, "not C-contiguous"),
+        (lambda w: w.get(0, 0, read_only), ValueError, "read-only"),
+        (lambda w: w.put(0, 0, OnDevice()), TypeError, "device memory"),
+        (lambda w: w.put(0, 0, [1, 2]), TypeError, "a list is not an array"),
+        (lambda w: w.put(0, 0, np.array([None])), TypeError, "Python objects"),
+        (lambda w: w.add(0, 0, np.zeros(1, bool)), TypeError, "dtype bool cannot be added"),
+        (lambda w: w.add(0, 0, np.zeros(1, ">f8")), TypeError, "byte order"),
+    ],
 )
-def test_arenas_take_at_most_half_of_what_is_free(free, block, wanted, owners):
-    with pytest.MonkeyPatch.context() as patch:
-        stat = SimpleNamespace(f_bavail=free // block, f_frsize=block)
-        patch.setattr("mpidist.window.os.statvfs", lambda path: stat)
-        nbytes = arena_bytes(wanted, owners)
-    limit = free // block * block // 2 // owners
-    assert nbytes % mmap.PAGESIZE == 0
-    assert nbytes <= min(wanted, limit)
-    assert min(wanted, limit) - nbytes < mmap.PAGESIZE
+def test_what_a_window_refuses(call, error, text):
+    window = Window.private(100)
+    with pytest.raises(error, match=text):
+        call(window)
+    assert not window.local.any()
 
 
-def test_a_cut_is_logged(caplog, tmp_path):
-    with caplog.at_level("INFO"):
-        arena_bytes(1 << 20, 1, str(tmp_path))
-        assert "arena" not in caplog.text
-        nbytes = arena_bytes(1 << 60, 2, str(tmp_path))
-    assert f"arena of {nbytes >> 20} MiB in place of {1 << 40}" in caplog.text
-    assert "2 ps task(s) of this node" in caplog.text
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda w: w.get(0, 0, np.zeros(1)),
+        lambda w: w.put(0, 0, np.zeros(1)),
+        lambda w: w.add(0, 0, np.zeros(1)),
+        lambda w: w.fetch_add(0, 0, 1),
+        lambda w: w.sync(),
+        lambda w: w.part(0),
+        lambda w: w.local,
+    ],
+)
+def test_a_window_that_was_freed(call):
+    window = Window.private(100)
+    window.free()
+    with pytest.raises(errors.FailedPreconditionError, match="was freed"):
+        call(window)
