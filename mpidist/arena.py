@@ -117,7 +117,7 @@ def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
         return
     begin = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     end = -(-(memory.ctypes.data + memory.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-    problem = _madvise(begin, end - begin, _POPULATE_WRITE)
+    problem = populate(begin, end - begin)
     if problem == 0:
         return
     free, total = shared_memory_space(path)
@@ -166,6 +166,15 @@ def arena_bytes(wanted: int, owners: int, path: str = SHARED_MEMORY) -> int:
             owners,
         )
     return min(wanted, limit) // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def populate(address: int, nbytes: int) -> int:
+    """Local. Ask for all pages of a mapping, of which some may have been taken already.
+
+    Returns:
+        0, or the number of the error: EFAULT where there are none left, EINVAL before Linux 5.14.
+    """
+    return _madvise(address, nbytes, _POPULATE_WRITE)
 
 
 @cache

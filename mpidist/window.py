@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.arena import SHARED_MEMORY, shared_memory_space
 from mpidist.arrays import host_view
 from mpidist.errors import FailedPreconditionError, ResourceExhaustedError
 from mpidist.runtime import Backoff, fork
@@ -23,6 +24,8 @@ Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 1 << 20
 _MOST_CHUNKS = 32  # under way at once; some MPI libraries fail with more than some hundred
+
+_OWN_BYTES = 1 << 16  # what MPI takes beside the parts, and a page a rank
 
 # Address space without a promise of memory: Linux refuses promises larger than what it has.
 # Python names the flag from 3.13 on.
@@ -78,25 +81,30 @@ class Window:
             The window.
 
         Raises:
-            ResourceExhaustedError: MPI cannot allocate it, on one rank at least.
+            ResourceExhaustedError: /dev/shm has no room for it, or MPI cannot allocate it.
         """
         from mpi4py import MPI
 
+        sizes = comm.allgather(nbytes)
+        parts_bytes = [_with_lock(size) for size in sizes]
+        needed = sum(parts_bytes) + _OWN_BYTES + comm.size * mmap.PAGESIZE
+        free, total = comm.bcast(shared_memory_space())
         win, problem = None, None
-        try:
-            win = MPI.Win.Allocate_shared(_with_lock(nbytes), 1, comm=comm)
-        except MPI.Exception as error:
-            problem = str(error)
-        facts = comm.allgather((nbytes, problem))
-        for rank, (wanted, text) in enumerate(facts):
-            if text is not None:  # one that others have got stays: freeing it takes all ranks
-                raise ResourceExhaustedError(
-                    f"MPI cannot allocate {wanted} bytes of shared memory for rank {rank} of "
-                    f"{comm.size} on its node: {text}"
-                )
+        if free < needed:  # Open MPI would fail on one rank, and leave the others waiting
+            problem = f"{SHARED_MEMORY} has {free >> 10} KiB free of {total >> 10}"
+        else:
+            try:
+                win = MPI.Win.Allocate_shared(parts_bytes[comm.rank], 1, comm=comm)
+            except MPI.Exception as error:
+                problem = str(error)
+        problems = [text for text in comm.allgather(problem) if text is not None]
+        if problems:  # a window that others have got stays: freeing it takes all ranks
+            raise ResourceExhaustedError(
+                f"no {needed} bytes of shared memory for {comm.size} rank(s) of a node: "
+                f"{problems[0]}"
+            )
         assert win is not None
         win.Lock_all(MPI.MODE_NOCHECK)
-        sizes = [size for size, _ in facts]
         parts = {
             rank: _as_array(win.Shared_query(rank)[0], size) for rank, size in enumerate(sizes)
         }

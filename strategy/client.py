@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Work, errors
+from mpidist import Reply, Work, errors, settings
 from strategy.change import Change, converted
-from strategy.host import Host
+from strategy.host import Host, workers_of
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import Layout, SharedShard
-from strategy.staging import Ring
+from strategy.staging import STAGED_BYTES, Ring
 
 Array = NDArray[Any]
 
 TRANSPORTS = ("auto", "shared", "p2p")
 
-# Changes from this size on go through the ring; below, copying them into the message is cheaper.
-_STAGED_BYTES = 16384
 # Pushes to one server that may be under way at once; each holds a copy of its small changes.
 _MOST_PUSHES = 16
 _PULL_TRIES = 3
@@ -37,7 +37,7 @@ class Remote:
         layout: Shape and dtype.
         connection: To its server.
         number: The server's for it.
-        shared: Its memory, or None if the server is not on this node.
+        shared: Its memory, or None if this worker cannot reach it.
         seen: Version of the last pull, plus this worker's own pushes since: what the version will
             be if nobody else pushes.
         known: Version after the last pull or push that is complete.
@@ -63,31 +63,31 @@ class Connection:
         transport: ``"auto"``, ``"shared"`` or ``"p2p"``.
 
     Raises:
-        FailedPreconditionError: ``"shared"`` was asked for, and the ps is on another node.
+        FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
+            reached.
     """
 
     def __init__(self, host: Host, index: int, worker: int, workers: int, transport: str) -> None:
         self._host = host
         self._address = host.task_address("ps", index)
+        self._index = index
         self._worker = worker
-        self._memory = None if transport == "p2p" else host.task_memory("ps", index)
-        if transport == "shared" and self._memory is None:
+        self._only_shared = transport == "shared"
+        self._shared = transport != "p2p" and host.task_memory("ps", index) is not None
+        if self._only_shared and not self._shared:
             raise errors.FailedPreconditionError(
-                f"ps {index} is on another node than worker {worker}: transport 'shared' cannot "
-                "reach it; use 'auto'"
+                f"ps {index} is on another node than worker {worker}, or that node has no shared "
+                "memory (the ps says so): transport 'shared' cannot reach it; use 'auto'"
             )
         self._sequence = 0
         self._broken = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
-        shared = self._memory is not None
-        asked = pb.AttachRequest(worker=worker, workers=workers, shared=shared)
+        asked = pb.AttachRequest(worker=worker, workers=workers, shared=self._shared)
         reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
         self._number = reply.connection
         self._ring: Ring | None = None
-        if self._memory is not None:
-            pump = host.endpoint.progress
-            self._ring = Ring(self._memory, reply.offset, reply.slots, host.sync, pump)
+        self._take_ring(reply)
 
     def announce(self, name: str, layout: Layout, ordinal: int) -> None:
         """Local. Have one server compare the order in which workers create variables.
@@ -118,6 +118,8 @@ class Connection:
 
         Raises:
             InvalidArgumentError: Another worker created it otherwise; the message names both.
+            DeadlineExceededError: The server has no room, and other workers of its node, whom it
+                needs to make some, have not created the variable; the message names them.
             ResourceExhaustedError: The server has no room.
         """
         asked = pb.CreateRequest(
@@ -126,12 +128,21 @@ class Connection:
             dtype=layout.dtype.name,
             ordinal=ordinal,
             worker=self._worker,
+            connection=self._number,
+            only_shared=self._only_shared,
         )
-        reply = pb.CreateReply.FromString(self._call("CreateVariable", asked).body)
+        while True:
+            reply = pb.CreateReply.FromString(self._call("CreateVariable", asked).body)
+            if not reply.grow:
+                break
+            self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
+        self._take_ring(reply.ring)
         shared = None
-        if self._memory is not None:
+        if self._shared and not reply.private:
+            memory = self._host.task_memory("ps", self._index, reply.segment)
+            assert memory is not None
             offsets = (reply.versions_offset, reply.data_offset)
-            shared = SharedShard(self._memory, layout, *offsets, self._host.sync)
+            shared = SharedShard(memory, layout, *offsets, self._host.sync)
         return Remote(name, layout, self, reply.variable, shared), reply.must_initialize
 
     def configure(self, kind: str, values: dict[str, float]) -> int:
@@ -155,7 +166,7 @@ class Connection:
             inline, streamed = [], []
             for change in changes:
                 layout = change.remote.layout
-                staged = self._ring is not None and layout.data_bytes >= _STAGED_BYTES
+                staged = self._ring is not None and layout.data_bytes >= STAGED_BYTES
                 entry = push.entries.add(
                     variable=change.remote.number, rule=change.rule, seen=change.remote.seen
                 )
@@ -251,6 +262,31 @@ class Connection:
         work = endpoint.call(self._address, f"ps/{method}", message.SerializeToString(), into=into)
         reply: Reply = work.result()
         return reply
+
+    def _grow(self, request: pb.GrowRequest) -> None:
+        """Take part in making a segment of the server's memory, if it comes to that."""
+        body = request.SerializeToString()
+        # The promise holds until the server answers: only then is it known who is in the
+        # collective. The server is asked to take it back if that does not come in time.
+        endpoint = self._host.endpoint
+        promise = endpoint.call(self._address, "ps/Grow", body, timeout=float("inf"))
+        promise.block(time.monotonic() + settings.call_timeout_s)
+        if not promise.is_completed():
+            endpoint.call(self._address, "ps/Withdraw", body).wait()
+        reply = pb.GrowReply.FromString(promise.result().body)
+        if reply.enter:
+            mates = set(self._host.memory_mates("ps", self._index))
+            tasks = [task for task in workers_of(self._host.cluster_spec) if task in mates]
+            # Without room it is the server that tells, and finds another place.
+            with contextlib.suppress(errors.ResourceExhaustedError):
+                self._host.grow("ps", self._index, request.segment, reply.nbytes, tasks)
+
+    def _take_ring(self, reply: pb.AttachReply) -> None:
+        if reply.slots:
+            memory = self._host.task_memory("ps", self._index, reply.segment)
+            assert memory is not None
+            place = (memory, reply.offset, reply.slots)
+            self._ring = Ring(*place, self._host.sync, self._host.endpoint.progress)
 
     def _check_whole(self) -> None:
         if self._broken:

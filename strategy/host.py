@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,10 @@ from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors, open_en
 from mpidist.cluster_resolver import ClusterResolver
 
 Bytes = NDArray[np.uint8]
+Task = tuple[str, int]
 
+# Jobs whose tasks do not train.
+_NOT_WORKERS = ("ps", "data", "evaluator")
 _LOCAL_ARENA_BYTES = 1 << 36  # address space only: pages come with the first write
 
 
@@ -41,11 +44,23 @@ class Host(Protocol):
     def task_address(self, job: str, index: int) -> str:
         """Local. Address of the endpoint of a task."""
 
-    def task_memory(self, job: str, index: int) -> Bytes | None:
-        """Local. Arena of a ps task, or None if it is on another node."""
+    def task_memory(self, job: str, index: int, segment: int = 0) -> Bytes | None:
+        """Local. A segment of a ps task's memory, or None if it cannot be reached."""
 
-    def memory(self) -> Bytes:
-        """Local. This process's own arena."""
+    def memory(self, segment: int = 0) -> Bytes:
+        """Local. A segment of the memory of this process's ps task."""
+
+    def memory_mates(self, job: str, index: int) -> list[Task]:
+        """Local. Tasks in other processes that share memory with a ps task."""
+
+    def growth_bytes(self, job: str, index: int, needed: int, wanted: int) -> int:
+        """Local. How long a further segment can be; 0 if less than is needed."""
+
+    def grow(self, job: str, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+        """Collective over a ps task and the tasks. Make a further segment of its memory."""
+
+    def warn_unshared(self, reason: str) -> None:
+        """Local. Say, once, that memory of this process's ps task cannot be shared."""
 
     def sync(self) -> None:
         """Local. Order loads and stores before the call against those after it."""
@@ -61,7 +76,7 @@ class LocalHost:
     """A cluster of one ps and one worker inside this process, for local mode."""
 
     def __init__(self) -> None:
-        self._window = Window.private(_LOCAL_ARENA_BYTES)
+        self._windows = [Window.private(_LOCAL_ARENA_BYTES)]
         self.endpoint = open_endpoint("inproc")
         self.cluster_spec = ClusterSpec({"ps": ["localhost:0"], "worker": ["localhost:0"]})
         self.job_name = "worker"
@@ -75,17 +90,33 @@ class LocalHost:
         """Local. The one endpoint's address."""
         return str(self.endpoint.address)
 
-    def task_memory(self, job: str, index: int) -> Bytes | None:
-        """Local. The one arena."""
-        return self._window.local
+    def task_memory(self, job: str, index: int, segment: int = 0) -> Bytes | None:
+        """Local. A segment of the one ps task's memory."""
+        return self._windows[segment].local
 
-    def memory(self) -> Bytes:
-        """Local. The one arena."""
-        return self._window.local
+    def memory(self, segment: int = 0) -> Bytes:
+        """Local. A segment of the one ps task's memory."""
+        return self._windows[segment].local
+
+    def memory_mates(self, job: str, index: int) -> list[Task]:
+        """Local. None: there is no other process."""
+        return []
+
+    def growth_bytes(self, job: str, index: int, needed: int, wanted: int) -> int:
+        """Local. All that is wanted: pages come with the first write."""
+        return wanted
+
+    def grow(self, job: str, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+        """Local. See :class:`Host`."""
+        self._windows.append(Window.private(nbytes))
+
+    def warn_unshared(self, reason: str) -> None:
+        """Local. Nothing to say: nobody but this process reads what lies here."""
 
     def sync(self) -> None:
         """Local. See :class:`Host`."""
-        self._window.sync()
+        for window in self._windows:
+            window.sync()
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Local. Nothing to do: nobody but this process waits for what is under way."""
@@ -93,6 +124,11 @@ class LocalHost:
     def job_group(self, job: str) -> ProcessGroup:
         """Local. FailedPreconditionError: there is no job to group."""
         raise errors.FailedPreconditionError("in local mode there is no process group")
+
+
+def workers_of(spec: ClusterSpec) -> list[Task]:
+    """Local. The tasks of a cluster that train, in the order that numbers them."""
+    return [task for task in spec.tasks() if task[0] not in _NOT_WORKERS]
 
 
 def given_spec(first: Any, spec: Any) -> ClusterSpec | None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import LATER, Arena, Reply, Request, errors
+from mpidist import Reply, Request, errors
 from strategy import checkpoint, kernels
+from strategy.catalogue import Catalogue, ServedVariable
 from strategy.host import Host
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.restores import Restores
-from strategy.shard import BLOCK_BYTES, Layout, OwnedShard, Scratch
-from strategy.staging import Ring, ring_bytes, slots_for
+from strategy.shard import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from strategy.kernels import Rule
@@ -36,25 +36,8 @@ class _Optimizer:
     rule: Rule
 
 
-@dataclass
-class _Variable:
-    identity: int
-    ordinal: int
-    creator: int
-    shard: OwnedShard
-    offsets: tuple[int, int]
-    waiting: list[Request] = field(default_factory=list)
-
-
-@dataclass
-class _Connection:
-    worker: int
-    ring: Ring | None
-    sequence: int = 0
-
-
 class ParameterServer:
-    """Local. Serves variables from this process's arena.
+    """Local. Serves variables from this process's memory.
 
     Handlers run one at a time, so that every change and every read by message falls between two
     pushes. A Server makes it for a ps task.
@@ -64,23 +47,23 @@ class ParameterServer:
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self._arena = Arena(host.memory().nbytes)
-        self._variables: list[_Variable] = []
-        self._by_name: dict[str, _Variable] = {}
+        index = host.own_index("ps")
+        self._catalogue = Catalogue(host, index)
+        self._variables = self._catalogue.variables
+        self._by_name = self._catalogue.by_name
+        self._connections = self._catalogue.connections
         self._optimizers: list[_Optimizer] = []
-        self._connections: list[_Connection] = []
-        self._order: dict[int, tuple[str, int]] = {}
-        self._scratch = Scratch()
         self._restores = Restores()
-        self._who = f"ps {host.own_index('ps')}"
+        self._who = f"ps {index}"
         self._endpoint = host.endpoint
         self._endpoint.register(
             "ps",
             {
-                "Attach": self._attach,
-                "Announce": self._announce,
-                "CreateVariable": self._create,
+                "Attach": self._catalogue.attach,
+                "Announce": self._catalogue.announce,
+                "CreateVariable": self._catalogue.create,
+                "Grow": self._catalogue.grow,
+                "Withdraw": self._catalogue.withdraw,
                 "Configure": self._configure,
                 "Push": self._push,
                 "Read": self._read,
@@ -93,80 +76,7 @@ class ParameterServer:
     def close(self) -> None:
         """Local. Serve no more."""
         self._endpoint.unregister("ps")
-
-    def _attach(self, request: Request) -> Reply:
-        asked = pb.AttachRequest.FromString(request.body)
-        reply = pb.AttachReply(connection=len(self._connections), chunk_bytes=BLOCK_BYTES)
-        ring = None
-        if asked.shared:
-            reply.slots = slots_for(asked.workers)
-            reply.offset = self._arena.carve(ring_bytes(reply.slots))
-            place = (self._host.memory(), reply.offset, reply.slots)
-            ring = Ring(*place, self._host.sync, self._endpoint.progress)
-        self._connections.append(_Connection(asked.worker, ring))
-        return Reply(reply.SerializeToString())
-
-    def _announce(self, request: Request) -> None:
-        asked = pb.CreateRequest.FromString(request.body)
-        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}"
-        first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
-        if first != what:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
-                f"worker {worker} as {first}: all workers must create the same variables in the "
-                "same order"
-            )
-
-    def _create(self, request: Request) -> Reply:
-        asked = pb.CreateRequest.FromString(request.body)
-        layout = Layout(asked.shape, asked.dtype)
-        variable = self._by_name.get(asked.name)
-        if variable is None:
-            variable = self._make(asked, layout)
-        else:
-            self._check_same(variable, asked, layout)
-            # The creator asks again if it could not compute the first value.
-            if variable.shard.version == 0 and asked.worker != variable.creator:
-                variable.waiting.append(request)
-                return LATER
-        return self._created(variable, must_initialize=variable.shard.version == 0)
-
-    def _make(self, asked: pb.CreateRequest, layout: Layout) -> _Variable:
-        versions = self._arena.carve(layout.version_bytes)
-        data = self._arena.carve(layout.data_bytes)
-        memory = self._host.memory()
-        memory[versions : versions + layout.version_bytes] = 0
-        shard = OwnedShard(
-            asked.name, memory, layout, versions, data, self._host.sync, self._scratch
-        )
-        variable = _Variable(
-            len(self._variables), asked.ordinal, asked.worker, shard, (versions, data)
-        )
-        self._variables.append(variable)
-        self._by_name[asked.name] = variable
-        return variable
-
-    def _check_same(self, variable: _Variable, asked: pb.CreateRequest, layout: Layout) -> None:
-        known = variable.shard.layout
-        here = (known.shape, known.dtype, variable.ordinal)
-        there = (layout.shape, layout.dtype, asked.ordinal)
-        if here != there:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
-                f"{there[1]}{list(there[0])}, and worker {variable.creator} as number {here[2]}, "
-                f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
-                "same order"
-            )
-
-    def _created(self, variable: _Variable, must_initialize: bool) -> Reply:
-        versions, data = variable.offsets
-        reply = pb.CreateReply(
-            variable=variable.identity,
-            versions_offset=versions,
-            data_offset=data,
-            must_initialize=must_initialize,
-        )
-        return Reply(reply.SerializeToString())
+        self._catalogue.close()
 
     def _configure(self, request: Request) -> Reply:
         asked = pb.OptimizerDef.FromString(request.body)
@@ -217,7 +127,7 @@ class ParameterServer:
             raise problem
         return Reply(reply.SerializeToString())
 
-    def _apply(self, variable: _Variable, number: int, blocks: Iterator[Array]) -> None:
+    def _apply(self, variable: ServedVariable, number: int, blocks: Iterator[Array]) -> None:
         shard = variable.shard
         dtype = shard.layout.dtype
         if number in _PLAIN:
@@ -237,7 +147,7 @@ class ParameterServer:
                 )
         shard.apply(kind, rule, values, blocks)
         for request in variable.waiting:
-            reply = self._created(variable, must_initialize=False)
+            reply = self._catalogue.created(variable, request, must_initialize=False)
             request.reply(reply.body)
         variable.waiting.clear()
 

@@ -17,16 +17,13 @@ from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
 from strategy.change import Change
 from strategy.client import TRANSPORTS, Connection
-from strategy.host import Host, LocalHost, check_task, given_spec
+from strategy.host import Host, LocalHost, check_task, given_spec, workers_of
 from strategy.initializers import initial_value
 from strategy.parameter_server import ParameterServer
 from strategy.placement import ByBytes
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import DTYPES, Layout
 from strategy.variable import Variable
-
-# Jobs whose tasks do not train.
-_NOT_WORKERS = ("ps", "data", "evaluator")
 
 _current: ContextVar[ParameterServerStrategy | None] = ContextVar("strategy", default=None)
 
@@ -81,7 +78,7 @@ class ParameterServerStrategy:
         self._host: Host = _local_host() if host is None else host
         check_task(self._host, spec, task_type, task_id)
         tasks = self._host.cluster_spec.tasks()
-        workers = [task for task in tasks if task[0] not in _NOT_WORKERS]
+        workers = workers_of(self._host.cluster_spec)
         me = (self._host.job_name, self._host.task_index)
         if me not in workers:
             raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")

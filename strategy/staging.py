@@ -21,6 +21,8 @@ from strategy.shard import BLOCK_BYTES
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
+# Changes from this size on go through the ring; below, copying them into the message is cheaper.
+STAGED_BYTES = 16384
 POOL_BYTES = 64 << 20
 _COUNTER_BYTES = 128  # the two counters lie on cache lines of their own
 

@@ -89,7 +89,7 @@ VENDORS = (
         rank_variable="PMI_RANK",
         environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
         shared_folders=("UCX_POSIX_DIR",),
-        shared_files=("mpich_shm_", "mpich_vci_", "ucx_shm_posix"),
+        shared_files=("mpich_shm_", "mpich_shar_tmp", "mpich_vci_", "ucx_shm_posix"),
     ),
 )
 

@@ -79,9 +79,13 @@ class Members:
     Args:
         spec: The cluster.
         task: This task.
+
+    Attributes:
+        guests: Tasks that live in another's process.
     """
 
     def __init__(self, spec: ClusterSpec, task: Task) -> None:
+        self.guests: frozenset[Task] = frozenset()
         self._spec = spec
         self._task = task
         self._rank = world().rank
@@ -128,6 +132,7 @@ class Members:
             )
         for task, host in colocated.items():
             self._members[task] = self._members[host]
+        self.guests = frozenset(colocated)
 
     def rank_of(self, task: Task) -> int:
         """Local. Rank of a task."""

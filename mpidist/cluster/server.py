@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
-from mpidist.arena import arena_bytes
 from mpidist.cluster.definition import server_def
 from mpidist.cluster.members import Members, Task, ranks_by_address
+from mpidist.cluster.memory import Memory
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec
 from mpidist.config import config as settings
 from mpidist.endpoint import Endpoint, open_endpoint, transport_of
@@ -21,10 +21,7 @@ from mpidist.errors import (
 from mpidist.group import ProcessGroup
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
-from mpidist.window import Bytes, Window
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from mpidist.window import Bytes
 
 _started: Server | None = None
 
@@ -81,9 +78,7 @@ class Server:
             )
         self._endpoint: Endpoint | None = None
         self._members: Members | None = None
-        self._comm: MPI.Intracomm | None = None
-        self._window: Window | None = None
-        self._window_rank: dict[int, int] = {}
+        self._memory: Memory | None = None
         self._own_tasks: list[Task] = []
         self._services: list[Service] = []
         self._drains: list[Callable[[], None]] = []
@@ -231,23 +226,67 @@ class Server:
         rank = self._members.rank_of((job, index))
         return f"{address.protocol}://{world().hosts[rank]}:{rank}"
 
-    def task_memory(self, job: str, index: int) -> Bytes | None:
-        """Local. Arena of a ps task as flat uint8, or None if it is not on this node."""
-        assert self._window is not None
-        if self._members is None:
-            return self._window.local
-        rank = self._window_rank.get(self._members.rank_of((job, index)))
-        return None if rank is None else self._window.part(rank)
+    def task_memory(self, job: str, index: int, segment: int = 0) -> Bytes | None:
+        """Local. Memory of a ps task as flat uint8, or None if this process cannot reach it.
 
-    def memory(self) -> Bytes:
-        """Local. This process's own arena, flat uint8; empty unless a ps task lives here."""
-        assert self._window is not None
-        return self._window.local
+        Args:
+            job: ``"ps"``.
+            index: Of the task.
+            segment: Which of its segments: the first, or one that :meth:`grow` has made.
+        """
+        self._spec.task_address(job, index)
+        return self._reachable.part(index, segment)
+
+    def memory(self, segment: int = 0) -> Bytes:
+        """Local. A segment of this process's own ps task; empty unless one lives here."""
+        return self._reachable.own(segment)
+
+    def memory_mates(self, job: str, index: int) -> list[Task]:
+        """Local. Tasks in other processes that share memory with a ps task."""
+        self._spec.task_address(job, index)
+        return self._reachable.mates(index)
+
+    def growth_bytes(self, job: str, index: int, needed: int, wanted: int) -> int:
+        """Local. How long a further segment of this process's own ps task can be.
+
+        Args:
+            job: ``"ps"``.
+            index: Of the task.
+            needed: Bytes without which it is of no use.
+            wanted: Bytes that it would better have.
+
+        Returns:
+            Its length in bytes; 0 if there cannot be one.
+        """
+        self._spec.task_address(job, index)
+        return self._reachable.growth_bytes(index, needed, wanted)
+
+    def grow(self, job: str, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+        """Collective over a ps task and the tasks. Make a further segment of the ps's memory.
+
+        One thread of each process calls it; several ps tasks may grow at once, on several threads.
+
+        Args:
+            job: ``"ps"``.
+            index: Of the ps task.
+            segment: Its number, from 1; each is made once.
+            nbytes: Its length, in bytes.
+            tasks: Of the same node, in other processes; the same on all.
+
+        Raises:
+            ResourceExhaustedError: There is no shared memory for it; raised on all.
+        """
+        self._spec.task_address(job, index)
+        self._reachable.grow(index, segment, nbytes, tasks)
+
+    def warn_unshared(self, reason: str) -> None:
+        """Local. Say, once, that memory of this process's ps task cannot be shared."""
+        self._reachable.warn(reason)
 
     def sync(self) -> None:
-        """Local. Order loads and stores to arenas before the call against those after it."""
-        assert self._window is not None
-        self._window.sync()
+        """Local. Order loads and stores to memory of ps tasks before it against those after it."""
+        assert self._memory is not None
+        self._memory.sync()
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Local. Have ``callback()`` called when the server is left, before anything is closed."""
@@ -293,7 +332,8 @@ class Server:
         number = int(port) if self._task[0] != "local" and port.isdigit() else None
         self._endpoint = open_endpoint("inproc", number)
         self._own_tasks = [self._task, *(t for t in self._spec.tasks() if t != self._task)]
-        self._window = Window.private(settings.arena_bytes)
+        self._memory = Memory(self._spec, self._own_ps())
+        self._memory.open_alone()
 
     def _start_in_world(self) -> None:
         here = world()
@@ -313,25 +353,16 @@ class Server:
         colocated = {t: self._spec.task_of(r) for t, r in shared.items()}
         members.gather(candidates, colocated, settings.start_timeout_s)
         self._members = members
-        self._comm = here.comm.Create_group(here.comm.Get_group().Incl(members.ranks()))
-        self._open_window(members)
+        self._memory = Memory(self._spec, self._own_ps())
+        self._memory.open_in_world(members)
 
-    def _open_window(self, members: Members) -> None:
-        from mpi4py import MPI
+    def _own_ps(self) -> int | None:
+        return next((index for job, index in self._own_tasks if job == "ps"), None)
 
-        assert self._comm is not None
-        here = world()
-        split = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self._comm.rank)
-        node = cast("MPI.Intracomm", split)
-        ps_ranks = {members.rank_of(task) for task in self._spec.tasks() if task[0] == "ps"}
-        owners = sum(here.nodes[rank] == here.nodes[here.rank] for rank in ps_ranks)
-        mine = here.rank in ps_ranks
-        nbytes = arena_bytes(settings.arena_bytes, owners) if mine else 0
-        window = Window.shared(node, nbytes)
-        self._window = window
-        translated = node.Get_group().Translate_ranks(None, here.comm.Get_group())
-        self._window_rank = {int(rank): position for position, rank in enumerate(translated)}
-        here.at_leave.append(window.free)
+    @property
+    def _reachable(self) -> Memory:
+        assert self._memory is not None, "the Server has not been started"
+        return self._memory
 
     def _start_services(self) -> None:
         from importlib.metadata import entry_points  # slow, and of no use to process groups

@@ -41,7 +41,7 @@ def rank_hint(env: Mapping[str, str]) -> int | None:
 
 def local_size_hint(env: Mapping[str, str]) -> int | None:
     """Local. The number of ranks on this host, or None where the launcher says nothing."""
-    return _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    return _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 
 
 def _number(env: Mapping[str, str], *variables: str) -> int | None:

@@ -14,9 +14,9 @@ import mpi4py
 
 from mpidist.config import distribution_version
 from mpidist.errors import DistBackendError
-from mpidist.runtime import fork, start
+from mpidist.runtime import fork, shared_memory, start
 from mpidist.runtime.exits import install
-from mpidist.runtime.launch import foreign_step, launcher_of, size_hint
+from mpidist.runtime.launch import foreign_step, launcher_of, local_size_hint, size_hint
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -124,6 +124,7 @@ def _make_world() -> World:
     )
     node.Barrier()
     start.unlink_shared_memory()  # all ranks of the node have mapped it
+    shared_memory.commit_segments(node)
     install(result, finalize=owned)
     return result
 
@@ -150,6 +151,9 @@ def _start_mpi() -> bool:
         ) from error
     owned = not MPI.Is_initialized()
     if owned:
+        local = local_size_hint(os.environ) or 1
+        usable = shared_memory.usable_bytes()
+        shared_memory.prepare(MPI.get_vendor()[0], local, usable, os.environ)
         _init_thread()
     level = MPI.Query_thread()
     if level != MPI.THREAD_MULTIPLE:

@@ -29,42 +29,72 @@ class AttachRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("offset", "slots", "chunk_bytes", "connection")
+    __slots__ = ("offset", "slots", "segment", "chunk_bytes", "connection")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     offset: int
     slots: int
+    segment: int
     chunk_bytes: int
     connection: int
-    def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., segment: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "ordinal", "worker")
+    __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    ONLY_SHARED_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     ordinal: int
     worker: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ...) -> None: ...
+    connection: int
+    only_shared: bool
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ...) -> None: ...
 
 class CreateReply(_message.Message):
-    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize")
+    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "grow")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    GROW_FIELD_NUMBER: _ClassVar[int]
     variable: int
     versions_offset: int
     data_offset: int
     must_initialize: bool
-    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ...) -> None: ...
+    segment: int
+    private: bool
+    ring: AttachReply
+    grow: int
+    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., ring: _Optional[_Union[AttachReply, _Mapping]] = ..., grow: _Optional[int] = ...) -> None: ...
+
+class GrowRequest(_message.Message):
+    __slots__ = ("segment", "create")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    create: CreateRequest
+    def __init__(self, segment: _Optional[int] = ..., create: _Optional[_Union[CreateRequest, _Mapping]] = ...) -> None: ...
+
+class GrowReply(_message.Message):
+    __slots__ = ("enter", "nbytes")
+    ENTER_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    enter: bool
+    nbytes: int
+    def __init__(self, enter: bool = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class OptimizerDef(_message.Message):
     __slots__ = ("kind", "values")

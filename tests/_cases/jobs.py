@@ -53,9 +53,12 @@ def run_ranks(
     return _run(folder, program, source, environment, timeout_s, meddle, may_leave_files)
 
 
-def run_job(folder, words, source, *, timeout_s=30.0, env=None, meddle=None):
-    """Run a script under ``mpidist run`` with the words given; arguments as :func:`run_ranks`."""
-    command = [sys.executable, "-m", "mpidist", "run", *words]
+def run_job(folder, words, source, *, timeout_s=30.0, env=None, meddle=None, inside=()):
+    """Run a script under ``mpidist run`` with the words given; arguments as :func:`run_ranks`.
+
+    ``inside`` are words of a command that runs the one that follows them.
+    """
+    command = [*inside, sys.executable, "-m", "mpidist", "run", *words]
     return _run(folder, command, source, {**os.environ, **(env or {})}, timeout_s, meddle)
 
 

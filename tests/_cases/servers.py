@@ -24,11 +24,24 @@ class Host:
     def task_address(self, job, index):
         return str(self._cluster.servers[index].endpoint.address)
 
-    def task_memory(self, job, index):
-        return self._cluster.windows[index].local if self._cluster.near else None
+    def task_memory(self, job, index, segment=0):
+        return self._cluster.windows[index][segment].local if self._cluster.near else None
 
-    def memory(self):
-        return self._cluster.windows[self.task_index].local
+    def memory(self, segment=0):
+        return self._cluster.windows[self.task_index][segment].local
+
+    def memory_mates(self, job, index):
+        return []
+
+    def growth_bytes(self, job, index, needed, wanted):
+        return wanted if needed <= self._cluster.growth_bytes else 0
+
+    def grow(self, job, index, segment, nbytes, tasks):
+        assert segment == len(self._cluster.windows[index])
+        self._cluster.windows[index].append(Window.private(nbytes))
+
+    def warn_unshared(self, reason):
+        self._cluster.warnings.append(reason)
 
     def sync(self):
         pass
@@ -40,11 +53,12 @@ class Host:
 class Cluster:
     """Some ps tasks that serve, and any number of workers."""
 
-    def __init__(self, stack, servers=1, workers=2, near=True, arena_bytes=1 << 30):
-        self.stack, self.near = stack, near
+    def __init__(self, stack, servers=1, workers=2, near=True, arena_bytes=1 << 30, growth_bytes=0):
+        self.stack, self.near, self.growth_bytes = stack, near, growth_bytes
+        self.warnings = []
         names = {"ps": servers, "worker": workers}
         self.spec = ClusterSpec({job: [f"h:{i}" for i in range(n)] for job, n in names.items()})
-        self.windows = [Window.private(arena_bytes) for _ in range(servers)]
+        self.windows = [[Window.private(arena_bytes)] for _ in range(servers)]
         self.servers = [Host(self, "ps", index) for index in range(servers)]
         for host in self.servers:
             ParameterServer(host)

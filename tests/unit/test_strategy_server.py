@@ -167,12 +167,55 @@ def test_another_number_of_servers(make, tmp_path, before, after):
         np.testing.assert_array_equal(v, value)
 
 
-def test_no_room(make):
-    cluster = make(near=False, arena_bytes=1 << 20)
-    strategy = cluster.worker(0)
-    with pytest.raises(errors.ResourceExhaustedError, match="MPIDIST_ARENA_BYTES"):
+@pytest.mark.parametrize("near", [True, False])
+def test_without_room_a_variable_is_served_by_messages(make, near):
+    cluster = make(near=near, arena_bytes=1 << 20)
+    made = [variable(cluster.worker(i), "large", 1 << 18, 3) for i in range(2)]
+    small = variable(made[0].strategy, "small", 1 << 9)
+    assert [v.remote.shared for v in made] == [None, None]
+    assert (small.remote.shared is not None) == near
+    assert made[0].remote.connection._ring is None
+    assert all("no room for" in warning for warning in cluster.warnings)
+    assert cluster.warnings
+    optimizers.SGD(1.0).apply_gradients([(np.ones(1 << 18), made[0]), (np.ones(1 << 9), small)])
+    made[1].assign_add(np.arange(1 << 18))
+    made[0].read_value()
+    np.testing.assert_array_equal(made[1], np.arange(1 << 18) + 2.0)
+    np.testing.assert_array_equal(small, np.full(1 << 9, -1))
+
+
+def test_without_room_shared_memory_is_an_error_where_it_was_asked_for(make):
+    cluster = make(arena_bytes=1 << 20)
+    strategy = cluster.worker(0, transport="shared")
+    for _ in range(2):
+        with pytest.raises(errors.ResourceExhaustedError, match="MPIDIST_ARENA_BYTES"):
+            variable(strategy, "v", 1 << 18)
+    assert variable(strategy, "w", 1 << 9).version == 1
+    assert cluster.warnings == []
+    other = cluster.worker(1)
+    variable(other, "w", 1 << 9)
+    variable(other, "v", 1 << 18)
+    with pytest.raises(errors.ResourceExhaustedError, match=r"'v' of ps 0 .* use 'auto'"):
         variable(strategy, "v", 1 << 18)
-    assert variable(strategy, "w", 1 << 12).version == 1
+
+
+@pytest.mark.parametrize("transport", ["auto", "shared"])
+def test_an_arena_grows(make, transport):
+    cluster = make(arena_bytes=1 << 16, growth_bytes=1 << 40)
+    strategies = [cluster.worker(i, transport=transport) for i in range(2)]
+    sizes = (10, 1 << 9, 1 << 17, 1 << 20, 5, 1 << 22, 1 << 10, 1 << 21)
+    made = [[variable(s, f"v{n}", size, n) for n, size in enumerate(sizes)] for s in strategies]
+    for step in range(1, 3):
+        for worker, mine in enumerate(made):
+            for v in mine:
+                v.assign_add(np.full(v.shape, worker + 1.0))
+        for n, (one, two) in enumerate(zip(*made, strict=True)):
+            assert one.remote.shared is not None
+            np.testing.assert_array_equal(one, np.full(one.shape, n + 3.0 * step))
+            np.testing.assert_array_equal(two, one)
+    assert len(cluster.windows[0]) > 2
+    assert cluster.warnings == []
+    assert all(s.global_step.remote.connection._ring is not None for s in strategies)
 
 
 def test_shared_memory_that_there_is_not(make):

@@ -1,0 +1,190 @@
+"""The memory of ps tasks, as far as this process can reach it."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections.abc import Iterable
+from typing import cast
+
+import numpy as np
+
+from mpidist.arena import SHARED_MEMORY, arena_bytes, shared_memory_space
+from mpidist.cluster.members import Members, Task
+from mpidist.cluster.spec import ClusterSpec
+from mpidist.config import config as settings
+from mpidist.errors import DeadlineExceededError, ResourceExhaustedError
+from mpidist.runtime import world
+from mpidist.runtime.shared_memory import REMEDY
+from mpidist.window import Bytes, Window
+
+logger = logging.getLogger(__name__)
+
+# Tags of the communicators of further segments; those of other groups have tag 0.
+_FIRST_TAG = 1
+_TAGS = 32000
+
+
+class Memory:
+    """The segments of the ps tasks of this node.
+
+    Each ps has a first one, which all tasks of the node map when they start, and further ones,
+    which the ps and some workers make on demand.
+
+    Args:
+        spec: The cluster.
+        own: Index of this process's ps task, or None.
+    """
+
+    def __init__(self, spec: ClusterSpec, own: int | None) -> None:
+        self._spec = spec
+        self._own = own
+        self._members: Members | None = None
+        self._first: Window | None = None
+        self._windows: dict[tuple[int, int], Window] = {}
+        self._distinct: list[Window] = []
+        self._parts: dict[tuple[int, int], Bytes] = {}
+        self._changed = threading.Condition()
+        self._warned = False
+
+    def open_alone(self) -> None:
+        """Local. Make the first segments of a cluster whose tasks all live in this process."""
+        if self._own is not None:
+            self._add(self._own, 0, Window.private(settings.arena_bytes), 0)
+
+    def open_in_world(self, members: Members) -> None:
+        """Collective over the tasks of the cluster. Make the first segments of this node.
+
+        Where there is no shared memory, that of an own ps is private, and a warning says so.
+        """
+        from mpi4py import MPI
+
+        self._members = members
+        here = world()
+        comm = here.comm.Create_group(here.comm.Get_group().Incl(members.ranks()))
+        split = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+        node = cast("MPI.Intracomm", split)
+        ranks = [int(r) for r in node.Get_group().Translate_ranks(None, here.comm.Get_group())]
+        owners = {
+            index: members.rank_of(("ps", index))
+            for job, index in self._spec.tasks()
+            if job == "ps" and members.rank_of(("ps", index)) in ranks
+        }
+        here.at_leave.append(self._free)
+        nbytes = arena_bytes(settings.arena_bytes, max(len(owners), 1))
+        try:
+            window = Window.shared(node, nbytes if self._own is not None else 0)
+        except ResourceExhaustedError as error:
+            if self._own is not None:
+                self._add(self._own, 0, Window.private(settings.arena_bytes), 0)
+                self.warn(error.message)
+            return
+        self._first = window
+        for index, rank in owners.items():
+            self._add(index, 0, window, ranks.index(rank))
+
+    def part(self, index: int, segment: int) -> Bytes | None:
+        """Local. A segment of a ps task, or None if this process cannot reach its first one.
+
+        Raises:
+            DeadlineExceededError: Another thread was about to map it, and has not.
+        """
+        if (index, 0) not in self._parts:
+            return None
+        with self._changed:
+            limit_s = settings.call_timeout_s
+            if self._changed.wait_for(lambda: (index, segment) in self._parts, limit_s):
+                return self._parts[index, segment]
+        raise DeadlineExceededError(
+            f"segment {segment} of the memory of ps {index} has not been mapped within "
+            f"{limit_s:g} s (MPIDIST_CALL_TIMEOUT_S sets the limit)"
+        )
+
+    def own(self, segment: int) -> Bytes:
+        """Local. A segment of this process's ps task; empty if there is no such task."""
+        if self._own is None:
+            return np.empty(0, np.uint8)
+        return self._parts[self._own, segment]
+
+    def sync(self) -> None:
+        """Local. Order loads and stores to all segments before the call against those after it."""
+        for window in self._distinct:
+            window.sync()
+
+    def mates(self, index: int) -> list[Task]:
+        """Local. The tasks in other processes that share memory with a ps task."""
+        if self._members is None or self._first is None:
+            return []
+        rank = self._members.rank_of(("ps", index))
+        nodes, ranks = world().nodes, {t: self._members.rank_of(t) for t in self._spec.tasks()}
+        mates = [t for t, r in ranks.items() if r != rank and nodes[r] == nodes[rank]]
+        return [task for task in mates if task not in self._members.guests]
+
+    def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
+        """Local. How long a further segment of an own ps can be; 0 if less than is needed."""
+        if not self.mates(index):
+            return wanted  # private memory: pages come with the first write
+        free, _ = shared_memory_space()
+        limit = free - free // 4  # others of this node need some too
+        return min(wanted, limit) // mmap.PAGESIZE * mmap.PAGESIZE if needed < limit else 0
+
+    def grow(self, index: int, segment: int, nbytes: int, tasks: Iterable[Task]) -> None:
+        """Collective over the processes of a ps task and of some others. Make a further segment.
+
+        Args:
+            index: Of the ps task.
+            segment: Its number; each is made once.
+            nbytes: Its length.
+            tasks: The others, of the same node; the same on all.
+
+        Raises:
+            ResourceExhaustedError: There is no room for it; raised on all.
+        """
+        others = list(tasks)
+        if self._members is None or not others:
+            self._add(index, segment, Window.private(nbytes), 0)
+            return
+        comm = world().comm
+        owner = self._members.rank_of(("ps", index))
+        ranks = list(dict.fromkeys([owner, *(self._members.rank_of(task) for task in others)]))
+        # Threads of a process may be in the growth of several ps tasks at once.
+        tag = _FIRST_TAG + (index * 257 + segment) % _TAGS
+        group = comm.Create_group(comm.Get_group().Incl(ranks), tag)
+        window = Window.shared(group, nbytes if self._own == index else 0)
+        self._add(index, segment, window, 0)
+
+    def warn(self, reason: str) -> None:
+        """Local. Say, once, that variables of this process's ps task cannot be shared."""
+        if self._warned:
+            return
+        self._warned = True
+        free, total = shared_memory_space()
+        host = world().host if self._members is not None else "this host"
+        logger.warning(
+            "ps %s on %s has no room in shared memory (%s has %d MiB free of %d): variables that "
+            "do not fit are pulled and pushed by messages, which is slower; %s [%s]",
+            self._own,
+            host,
+            SHARED_MEMORY,
+            free >> 20,
+            total >> 20,
+            REMEDY,
+            reason,
+        )
+
+    def _add(self, index: int, segment: int, window: Window, rank: int) -> None:
+        with self._changed:
+            # Other threads read them without the lock.
+            self._windows = {**self._windows, (index, segment): window}
+            self._distinct = list(dict.fromkeys(self._windows.values()))
+            self._parts = {**self._parts, (index, segment): window.part(rank)}
+            self._changed.notify_all()
+
+    def _free(self) -> None:
+        """Collective over the ranks of the node, which all free their windows in this order."""
+        further = sorted(key for key in self._windows if key[1])
+        for key in further:
+            self._windows[key].free()
+        if self._first is not None:
+            self._first.free()

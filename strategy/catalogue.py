@@ -1,0 +1,293 @@
+"""The variables of a server and the connections to it: how they come to be, and where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from mpidist import LATER, Reply, Request, errors
+from strategy.growth import Creation, Growth
+from strategy.host import Host, workers_of
+from strategy.memory import Memory, Place, needed_bytes
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.shard import BLOCK_BYTES, Layout, OwnedShard, Scratch
+from strategy.staging import STAGED_BYTES, Ring, ring_bytes, slots_for
+
+
+@dataclass
+class ServedVariable:
+    """A variable, as its server knows it.
+
+    Attributes:
+        identity: Its number.
+        ordinal: How many variables its creator created before.
+        creator: The worker that came first.
+        shard: Its contents.
+        place: Where its versions and its data lie.
+        waiting: Requests of workers that wait for its first value.
+    """
+
+    identity: int
+    ordinal: int
+    creator: int
+    shard: OwnedShard
+    place: Place
+    waiting: list[Request] = field(default_factory=list)
+
+
+@dataclass
+class ServedConnection:
+    """A worker's connection, as the server knows it.
+
+    Attributes:
+        worker: Index of the worker.
+        strategy: How many connections the worker made before.
+        slots: Of the ring that it wants; 0 if it wants none.
+        ring: The ring, if it has one.
+        untold: Where the ring lies, until the worker is told.
+        sequence: Of the last push.
+    """
+
+    worker: int
+    strategy: int
+    slots: int
+    ring: Ring | None = None
+    untold: Place | None = None
+    sequence: int = 0
+
+    def lacks_ring(self, layout: Layout) -> bool:
+        """Local. Whether changes of a variable would be streamed if there were a ring."""
+        return self.ring is None and self.slots > 0 and layout.data_bytes >= STAGED_BYTES
+
+    def tell(self, reply: pb.AttachReply) -> None:
+        """Local. Tell the worker where the ring lies, if it does not know."""
+        if self.untold is not None and self.untold.segment is not None:
+            reply.slots = self.slots
+            reply.segment, reply.offset = self.untold.segment, self.untold.offsets[0]
+            self.untold = None
+
+
+class Catalogue:
+    """Creates variables and connections, and makes room for them.
+
+    Where there is no room, a further segment is made together with all workers that share this
+    node; where none can be had, a variable lies in memory of the server alone.
+
+    Args:
+        host: The server's process.
+        index: Of the ps task.
+
+    Attributes:
+        variables: By their numbers.
+        by_name: By their names.
+        connections: By their numbers.
+    """
+
+    def __init__(self, host: Host, index: int) -> None:
+        self.variables: list[ServedVariable] = []
+        self.by_name: dict[str, ServedVariable] = {}
+        self.connections: list[ServedConnection] = []
+        self._host = host
+        self._index = index
+        self._memory = Memory(host)
+        self._scratch = Scratch()
+        self._order: dict[int, tuple[str, int]] = {}
+        workers = workers_of(host.cluster_spec)
+        mates = set(host.memory_mates("ps", index))
+        self._mates = {n: task for n, task in enumerate(workers) if task in mates}
+        self._growth: Growth[Request] = Growth(self._mates)
+        self._grown_for: set[str] = set()
+
+    def close(self) -> None:
+        """Local. Answer those who wait for more memory: there will be none."""
+        gone = errors.UnavailableError(f"ps {self._index} was closed before it made room")
+        for requests in self._growth.finish():
+            for request in requests:
+                request.fail(gone)
+
+    def attach(self, request: Request) -> Reply:
+        """Local. A worker opens a connection."""
+        asked = pb.AttachRequest.FromString(request.body)
+        before = sum(connection.worker == asked.worker for connection in self.connections)
+        slots = slots_for(asked.workers) if asked.shared else 0
+        connection = ServedConnection(asked.worker, before, slots)
+        reply = pb.AttachReply(connection=len(self.connections), chunk_bytes=BLOCK_BYTES)
+        self.connections.append(connection)
+        # Where there is no room for the ring, there may be when the first variable needs it.
+        with contextlib.suppress(errors.ResourceExhaustedError):
+            self._make_ring(connection)
+        connection.tell(reply)
+        return Reply(reply.SerializeToString())
+
+    def announce(self, request: Request) -> None:
+        """Local. A worker tells of a variable, which may be another server's."""
+        asked = pb.CreateRequest.FromString(request.body)
+        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}"
+        first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
+        if first != what:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
+                f"worker {worker} as {first}: all workers must create the same variables in the "
+                "same order"
+            )
+
+    def create(self, request: Request) -> Reply:
+        """Local. A worker creates a variable: the first one makes it, the others find it."""
+        asked = pb.CreateRequest.FromString(request.body)
+        layout = Layout(asked.shape, asked.dtype)
+        variable = self.by_name.get(asked.name)
+        if variable is None:
+            self._growth.check(asked.worker, self._creation(asked))
+            place = self._find_place(asked, layout)
+            if place is None:
+                return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
+            variable = self._make(asked, layout, place)
+        else:
+            self._check_same(variable, asked, layout)
+            if asked.only_shared and variable.place.segment is None:
+                raise errors.ResourceExhaustedError(
+                    f"variable {asked.name!r} of ps {self._index} does not lie in shared memory, "
+                    "for which there was no room: transport 'shared' cannot reach it; use 'auto'"
+                )
+            # The creator asks again if it could not compute the first value.
+            if variable.shard.version == 0 and asked.worker != variable.creator:
+                variable.waiting.append(request)
+                return LATER
+        return self.created(variable, request, must_initialize=variable.shard.version == 0)
+
+    def created(self, variable: ServedVariable, request: Request, must_initialize: bool) -> Reply:
+        """Local. What a worker is told of a variable."""
+        asked = pb.CreateRequest.FromString(request.body)
+        place = variable.place
+        versions, data = place.offsets
+        reply = pb.CreateReply(
+            variable=variable.identity,
+            versions_offset=versions,
+            data_offset=data,
+            must_initialize=must_initialize,
+            segment=place.segment or 0,
+            private=place.segment is None,
+        )
+        connection = self.connections[asked.connection]
+        if connection.lacks_ring(variable.shard.layout):
+            try:
+                self._make_ring(connection)
+            except errors.ResourceExhaustedError as error:
+                self._host.warn_unshared(error.message)
+        connection.tell(reply.ring)
+        return Reply(reply.SerializeToString())
+
+    def grow(self, request: Request) -> Reply:
+        """Local. A worker promises to take part in making a segment."""
+        asked = pb.GrowRequest.FromString(request.body)
+        if asked.segment != self._memory.count or asked.create.name in self._grown_for:
+            return Reply(pb.GrowReply().SerializeToString())  # it has been made meanwhile
+        if self._growth.promise(asked.create.worker, self._creation(asked.create), request):
+            self._go(asked.create)
+        return LATER
+
+    def withdraw(self, request: Request) -> None:
+        """Local. A worker has waited too long for others to promise."""
+        asked = pb.GrowRequest.FromString(request.body).create
+        creation = self._creation(asked)
+        missing = self._growth.missing(asked.name)
+        for promise in self._growth.withdraw(asked.worker, creation):
+            promise.fail(
+                errors.DeadlineExceededError(
+                    f"ps {self._index} has no room for {creation}, and can make some only together "
+                    f"with all workers of its node: worker {asked.worker} waits, and worker "
+                    f"{', '.join(map(str, missing))} did not create it in time; all workers must "
+                    "create the same variables in the same order (MPIDIST_CALL_TIMEOUT_S sets the "
+                    "limit)"
+                )
+            )
+
+    # Inside
+
+    def _creation(self, asked: pb.CreateRequest) -> Creation:
+        strategy = self.connections[asked.connection].strategy
+        return Creation(asked.name, tuple(asked.shape), asked.dtype, asked.ordinal, strategy)
+
+    def _find_place(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
+        """Where a new variable can lie, or None: after growth it will be known."""
+        lengths = (layout.version_bytes, layout.data_bytes)
+        connection = self.connections[asked.connection]
+        try:
+            if connection.lacks_ring(layout):
+                self._make_ring(connection)
+            return self._memory.carve(*lengths)
+        except errors.ResourceExhaustedError as error:
+            problem = error
+        if asked.name not in self._grown_for and self._growth_bytes(asked):
+            if self._mates:
+                return None
+            self._go(asked)
+            return self._find_place(asked, layout)
+        if asked.only_shared:
+            raise problem
+        self._host.warn_unshared(problem.message)
+        with contextlib.suppress(errors.ResourceExhaustedError):
+            return self._memory.carve(*lengths)  # then it is the ring that had no room
+        return self._memory.carve_private(*lengths)
+
+    def _make(self, asked: pb.CreateRequest, layout: Layout, place: Place) -> ServedVariable:
+        versions, data = place.offsets
+        place.memory[versions : versions + layout.version_bytes] = 0
+        shard = OwnedShard(
+            asked.name, place.memory, layout, versions, data, self._host.sync, self._scratch
+        )
+        variable = ServedVariable(len(self.variables), asked.ordinal, asked.worker, shard, place)
+        self.variables.append(variable)
+        self.by_name[asked.name] = variable
+        return variable
+
+    def _check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
+        known = variable.shard.layout
+        here = (known.shape, known.dtype, variable.ordinal)
+        there = (new.shape, new.dtype, asked.ordinal)
+        if here != there:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
+                f"{there[1]}{list(there[0])}, and worker {variable.creator} as number {here[2]}, "
+                f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
+                "same order"
+            )
+
+    def _make_ring(self, connection: ServedConnection) -> None:
+        if connection.ring is None and connection.slots:
+            place = self._memory.carve(ring_bytes(connection.slots))
+            pump = self._host.endpoint.progress
+            ends = (place.memory, place.offsets[0], connection.slots)
+            connection.ring = Ring(*ends, self._host.sync, pump)
+            connection.untold = place
+
+    def _growth_bytes(self, asked: pb.CreateRequest) -> int:
+        """How long a segment to make for a variable; 0 if there cannot be one."""
+        layout = Layout(asked.shape, asked.dtype)
+        needed = needed_bytes(layout.version_bytes, layout.data_bytes)
+        rings = [
+            needed_bytes(ring_bytes(connection.slots))
+            for connection in self.connections
+            if connection.lacks_ring(layout)
+        ]
+        needed += max(rings, default=0)
+        wanted = max(2 * needed + sum(rings), self._memory.nbytes)
+        return self._host.growth_bytes("ps", self._index, needed, wanted)
+
+    def _go(self, asked: pb.CreateRequest) -> None:
+        """All have promised: have them enter, and enter too."""
+        nbytes, segment = self._growth_bytes(asked), self._memory.count
+        entering, others = self._growth.finish()
+        self._grown_for.add(asked.name)
+        reply = pb.GrowReply(enter=nbytes > 0, nbytes=nbytes).SerializeToString()
+        for request in entering:
+            request.reply(reply)
+        if nbytes:
+            try:
+                self._host.grow("ps", self._index, segment, nbytes, list(self._mates.values()))
+            except errors.ResourceExhaustedError as error:  # on all: they ask again, and are told
+                self._host.warn_unshared(error.message)
+            else:
+                self._memory.add(self._host.memory(segment))
+        for request in others:
+            request.reply(pb.GrowReply().SerializeToString())
