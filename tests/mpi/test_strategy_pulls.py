@@ -48,6 +48,56 @@ def test_every_pull_is_of_one_version(world, transport, size):
     np.testing.assert_array_equal(final, np.full(size, -float(workers * rounds)))
 
 
+def pull_while_another_pushes(world, transport, pulls):
+    """Worker 0 pulls while worker 1 pushes without pause; what worker 0 found wrong."""
+    size = 2 * BLOCK + BLOCK // 2 + 3
+
+    def train(strategy, workers):
+        with strategy.scope():
+            variable = get_variable("v", size, initializer=0)
+        workers.barrier()
+        if strategy.worker_index == 1:
+            sgd, minus_one = optimizers.SGD(1.0), np.full(size, -1, np.float32)
+            pushes = 0
+            while not world.Iprobe(source=1):
+                sgd.apply_gradients([(minus_one, variable)])
+                pushes += 1
+            world.recv(source=1)
+            return pushes
+        out, versions, torn = np.empty(size, np.float32), [], []
+        for number in range(pulls):
+            variable.read_value(out)
+            versions.append(variable.version)
+            # The first value is version 1; every push adds 1 to all elements.
+            if not out.min() == out.max() == variable.version - 1:
+                torn.append((number, variable.version, np.unique(out)))
+        world.send("enough", dest=2)
+        return torn, versions
+
+    result = on_cluster(world, 1, train, transport)
+    if world.rank == 1:
+        torn, versions = result
+        assert torn == []
+        assert len(versions) == pulls
+        assert versions == sorted(versions)
+        assert versions[-1] > versions[0]
+    if world.rank == 2:
+        assert result > 0
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("transport", ["shared", "p2p"])
+def test_pulls_under_updates_without_pause(world, transport):
+    pull_while_another_pushes(world, transport, 150)
+
+
+@pytest.mark.long
+@pytest.mark.ranks(3, timeout=900)
+@pytest.mark.parametrize("transport", ["shared", "p2p"])
+def test_ten_thousand_pulls_under_updates_without_pause(world, transport):
+    pull_while_another_pushes(world, transport, 10_000)
+
+
 @pytest.mark.ranks(3)
 def test_blocks_of_an_inconsistent_pull_are_each_of_one_version(world):
     size, rounds = 3 * BLOCK + 5, 25
