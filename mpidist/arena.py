@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 Bytes = NDArray[np.uint8]
 
 SHARED_MEMORY = "/dev/shm"
+REMEDY = (
+    f"make {SHARED_MEMORY} larger (docker run --shm-size 1g, or "
+    f"mount -o remount,size=1g {SHARED_MEMORY})"
+)
 
 _ALIGNMENT = 64  # a cache line
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14; Python does not name it

@@ -180,8 +180,10 @@ class Catalogue:
     def grow(self, request: Request) -> Reply:
         """Local. A worker promises to take part in making a segment."""
         asked = pb.GrowRequest.FromString(request.body)
-        if asked.segment != self._memory.count or asked.create.name in self._grown_for:
-            return Reply(pb.GrowReply().SerializeToString())  # it has been made meanwhile
+        name = asked.create.name
+        stale = asked.segment != self._memory.count or name in self._grown_for
+        if stale or name in self.by_name:
+            return Reply(pb.GrowReply().SerializeToString())  # ask again: it has changed meanwhile
         if self._growth.promise(asked.create.worker, self._creation(asked.create), request):
             self._go(asked.create)
         return LATER
@@ -239,6 +241,9 @@ class Catalogue:
         variable = ServedVariable(len(self.variables), asked.ordinal, asked.worker, shard, place)
         self.variables.append(variable)
         self.by_name[asked.name] = variable
+        # There was no room for it when they promised, and none can be made by now, or need be.
+        for promise in self._growth.forget(asked.name):
+            promise.reply(pb.GrowReply().SerializeToString())
         return variable
 
     def _check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:

@@ -108,6 +108,12 @@ class Growth(Generic[Token]):
         self._promises = [p for p in self._promises if p not in gone]
         return [promise.token for promise in gone]
 
+    def forget(self, name: str) -> list[Token]:
+        """Local. Forget all promises for a variable; gives their tokens."""
+        gone = [promise for promise in self._promises if promise.creation.name == name]
+        self._promises = [p for p in self._promises if p not in gone]
+        return [promise.token for promise in gone]
+
     def finish(self) -> tuple[list[Token], list[Token]]:
         """Local. Forget all promises.
 

@@ -33,8 +33,9 @@ class ParameterServerStrategy:
 
     Every worker makes its own, and creates the same variables in the same order. Pulls and
     pushes are never collective. Between the ps and the workers of a node they go through shared
-    memory, between nodes by messages. Several strategies of a worker share variables as those of
-    several workers do; each waits for its own pushes only.
+    memory, between nodes by messages. A variable for which /dev/shm has no room lies in memory of
+    its ps alone, is served by messages, and the ps says so once. Several strategies of a worker
+    share variables as those of several workers do; each waits for its own pushes only.
 
     Without a cluster and a started Server it is in local mode: the variables live in this process.
 
@@ -301,6 +302,8 @@ def get_variable(
     Raises:
         ValueError: The name is missing or taken, or the shape is missing or wrong.
         TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64.
+        DeadlineExceededError: The ps task has no room for it, and workers of its node, with whom
+            it would make some, have not made the variable; the message names them.
         InvalidArgumentError: Another worker made it otherwise; the message names both.
         ResourceExhaustedError: The ps task has no room for it.
     """

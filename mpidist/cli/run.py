@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mpidist.arena import REMEDY, SHARED_MEMORY
 from mpidist.cli import keeper, records
 from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
 from mpidist.cli.shared_files import SharedFiles
@@ -158,7 +159,14 @@ def _run_in(
     signals: tuple[int, list[int]],
 ) -> int:
     """Local. Run the job with its folder, and say how it failed if it did."""
-    shared_files = SharedFiles(launcher.vendor.shared_files)
+    try:
+        shared_files = SharedFiles(launcher.vendor.shared_files)
+    except OSError as error:
+        sys.stderr.write(
+            f"mpidist run: MPI keeps files of the job in {SHARED_MEMORY}, and none can be made "
+            f"there ({error}): {REMEDY}, and have it writable\n"
+        )
+        return 1
     try:
         result = supervise(
             rank_command(launcher, layout, [sys.executable, namespace.script, *namespace.args]),

@@ -10,13 +10,12 @@ from typing import cast
 
 import numpy as np
 
-from mpidist.arena import SHARED_MEMORY, arena_bytes, shared_memory_space
+from mpidist.arena import REMEDY, SHARED_MEMORY, arena_bytes, shared_memory_space
 from mpidist.cluster.members import Members, Task
 from mpidist.cluster.spec import ClusterSpec
 from mpidist.config import config as settings
 from mpidist.errors import DeadlineExceededError, ResourceExhaustedError
 from mpidist.runtime import world
-from mpidist.runtime.shared_memory import REMEDY
 from mpidist.window import Bytes, Window
 
 logger = logging.getLogger(__name__)

@@ -9,18 +9,13 @@ from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpidist.arena import SHARED_MEMORY, populate, shared_memory_space
+from mpidist.arena import REMEDY, SHARED_MEMORY, populate, shared_memory_space
 from mpidist.errors import DistBackendError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 logger = logging.getLogger(__name__)
-
-REMEDY = (
-    f"make {SHARED_MEMORY} larger (docker run --shm-size 1g, or "
-    f"mount -o remount,size=1g {SHARED_MEMORY})"
-)
 
 # MPICH writes to 1 MiB a rank and a little more while it starts, without asking for the pages.
 _MPICH_BYTES = (1 << 20) + (1 << 16)

@@ -304,6 +304,32 @@ TRAIN = """
 """
 
 
+DYING = """
+    import mpidist
+    from mpidist.cluster_resolver import MPIClusterResolver
+    from strategy import ParameterServerStrategy, get_variable
+    resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
+    job, index = resolver.task_type, resolver.task_id
+    with mpidist.Server(resolver.cluster_spec(), job, index) as server:
+        if job == "ps":
+            server.join()
+        strategy = ParameterServerStrategy()
+        server.job_group("worker").barrier()
+        if index == 1:
+            raise RuntimeError("before it creates the variable")
+        with strategy.scope():
+            get_variable("large", 1 << 20, initializer=0)
+"""
+
+
+def test_a_worker_that_dies_before_it_promises_ends_the_job(tmp_path):
+    words, env = ["--ps", "1", "--worker", "2"], {"MPIDIST_ARENA_BYTES": str(MIB)}
+    ended = run_job(tmp_path, words, DYING, env=env)
+    assert ended.status == 1
+    assert "RuntimeError: before it creates the variable" in ended.err
+    assert "worker 1" in ended.err
+
+
 def private_shm(size):
     """Run what follows with a /dev/shm of its own, of a size; skips where that cannot be."""
     if os.geteuid() != 0:
@@ -379,3 +405,12 @@ def test_shared_memory_or_an_error(tmp_path, fill):
     assert ended.status == 0, ended.err
     assert ended.out.count("refused:") == 2
     assert "good" not in ended.out
+
+
+@pytest.mark.parametrize("option", ["nr_inodes=1", "ro"])
+def test_a_dev_shm_without_room_for_the_launcher(tmp_path, option):
+    ended = train_with(tmp_path, f"20m,{option}")
+    assert ended.status == 1
+    assert "Traceback" not in ended.err
+    assert "mpidist run: MPI keeps files of the job in /dev/shm" in ended.err
+    assert "have it writable" in ended.err

@@ -56,6 +56,13 @@ class Promises(RuleBasedStateMachine):
         self.pending = [entry for entry in self.pending if entry[2] not in gone]
         assert self.growth.withdraw(worker, creation(name)) == []
 
+    @precondition(lambda self: self.pending)
+    @rule(name=st.sampled_from(NAMES))
+    def forget(self, name):
+        gone = [token for _, n, token in self.pending if n == name]
+        assert self.growth.forget(name) == gone
+        self.pending = [entry for entry in self.pending if entry[1] != name]
+
     @invariant()
     def who_is_missing_is_known(self):
         for name in NAMES:
