@@ -131,16 +131,30 @@ def test_a_cut_is_logged(caplog, tmp_path):
     assert "2 ps task(s) of this node" in caplog.text
 
 
+class Short:
+    """Five pages of shared memory whose file has three: touching the others would be fatal.
+
+    An object, so that pytest does not print the memory.
+    """
+
+    def __init__(self):
+        self.handle = os.memfd_create("short")
+        os.ftruncate(self.handle, 3 * mmap.PAGESIZE)
+        mapping = mmap.mmap(-1, 5 * mmap.PAGESIZE)  # reserves the addresses
+        self.memory = np.frombuffer(mapping, np.uint8)
+        address = self.memory.ctypes.data
+        assert _map_over(address, 5 * mmap.PAGESIZE, self.handle) == address
+
+    def committed(self):
+        """Bytes that the file has pages for."""
+        return os.fstat(self.handle).st_blocks * 512
+
+
 @pytest.fixture
 def short():
-    """Five pages of shared memory whose file has three: writing to the others would be fatal."""
-    handle = os.memfd_create("short")
-    os.ftruncate(handle, 3 * mmap.PAGESIZE)
-    mapping = mmap.mmap(-1, 5 * mmap.PAGESIZE)  # reserves the addresses
-    memory = np.frombuffer(mapping, np.uint8)
-    assert _map_over(memory.ctypes.data, 5 * mmap.PAGESIZE, handle) == memory.ctypes.data
-    yield memory, handle
-    os.close(handle)
+    short = Short()
+    yield short
+    os.close(short.handle)
 
 
 def _map_over(address, nbytes, handle):
@@ -151,17 +165,13 @@ def _map_over(address, nbytes, handle):
     return libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, fixed | shared, handle, 0)
 
 
-def committed(handle):
-    return os.fstat(handle).st_blocks * 512
-
-
 def test_pages_that_there_are_not_are_an_error(short):
-    memory, handle = short
+    memory = short.memory
     with pytest.raises(ResourceExhaustedError, match=r"no 20480 bytes .* MiB free of"):
         commit(memory)
-    assert committed(handle) == 0  # those that there were have been given back
+    assert short.committed() == 0  # those that there were have been given back
     commit(memory[: 2 * mmap.PAGESIZE + 1])
-    assert committed(handle) == 3 * mmap.PAGESIZE
+    assert short.committed() == 3 * mmap.PAGESIZE
     memory[: 3 * mmap.PAGESIZE] = 7
     with pytest.raises(ResourceExhaustedError):
         commit(memory[2 * mmap.PAGESIZE + 1 :])
@@ -170,7 +180,7 @@ def test_pages_that_there_are_not_are_an_error(short):
 
 
 def test_a_piece_without_pages_is_not_carved(short):
-    memory, handle = short
+    memory = short.memory
     arena = Arena(memory.nbytes, memory)
     first = arena.carve(2 * mmap.PAGESIZE)
     memory[first : first + 2 * mmap.PAGESIZE] = 1
@@ -178,7 +188,7 @@ def test_a_piece_without_pages_is_not_carved(short):
         with pytest.raises(ResourceExhaustedError, match="the system has no"):
             arena.carve(3 * mmap.PAGESIZE)
     assert arena.carve(mmap.PAGESIZE) == 2 * mmap.PAGESIZE
-    assert committed(handle) == 3 * mmap.PAGESIZE
+    assert short.committed() == 3 * mmap.PAGESIZE
     with pytest.raises(ResourceExhaustedError, match="no room for"):
         arena.carve(3 * mmap.PAGESIZE)
 
