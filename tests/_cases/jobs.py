@@ -56,13 +56,17 @@ def run_ranks(
 def run_job(folder, words, source, *, timeout_s=30.0, env=None, meddle=None, inside=()):
     """Run a script under ``mpidist run`` with the words given; arguments as :func:`run_ranks`.
 
-    ``inside`` are words of a command that runs the one that follows them.
+    ``inside`` are words of a command that runs the one that follows them, with a /dev/shm of its
+    own: what is left in that one goes with the job.
     """
     command = [*inside, sys.executable, "-m", "mpidist", "run", *words]
-    return _run(folder, command, source, {**os.environ, **(env or {})}, timeout_s, meddle)
+    environment = {**os.environ, **(env or {})}
+    return _run(folder, command, source, environment, timeout_s, meddle, own_files=bool(inside))
 
 
-def _run(folder, command, source, env, timeout_s, meddle, may_leave_files=False):
+def _run(
+    folder, command, source, env, timeout_s, meddle, may_leave_files=False, own_files=False
+):
     folder.mkdir(exist_ok=True)
     path = folder / "script.py"
     path.write_text(textwrap.dedent(source))
@@ -93,7 +97,7 @@ def _run(folder, command, source, env, timeout_s, meddle, may_leave_files=False)
     shown = f"\n{out}\n{err}"
     left = remaining(str(folder), GONE_S)
     assert not left, f"processes are left: {left}{shown}"
-    files = abandoned(before, GONE_S)
+    files = set() if own_files else abandoned(before, GONE_S)
     assert may_leave_files or not files, f"left in /dev/shm: {files}{shown}"
     for name in files:
         (Path("/dev/shm") / name).unlink()
