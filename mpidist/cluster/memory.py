@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import numpy as np
@@ -34,6 +34,10 @@ class Memory:
     Args:
         spec: The cluster.
         own: Index of this process's ps task, or None.
+
+    Attributes:
+        sync: Orders loads and stores to all segments before the call against those after it. Pulls
+            call it twice: with one window, it is that window's.
     """
 
     def __init__(self, spec: ClusterSpec, own: int | None) -> None:
@@ -43,6 +47,7 @@ class Memory:
         self._first: Window | None = None
         self._windows: dict[tuple[int, int], Window] = {}
         self._distinct: list[Window] = []
+        self.sync: Callable[[], None] = self._sync_all
         self._parts: dict[tuple[int, int], Bytes] = {}
         self._changed = threading.Condition()
         self._warned = False
@@ -106,11 +111,6 @@ class Memory:
             return np.empty(0, np.uint8)
         return self._parts[self._own, segment]
 
-    def sync(self) -> None:
-        """Local. Order loads and stores to all segments before the call against those after it."""
-        for window in self._distinct:
-            window.sync()
-
     def mates(self, index: int) -> list[Task]:
         """Local. The tasks in other processes that share memory with a ps task."""
         if self._members is None or self._first is None:
@@ -172,11 +172,16 @@ class Memory:
             reason,
         )
 
+    def _sync_all(self) -> None:
+        for window in self._distinct:
+            window.sync()
+
     def _add(self, index: int, segment: int, window: Window, rank: int) -> None:
         with self._changed:
             # Other threads read them without the lock.
             self._windows = {**self._windows, (index, segment): window}
             self._distinct = list(dict.fromkeys(self._windows.values()))
+            self.sync = self._distinct[0].sync if len(self._distinct) == 1 else self._sync_all
             self._parts = {**self._parts, (index, segment): window.part(rank)}
             self._changed.notify_all()
 
