@@ -64,9 +64,7 @@ def run_job(folder, words, source, *, timeout_s=30.0, env=None, meddle=None, ins
     return _run(folder, command, source, environment, timeout_s, meddle, own_files=bool(inside))
 
 
-def _run(
-    folder, command, source, env, timeout_s, meddle, may_leave_files=False, own_files=False
-):
+def _run(folder, command, source, env, timeout_s, meddle, may_leave_files=False, own_files=False):
     folder.mkdir(exist_ok=True)
     path = folder / "script.py"
     path.write_text(textwrap.dedent(source))
