@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +19,7 @@ from mpidist.work import Work
 
 logger = logging.getLogger(__name__)
 
-# A reply is often not far: poll as long as a server does, then sleep less than it.
-SPINS = 500
+# A reply is often not far: sleep less than a server does.
 _SLEEPS_S = 2e-4
 
 # How long somebody sleeps who is woken when something arrives; others may complete a work, too.
@@ -181,7 +181,7 @@ class Calls:
             work.wait_for_event(deadline)
             return
         progress, wait = self.transport.progress, self.transport.wait
-        backoff = Backoff(SPINS, _SLEEPS_S)
+        backoff = Backoff(self.transport.spins, _SLEEPS_S)
         while not work.is_completed():
             if progress():
                 backoff.reset()
@@ -189,5 +189,8 @@ class Calls:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return
-            if not wait(min(remaining, _WAIT_S), work.is_completed):
-                backoff.pause()
+            sleep_s = backoff.next_sleep()
+            if not sleep_s:
+                os.sched_yield()
+            elif not wait(min(remaining, _WAIT_S), work.is_completed):
+                time.sleep(sleep_s)

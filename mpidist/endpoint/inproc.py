@@ -25,6 +25,7 @@ class InprocTransport:
 
     protocol = "inproc"
     polled = False
+    spins = 0
 
     def __init__(self) -> None:
         self._endpoints: dict[int, Endpoint] = {}

@@ -72,6 +72,7 @@ class Transport(Protocol):
 
     protocol: str
     polled: bool  # whether messages are delivered only by those who call progress()
+    spins: int  # how often those ask in vain before they sleep
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. Deliver messages for ``number``, or a free one, to the endpoint; the number."""

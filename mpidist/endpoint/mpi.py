@@ -57,6 +57,7 @@ class MpiTransport:
 
     protocol = "mpi"
     polled = True
+    spins = 500  # about a millisecond: to be woken takes longer than a message
 
     def __init__(self, world: World) -> None:
         from mpi4py import MPI

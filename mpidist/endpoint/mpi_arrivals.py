@@ -82,9 +82,10 @@ class _Arrival:
     def place(self, nbytes: int, pool: Pool) -> Array | None:
         """Local. Where what has come next goes; None if it has not the size of what should."""
         if self.places is None:
-            if nbytes != min(next(size for size in self.sizes if size), PIECE_BYTES):
+            sizes = self.sizes
+            if nbytes != min(sizes[0] or next(size for size in sizes if size), PIECE_BYTES):
                 return None
-            self.message.buffers = self.into or [pool.take(size) for size in self.sizes]
+            self.message.buffers = self.into or [pool.take(size) for size in sizes]
             self.places = pieces([as_bytes(array) for array in self.message.buffers])[::-1]
         elif nbytes != self.places[-1].nbytes:
             return None

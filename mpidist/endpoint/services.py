@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from weakref import WeakValueDictionary
 
-from mpidist.endpoint.calls import SPINS
 from mpidist.endpoint.message import NOTICE, REPLY, REQUEST, Message, Transport, check_buffers
 from mpidist.endpoint.request import LATER, Handler, Reply, Request, failure_of
 from mpidist.errors import UnavailableError, UnimplementedError
@@ -85,10 +84,9 @@ class Services:
             if time.monotonic() >= deadline:
                 return False
         try:
-            backoff = Backoff(SPINS, _SLEEPS_S)
+            backoff = Backoff(self._transport.spins, _SLEEPS_S)
             while not self._closed:
-                if self._transport.progress() or self._requests:
-                    backoff.reset()
+                happened = self._transport.progress() or bool(self._requests)
                 self._busy = True  # before the first is taken: drain() must miss none
                 while (message := self._next()) is not None:
                     self._handle(message)
@@ -99,7 +97,10 @@ class Services:
                     return True
                 if time.monotonic() >= deadline:
                     return False
-                self._idle(backoff)
+                if happened:
+                    backoff.reset()
+                else:
+                    self._idle(backoff)
         finally:
             self._busy = False
             self._serving.release()
@@ -211,11 +212,11 @@ class Services:
         self.answer(message, Reply(), UnavailableError(f"the endpoint {self._name} {state}"))
 
     def _idle(self, backoff: Backoff) -> None:
-        if self._transport.wait(_UNTIL_PERIOD_S, self._has_news):
-            return
         sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S
         if not sleep_s:
             os.sched_yield()
+            return
+        if self._transport.wait(_UNTIL_PERIOD_S, self._has_news):
             return
         self._arrived.clear()
         self._asleep = True  # before the last look, so that none is missed

@@ -29,6 +29,7 @@ from mpidist.endpoint.frames import fill
 from mpidist.endpoint.message import Message
 from mpidist.endpoint.tcp_link import Link
 from mpidist.endpoint.tcp_listener import Listener
+from mpidist.endpoint.tcp_wire import keep_freed_memory
 from mpidist.errors import DistNetworkError, PermissionDeniedError
 from mpidist.runtime import fork
 
@@ -49,9 +50,11 @@ class TcpTransport:
 
     protocol = "tcp"
     polled = True
+    spins = 50  # not for long: ZeroMQ's own threads need the cores
 
     def __init__(self, secret: str | None) -> None:
         self._keys = Keys.derive(secret) if secret else None
+        keep_freed_memory()
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._process = os.urandom(16)

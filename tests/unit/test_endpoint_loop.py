@@ -8,7 +8,6 @@ import time
 import pytest
 
 from mpidist.endpoint import Endpoint
-from mpidist.endpoint import services as module
 from mpidist.endpoint.message import NOTICE, Message
 from mpidist.runtime import Backoff
 
@@ -18,6 +17,7 @@ class Quiet:
 
     protocol = "inproc"
     polled = True
+    spins = 0
 
     def attach(self, endpoint, number):
         return 1
@@ -58,7 +58,6 @@ def spin(stop):
 
 @pytest.mark.usefixtures("rivals")
 def test_short_sleeps_end_whoever_competes_for_the_interpreter(monkeypatch):
-    monkeypatch.setattr(module, "SPINS", 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 1e-6)
     heard = []
     rounds = iter(range(20000))

@@ -4,7 +4,7 @@ import pytest
 
 from mpidist.errors import DistBackendError
 from mpidist.runtime import shared_memory
-from mpidist.runtime.shared_memory import local_ranks, own_segments, prepare, usable_bytes
+from mpidist.runtime.shared_memory import own_segments, prepare, usable_bytes
 
 MIB = 1 << 20
 MAPS = """\
@@ -14,19 +14,6 @@ MAPS = """\
 7f0005000000-7f0005001000 rw-p 00000000 00:00 0
 7f0006000000-7f0007000000 rw-s 00000000 00:1a 8 /tmp/sm_segment.host.0.61930001.2
 """.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("env", "ranks"),
-    [
-        ({}, 1),
-        ({"MPI_LOCALNRANKS": "3"}, 3),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "12"}, 12),
-        ({"PMI_LOCAL_SIZE": "x"}, 1),
-    ],
-)
-def test_ranks_of_this_node(env, ranks):
-    assert local_ranks(env) == ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
