@@ -261,10 +261,13 @@ class Arrivals:
         for found in self._found.values():
             self._drop_stray(found)
         self._found.clear()
+        status = self._status
         for source in self._suspects:
-            new = self._probe(source, self._any[1])
-            if new is not None:
-                self._found[source] = new
+            # A frame that finds the inbox full is left for it; what lies behind can wait.
+            if self._comm.Iprobe(source, self._any[1], status) and status.tag != FRAME_TAG:
+                stray = self._probe(source, status.tag)
+                if stray is not None:
+                    self._found[source] = stray
 
     def _drop_stray(self, found: _Found) -> None:
         found.probed.Recv(bytearray(found.count))

@@ -172,7 +172,7 @@ else:
 """, "", 6, says=ended(r"sys\.exit\(6\)")),
     "exception in the serving loop": fails(WORK + SERVICE + """
 if odd:
-    endpoint._report_loss = None  # a flaw of our own
+    endpoint._services._report_loss = None  # a flaw of our own
     endpoint.serve_in_thread()
     endpoint.lose("nobody")
 work_on()

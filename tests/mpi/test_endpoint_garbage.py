@@ -206,6 +206,7 @@ def test_random(world, served, count):
                 sent.clear()
             if number == count // 5:
                 server = endpoint.call(address, "see/Footprint").result(LIMIT_S).body
+        wait(sent)
         assert ask(endpoint, address, "Echo", b"end").body == b"end"
         after = Footprint.unpack(endpoint.call(address, "see/Footprint").result(LIMIT_S).body)
         assert after.memory - Footprint.unpack(server).memory < 32 << 20
