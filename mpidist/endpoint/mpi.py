@@ -34,7 +34,7 @@ from mpidist.endpoint.mpi_arrivals import (
     buffer_tag,
     pieces,
 )
-from mpidist.endpoint.mpi_inbox import LONGEST_BYTES
+from mpidist.endpoint.mpi_inbox import LONGEST_BYTES, open_inbox
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.runtime import World, exits, fork, world
@@ -66,7 +66,8 @@ class MpiTransport:
         self._comm = world.messages
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._testall = MPI.Request.Testall
-        self._arrivals = Arrivals(self._comm, self._into, config.credit_bytes)
+        inbox = open_inbox(self._comm, FRAME_TAG, len(set(world.nodes)))
+        self._arrivals = Arrivals(self._comm, inbox, self._into, config.credit_bytes)
         self._endpoints: dict[int, Endpoint] = {}
         self._closed: set[int] = set()
         # For endpoints that are not open yet: tasks do not start at the same moment.

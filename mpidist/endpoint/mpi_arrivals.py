@@ -100,11 +100,12 @@ class Arrivals:
 
     Args:
         comm: Communicator of all messages.
+        inbox: Of the frames among them.
         into: Given a reply and the sizes of its buffers, the arrays that these belong into.
         idle_bytes: How much memory is kept to be used again.
     """
 
-    def __init__(self, comm: MPI.Comm, into: IntoOf, idle_bytes: int) -> None:
+    def __init__(self, comm: MPI.Comm, inbox: Inbox, into: IntoOf, idle_bytes: int) -> None:
         from mpi4py import MPI
 
         self._comm = comm
@@ -113,7 +114,7 @@ class Arrivals:
         self._testall = MPI.Request.Testall
         self._status = MPI.Status()
         self._pool = Pool(idle_bytes)
-        self._inbox = Inbox(comm, FRAME_TAG)
+        self._inbox = inbox
         self._long: dict[int, _LongFrame] = {}
         self._following: dict[int, _Arrival] = {}  # by rank: its next messages are buffers of this
         self._last_tags: dict[int, int] = {}  # by rank: of the buffers that came last

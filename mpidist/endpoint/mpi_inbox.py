@@ -1,11 +1,13 @@
-"""Where frames from other ranks arrive: receives that are posted before anything is sent.
+"""Where frames from other ranks arrive.
 
-To test a posted receive is several times cheaper than to probe for a message and then receive it.
+To test a receive that was posted before anything was sent is several times cheaper than to probe
+for a message and then receive it. But MPICH 5.0.2 loses messages to receives from any rank that
+are posted, where some ranks share a node and others do not: between nodes frames are probed for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -14,15 +16,35 @@ LONGEST_BYTES = 32768
 _POSTED = 4
 
 
-class Inbox:
-    """The next frames from any rank; its owner sees that one thread at a time uses it.
+class Inbox(Protocol):
+    """The next frames from any rank; its owner sees that one thread at a time uses it."""
 
-    Frames of one rank are received in the order in which they were sent: posted receives are
-    matched in the order of their posting (MPI 4.1, 3.5), and looked at in that order.
+    def take(self) -> tuple[int, bytearray] | None:
+        """Local. The next frame and the rank that it came from, or None if there is none."""
+
+    def is_empty(self) -> bool:
+        """Local. Whether no frame is here, not even one behind another that is still coming in."""
+
+    def close(self) -> None:
+        """Local. Receive nothing more."""
+
+
+def open_inbox(comm: MPI.Comm, tag: int, nodes: int) -> Inbox:
+    """Local. An inbox for the frames of all ranks.
 
     Args:
         comm: Communicator.
         tag: Of the frames, none longer than ``LONGEST_BYTES``.
+        nodes: On how many nodes the ranks are.
+    """
+    return PostedInbox(comm, tag) if nodes == 1 else ProbedInbox(comm, tag)
+
+
+class PostedInbox:
+    """Posted receives; arguments as :func:`open_inbox`.
+
+    Frames of one rank are received in the order in which they were sent: posted receives are
+    matched in the order of their posting (MPI 4.1, 3.5), and looked at in that order.
     """
 
     def __init__(self, comm: MPI.Comm, tag: int) -> None:
@@ -39,7 +61,7 @@ class Inbox:
         self._ahead: dict[int, tuple[int, bytearray]] = {}  # of those after the next
 
     def take(self) -> tuple[int, bytearray] | None:
-        """Local. The next frame and the rank that it came from, or None if there is none."""
+        """Local. See :class:`Inbox`."""
         number = self._next
         frame = self._ahead.pop(number, None) or self._receive(number)
         if frame is not None:
@@ -48,7 +70,7 @@ class Inbox:
         return frame
 
     def is_empty(self) -> bool:
-        """Local. Whether no frame is here, not even one behind another that is still coming in."""
+        """Local. See :class:`Inbox`."""
         for number in range(_POSTED):
             if number not in self._ahead:
                 frame = self._receive(number)
@@ -71,3 +93,31 @@ class Inbox:
                 request.Wait()
             request.Free()
         self._posted = []
+
+
+class ProbedInbox:
+    """Matched probes; arguments as :func:`open_inbox`."""
+
+    def __init__(self, comm: MPI.Comm, tag: int) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._frames = (MPI.ANY_SOURCE, tag)
+        self._status = MPI.Status()
+
+    def take(self) -> tuple[int, bytearray] | None:
+        """Local. See :class:`Inbox`."""
+        status = self._status
+        probed = self._comm.Improbe(*self._frames, status)
+        if probed is None:
+            return None
+        source, frame = status.source, bytearray(status.count)
+        probed.Recv(frame)
+        return source, frame
+
+    def is_empty(self) -> bool:
+        """Local. See :class:`Inbox`."""
+        return not self._comm.Iprobe(*self._frames)
+
+    def close(self) -> None:
+        """Local. See :class:`Inbox`; nothing to do."""

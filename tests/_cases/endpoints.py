@@ -130,6 +130,7 @@ def case_many_buffers(client, address, key):
 
 
 def case_what_is_long_keeps_its_place(client, address, key):
+    key += b" long"
     sizes = [3, 50_000, 5, 100_000, 7, 200_000, 40_000, 1]
     for n, size in enumerate(sizes):
         text = f"{n}/" + size * "x"
