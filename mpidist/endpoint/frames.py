@@ -3,9 +3,9 @@
 The first frame is a checksum, a fixed part, the length of each buffer (8 bytes each), the method,
 the body, the failure, the settled ids (8 bytes each), and the buffers if they are small, taken
 together. Otherwise each buffer follows by itself, so that it is received straight into place. All
-numbers are little endian. The fixed part is no protobuf message because to write and read one takes
-as long as all the rest. The checksum is of all lengths: nobody must wait for buffers because of
-bytes that are no message.
+numbers are little endian. The fixed part is no protobuf message because to make, write and read one
+took 1.4 us, twice a request. The checksum is of all lengths: nobody must wait for buffers because
+of bytes that are no message.
 """
 
 from __future__ import annotations

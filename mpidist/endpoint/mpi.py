@@ -1,11 +1,11 @@
 """Messages between ranks, by MPI point-to-point operations on a communicator of their own.
 
-A frame (header and small buffers) travels under tag 0, into receives that are posted beforehand;
-one that is too long for them is announced by a frame and follows under a tag of its own. Buffers
-that are large, taken together, follow as messages of their own, so that they are received straight
-into place; their tag comes from the request's id. Everything is nonblocking: sending never waits
-for the receiver, and a large message that is still arriving holds up neither replies nor other
-ranks. Requests and notices of one rank are delivered in the order in which they were sent.
+A frame (header and small buffers) travels under tag 0, on one node into receives that are posted
+beforehand; one that is too long for them is announced by a frame and follows under its own tag.
+Buffers that are large, taken together, follow as messages of their own, so that they are received
+straight into place; their tag comes from the request's id. Everything is nonblocking: sending never
+waits for the receiver, and a large message that is still arriving holds up neither replies nor
+other ranks. Requests and notices of one rank are delivered in the order in which they were sent.
 
 Endpoint number n lives on rank n modulo the size of the world, so that number r is the first
 endpoint of rank r.

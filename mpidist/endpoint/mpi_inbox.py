@@ -1,8 +1,9 @@
 """Where frames from other ranks arrive.
 
-To test a receive that was posted before anything was sent is several times cheaper than to probe
-for a message and then receive it. But MPICH 5.0.2 loses messages to receives from any rank that
-are posted, where some ranks share a node and others do not: between nodes frames are probed for.
+To test a receive that was posted before anything was sent is cheaper than to probe for a message
+and then receive it. But with MPICH 5.0.2, where some ranks share a node and others do not (3 ranks
+on 2 hosts), posted receives from any rank did not get the messages, for whatever reason: where
+there are several nodes frames are probed for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory for what arrives, used again once nobody looks at it any more.
 
-New memory costs a page fault every 4 KiB, which takes longer than to copy a message into it.
+New memory costs a page fault every 4 KiB.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def keep_freed_memory() -> None:
     """Local. Have the C library keep what it frees, up to 256 MiB, instead of giving it back.
 
     ZeroMQ allocates memory for each message that arrives; as pages that the system has to make
-    anew, large ones take twice as long. A library without such a choice is left as it is.
+    anew, large ones took up to twice as long. A library without such a choice is left as it is.
     """
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose is not None:

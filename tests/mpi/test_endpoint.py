@@ -1,6 +1,7 @@
 """Endpoints over MPI: the cases of every transport, and what only ranks can do."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,6 +196,33 @@ def test_inproc_works_beside_mpi(world):
         server.serve_in_thread()
         assert ask(client, server.address, "Echo", b"here").body == b"here"
     world.Barrier()
+
+
+def test_cases_with_frames_that_are_probed_for(tmp_path):
+    """As between nodes, where none are posted."""
+    source = """
+        from _cases.endpoints import CASES, Service
+        from mpidist import open_endpoint
+        from mpidist.endpoint import mpi, mpi_inbox
+        from mpidist.runtime import world
+        mpi.open_inbox = lambda comm, tag, nodes: mpi_inbox.open_inbox(comm, tag, 2)
+        comm = world().comm
+        with open_endpoint("mpi") as endpoint:
+            address = comm.bcast(str(endpoint.address))
+            assert type(endpoint._transport._arrivals._inbox) is mpi_inbox.ProbedInbox
+            Service(endpoint)
+            if comm.rank == 0:
+                endpoint.serve_in_thread()
+            else:
+                for case in CASES:
+                    case(endpoint, address, case.__name__.encode())
+                print("all", len(CASES))
+            comm.Barrier()
+    """
+    tests = str(Path(__file__).parents[1])
+    ended = run_ranks(tmp_path, 2, source, timeout_s=60, env={"PYTHONPATH": tests})
+    assert ended.status == 0, ended.err
+    assert f"all {len(CASES)}" in ended.out
 
 
 def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):
