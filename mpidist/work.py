@@ -44,16 +44,18 @@ class Work:
             ``deadline``. Without it, another thread completes the work.
     """
 
+    # What most works never set: to have it here makes them cheaper.
+    _event: threading.Event | None = None
+    _future: Future[Any] | None = None
+    _callbacks: tuple[Callable[[Work], None], ...] = ()
+    _done = False
+    _value: Any = None
+    _error: BaseException | None = None
+
     def __init__(self, name: str, drive: Callable[[Work, float], None] | None = None) -> None:
         self._name = name
         self._drive = drive
         self._lock = threading.Lock()
-        self._event: threading.Event | None = None
-        self._callbacks: list[Callable[[Work], None]] = []
-        self._future: Future[Any] | None = None
-        self._done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
 
     @property
     def name(self) -> str:
@@ -122,7 +124,7 @@ class Work:
         """
         with self._lock:
             if not self._done:
-                self._callbacks.append(callback)
+                self._callbacks += (callback,)
                 return
         callback(self)
 
@@ -133,7 +135,8 @@ class Work:
                 return
             self._value, self._error, self._done = value, error, True
             event, callbacks = self._event, self._callbacks
-            self._callbacks = []
+            if callbacks:
+                self._callbacks = ()  # they may hold much
         if event is not None:
             event.set()
         for callback in callbacks:

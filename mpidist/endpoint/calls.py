@@ -48,6 +48,9 @@ class Call(Work):
         limit_s: Seconds after which it fails.
     """
 
+    sent = False
+    released = False
+
     def __init__(
         self,
         calls: Calls,
@@ -68,7 +71,6 @@ class Call(Work):
         self.nbytes = _HEADER_BYTES + len(message.body)
         for array in message.buffers:
             self.nbytes += array.nbytes
-        self.sent = self.released = False
 
     @property
     def name(self) -> str:
@@ -139,11 +141,13 @@ class Calls:
     def receive_into(self, identity: int, sizes: Sequence[int]) -> Sequence[Array] | None:
         """Local. The caller's arrays for the buffers of a reply, if it gave some that fit."""
         call = self._pending.get(identity)
-        if call is None or call.into is None:
+        into = None if call is None else call.into
+        if into is None or len(into) != len(sizes):
             return None
-        if [array.nbytes for array in call.into] != list(sizes):
-            return None
-        return call.into
+        for array, size in zip(into, sizes, strict=True):
+            if array.nbytes != size:
+                return None
+        return into
 
     def finish(self, message: Message) -> None:
         """Local. End the request that a reply answers."""

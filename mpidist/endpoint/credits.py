@@ -62,12 +62,10 @@ class Credits:
             flow = self._flows.get(shipment.peer)
             if flow is None:
                 flow = self._open(shipment.peer)
-            waits = flow.sending or flow.waiting or not self._fits(flow, shipment)
-            if waits:
+            leaves = not (flow.sending or flow.waiting) and self._depart(flow, shipment)
+            if not leaves:
                 flow.waiting.append(shipment)
-            else:
-                self._depart(flow, shipment)
-        if not waits:
+        if leaves:
             self._send(flow, shipment)
         if flow.waiting:
             self._advance(flow)
@@ -106,17 +104,18 @@ class Credits:
             while not flow.sending and flow.waiting:
                 shipment = flow.waiting[0]
                 if not shipment.released:
-                    if not self._fits(flow, shipment):
+                    if not self._depart(flow, shipment):
                         return None
-                    self._depart(flow, shipment)
                     flow.waiting.popleft()
                     return shipment
                 flow.waiting.popleft()
         return None
 
-    def _fits(self, flow: _Flow, shipment: Shipment) -> bool:
-        return not flow.under_way or flow.under_way + shipment.nbytes <= self._limit
-
-    def _depart(self, flow: _Flow, shipment: Shipment) -> None:
-        flow.under_way += shipment.nbytes
+    def _depart(self, flow: _Flow, shipment: Shipment) -> bool:
+        """Take note that a request is about to be sent; False if it must wait."""
+        under_way = flow.under_way + shipment.nbytes
+        if flow.under_way and under_way > self._limit:
+            return False
+        flow.under_way = under_way
         shipment.sent = flow.sending = True
+        return True

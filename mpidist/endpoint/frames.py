@@ -11,7 +11,7 @@ of bytes that are no message.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -27,9 +27,12 @@ _INLINE_BYTES = 16384
 _FIXED = struct.Struct("<BIIQHIIII")
 _NUMBER = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
-_START = _CHECKSUM.size + _FIXED.size
+_HEAD = struct.Struct("<IBIIQHIIII")  # the checksum and the fixed part
 
 Frame = bytes | bytearray | memoryview
+
+IntoOf = Callable[[Message, Sequence[int]], Sequence[Array] | None]
+"""Given a message and the sizes of its buffers, arrays of these sizes to receive them; or None."""
 
 
 class BadFrameError(ValueError):
@@ -61,60 +64,61 @@ def pack(message: Message) -> tuple[bytes, list[Array]]:
     return b"".join((*head, *[array.tobytes() for array in buffers])), []
 
 
-def unpack(frame: Frame, peer: Any) -> tuple[Message, Sequence[int], bool]:
+def unpack(
+    frame: Frame, peer: Any, into_of: IntoOf | None = None
+) -> tuple[Message, Sequence[int]]:
     """Local. The message that a first frame begins.
 
     Args:
         frame: Its bytes; buffers in it become views of them.
         peer: Whom it came from.
+        into_of: Where buffers in it are copied to instead, if anywhere.
 
     Returns:
-        The message, the sizes of its buffers in bytes, and whether these are still to follow.
+        The message, and the sizes in bytes of the buffers that are still to follow, if any.
 
     Raises:
         BadFrameError: It is none.
     """
     try:
-        kind, receiver, sender, identity, method, body, failure, settled, buffers = (
-            _FIXED.unpack_from(frame, _CHECKSUM.size)
+        checksum, kind, receiver, sender, identity, method, body, failure, settled, buffers = (
+            _HEAD.unpack_from(frame)
         )
     except struct.error:
         raise BadFrameError(f"{len(frame)} bytes are too few for a message") from None
-    head = _START + 8 * buffers
+    head = _HEAD.size + 8 * buffers
     begin = head + method
     end = begin + body
     start = end + failure + 8 * settled
     if start > len(frame):
         raise BadFrameError(f"a header of {start} bytes cannot be in {len(frame)}")
-    if crc32(frame[_CHECKSUM.size : head]) != _CHECKSUM.unpack_from(frame)[0]:
+    if crc32(frame[_CHECKSUM.size : head]) != checksum:
         raise BadFrameError("its checksum is wrong")
-    message = Message(kind, identity, receiver, sender, "", b"", [], peer)
-    try:
-        if method:
-            message.method = str(frame[head:begin], "utf-8")
-        if failure:
-            message.failure = Failure.FromString(bytes(frame[end : end + failure]))
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise BadFrameError(f"the header cannot be read: {error}") from None
-    if body:
-        message.body = bytes(frame[begin:end])
-    if settled:
-        message.settled = _read_numbers(frame, end + failure, settled)
-    sizes: Sequence[int] = ()
-    total = 0
-    if buffers == 1:  # as a rule
-        sizes = _NUMBER.unpack_from(frame, _START)
-        total = sizes[0]
-    elif buffers:
-        sizes = _read_numbers(frame, _START, buffers)
-        total = sum(sizes)
-    follow = total > _INLINE_BYTES
-    length = start if follow else start + total
+    sizes = _read_numbers(frame, _HEAD.size, buffers) if buffers else ()
+    total = sum(sizes) if buffers else 0
+    here = total <= _INLINE_BYTES
+    length = start + total if here else start
     if length != len(frame):
         raise BadFrameError(f"{len(frame)} bytes came in place of {length}")
-    if sizes and not follow:
+    try:
+        message = Message(
+            kind, identity, receiver, sender,
+            str(frame[head:begin], "utf-8") if method else "",
+            bytes(frame[begin:end]) if body else b"",
+            [], peer,
+            Failure.FromString(bytes(frame[end : end + failure])) if failure else None,
+            _read_numbers(frame, end + failure, settled) if settled else (),
+        )  # fmt: skip
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise BadFrameError(f"the header cannot be read: {error}") from None
+    if not here:
+        return message, sizes
+    if sizes:
         message.buffers = _split(frame, start, sizes)
-    return message, sizes, follow
+        into = None if into_of is None else into_of(message, sizes)
+        if into is not None:
+            message.buffers = fill(into, message.buffers)
+    return message, ()
 
 
 def fill(into: Sequence[Array], buffers: Sequence[Array]) -> Sequence[Array]:
@@ -129,11 +133,13 @@ def _numbers(numbers: Sequence[int]) -> bytes:
 
 
 def _read_numbers(frame: Frame, start: int, count: int) -> Sequence[int]:
+    if count == 1:  # as a rule
+        return _NUMBER.unpack_from(frame, start)
     return struct.unpack_from(f"<{count}Q", frame, start)
 
 
 def _split(frame: Frame, start: int, sizes: Sequence[int]) -> list[Array]:
-    if len(sizes) == 1:
+    if len(sizes) == 1:  # as a rule
         return [np.frombuffer(frame, UINT8, sizes[0], start)]
     buffers = []
     for size in sizes:

@@ -136,16 +136,15 @@ class MpiTransport:
         isend = self._comm.Isend
         with self._ordering:  # nothing may come between a frame and what follows it
             if len(frame) <= LONGEST_BYTES:
-                requests = [isend(frame, peer, FRAME_TAG)]
+                first = isend(frame, peer, FRAME_TAG)
+                requests = [first]
             else:
-                announcement = ANNOUNCEMENT.pack(ANNOUNCES, _length_of(frame))
-                requests = [
-                    isend(announcement, peer, FRAME_TAG), isend(frame, peer, LONG_FRAME_TAG)
-                ]  # fmt: skip
+                first = isend(ANNOUNCEMENT.pack(ANNOUNCES, _length_of(frame)), peer, FRAME_TAG)
+                requests = [first, isend(frame, peer, LONG_FRAME_TAG)]
             if views:
                 tag = buffer_tag(message)
                 requests += [isend(piece, peer, tag) for piece in pieces(views)]
-        if not self._testall(requests):
+        if len(requests) > 1 or not first.Test():
             with self._sending:
                 self._outgoing.append((requests, (frame, message.buffers)))
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpidist.endpoint.frames import BadFrameError, fill, unpack
+from mpidist.endpoint.frames import BadFrameError, IntoOf, unpack
 from mpidist.endpoint.message import REPLY, Array, Message, as_bytes
 from mpidist.endpoint.mpi_inbox import Inbox
 from mpidist.endpoint.pool import Pool
@@ -28,12 +28,11 @@ FRAME_TAG = 0
 _BUFFER_TAGS = 16384
 LONG_FRAME_TAG = _BUFFER_TAGS + 1  # below every MPI's smallest upper bound for tags, 32767
 PIECE_BYTES = 1 << 30
+_STRAYS_PERIOD = 64  # in looks at an empty inbox
 
 # Goes in place of a frame that is longer than an inbox takes, and has its length.
 ANNOUNCEMENT = struct.Struct("<8sQ")
 ANNOUNCES = b"mpidist>"
-
-IntoOf = Callable[[Message, Sequence[int]], Sequence[Array] | None]
 
 
 def buffer_tag(message: Message) -> int:
@@ -81,8 +80,12 @@ class _Arrival:
 
     def place(self, nbytes: int, pool: Pool) -> Array | None:
         """Local. Where what has come next goes; None if it has not the size of what should."""
+        sizes = self.sizes
         if self.places is None:
-            sizes = self.sizes
+            if len(sizes) == 1 and nbytes == sizes[0] <= PIECE_BYTES:  # as a rule
+                array = self.into[0] if self.into else pool.take(nbytes)
+                self.message.buffers, self.places = [array], []
+                return as_bytes(array)
             if nbytes != min(sizes[0] or next(size for size in sizes if size), PIECE_BYTES):
                 return None
             self.message.buffers = self.into or [pool.take(size) for size in sizes]
@@ -117,10 +120,10 @@ class Arrivals:
         self._inbox = inbox
         self._long: dict[int, _LongFrame] = {}
         self._following: dict[int, _Arrival] = {}  # by rank: its next messages are buffers of this
-        self._last_tags: dict[int, int] = {}  # by rank: of the buffers that came last
         self._arriving: list[_Arrival] = []
         self._suspects: set[int] = set()  # ranks that have sent what is no message
-        self._found: dict[int, _Found] = {}  # by suspect: a buffer whose frame may still come
+        self._found: dict[int, _Found] = {}  # by rank: a buffer whose frame may still come
+        self._idle_polls = 0
 
     def poll(self, whole: list[Message]) -> bool:
         """Local. Look at what has come.
@@ -134,8 +137,10 @@ class Arrivals:
         arrived = self._inbox.take()
         if arrived is not None:
             self._take_frame(*arrived, whole)
-        elif self._suspects and self._inbox.is_empty():
-            self._drop_strays()
+        else:
+            self._idle_polls += 1
+            if self._suspects or self._found or self._idle_polls % _STRAYS_PERIOD == 0:
+                self._drop_strays()
         if self._long:
             self._finish_long_frames(whole)
         if self._following:
@@ -165,17 +170,14 @@ class Arrivals:
             if frame.startswith(ANNOUNCES) and len(frame) == ANNOUNCEMENT.size:
                 self._begin_long_frame(source, ANNOUNCEMENT.unpack(frame)[1])
                 return
-            message, sizes, follow = unpack(frame, source)
+            message, sizes = unpack(frame, source, self._into)
         except BadFrameError as error:
             self._report(source, str(error))
             return
-        into = self._into(message, sizes) if sizes else None
-        if follow:
+        if sizes:
+            into = self._into(message, sizes)
             self._expect(_Arrival(message, sizes, into, buffer_tag(message)))
-            return
-        if into is not None:
-            message.buffers = fill(into, message.buffers)
-        if self._arriving and message.kind != REPLY:
+        elif self._arriving and message.kind != REPLY:
             self._arriving.append(_Arrival(message))  # an earlier one of its rank may not be here
         else:
             whole.append(message)
@@ -184,7 +186,11 @@ class Arrivals:
         if nbytes > PIECE_BYTES:
             raise BadFrameError(f"a first frame of {nbytes} bytes is announced")
         memory = bytearray(nbytes)
-        request = self._comm.Irecv(memory, source, LONG_FRAME_TAG)
+        found = self._found.get(source)
+        if found is not None and found.tag == LONG_FRAME_TAG and found.count <= nbytes:
+            request = self._found.pop(source).probed.Irecv(memory)
+        else:
+            request = self._comm.Irecv(memory, source, LONG_FRAME_TAG)
         self._long[source] = _LongFrame(request, memory)
 
     def _finish_long_frames(self, whole: list[Message]) -> None:
@@ -197,11 +203,6 @@ class Arrivals:
 
     def _expect(self, arrival: _Arrival) -> None:
         source = arrival.message.peer
-        last = self._last_tags.get(source)
-        if last is not None and last != arrival.tag:
-            while (stray := self._probe(source, last)) is not None:
-                self._drop_stray(stray)
-        self._last_tags[source] = arrival.tag
         self._arriving.append(arrival)
         self._following[source] = arrival
         self._match(source)
@@ -255,20 +256,29 @@ class Arrivals:
     # What is no message
 
     def _drop_strays(self) -> None:
-        """Take what suspects have sent that no frame has announced; the inbox is empty.
+        """Take what no frame has announced; where frames wait it may be what they announce.
 
         The frame may have come in the same moment: what is found is judged at the next look.
         """
-        for found in self._found.values():
-            self._drop_stray(found)
-        self._found.clear()
+        if not self._inbox.is_empty():
+            return
+        for source in [source for source in self._found if not self._is_busy(source)]:
+            self._drop_stray(self._found.pop(source))
         status = self._status
-        for source in self._suspects:
+        anybody, any_tag = self._any
+        for suspect in (*self._suspects, anybody):
+            if not self._comm.Iprobe(suspect, any_tag, status):
+                continue
+            source, tag = status.source, status.tag
             # A frame that finds the inbox full is left for it; what lies behind can wait.
-            if self._comm.Iprobe(source, self._any[1], status) and status.tag != FRAME_TAG:
-                stray = self._probe(source, status.tag)
+            if tag != FRAME_TAG and source not in self._found and not self._is_busy(source):
+                stray = self._probe(source, tag)
                 if stray is not None:
                     self._found[source] = stray
+
+    def _is_busy(self, source: int) -> bool:
+        """Whether buffers are expected from a rank, or a frame of it is still coming in."""
+        return source in self._following or source in self._long
 
     def _drop_stray(self, found: _Found) -> None:
         found.probed.Recv(bytearray(found.count))

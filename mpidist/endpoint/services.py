@@ -229,7 +229,12 @@ class Services:
 
     def _handle(self, message: Message) -> None:
         try:
-            reply = self._run(message)
+            method = message.method
+            handler = self._handlers.get(method)
+            if handler is None:
+                raise self._unknown(method)
+            request = Request(method, message.body, message.buffers, self, message)
+            reply = handler(request) or _NOTHING
             if reply is LATER:
                 self._later[id(message)] = message
                 if message.answered:  # by another thread, before this one could take note
@@ -244,12 +249,6 @@ class Services:
             # It would end this thread, silently, and with it the service.
             self.answer(message, _NOTHING, SystemExit(error.code))
 
-    def _run(self, message: Message) -> Reply:
-        method = message.method
-        handler = self._handlers.get(method)
-        if handler is None:
-            known = ", ".join(sorted(self._known)) or "none"
-            raise UnimplementedError(
-                f"{self._name} does not serve {method!r}; its services: {known}"
-            )
-        return handler(Request(method, message.body, message.buffers, self, message)) or _NOTHING
+    def _unknown(self, method: str) -> UnimplementedError:
+        known = ", ".join(sorted(self._known)) or "none"
+        return UnimplementedError(f"{self._name} does not serve {method!r}; its services: {known}")

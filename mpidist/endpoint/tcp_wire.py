@@ -114,14 +114,12 @@ def message_of(frames: Sequence[zmq.Frame], peer: Any) -> Message:
     Raises:
         BadFrameError: They make none.
     """
-    message, sizes, follow = unpack(frames[0].buffer, peer)
+    message, sizes = unpack(frames[0].buffer, peer)
     here = [len(frame) for frame in frames[1:]]
-    wanted: list[int] | None = []
-    if follow:  # no endless list for absurd sizes
-        wanted = _pieces_of(sizes) if sum(here) == sum(sizes) else None
-    if here != wanted:
+    # No endless list for absurd sizes.
+    if sum(here) != sum(sizes) or here != _pieces_of(sizes):
         raise BadFrameError(f"buffers of {here} bytes came in place of {list(sizes)}")
-    if follow:
+    if sizes:
         rest = iter([array_of(frame) for frame in frames[1:]])
         message.buffers = [_joined([next(rest) for _ in _starts(size)]) for size in sizes]
     return message

@@ -18,6 +18,7 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -130,6 +131,7 @@ class Exits:
             trace: A traceback, or other text to print before the reason.
             code: The exit status of the job, 1 to 255.
         """
+        _ignore_interrupts()
         if not self._failing.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the job
         reason = reason.strip().partition("\n")[0]
@@ -150,12 +152,16 @@ class Exits:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        _ignore_interrupts()
         if isinstance(error, KeyboardInterrupt):
-            self.fail("interrupted (Ctrl-C)", "", 130)
+            self._interrupted()
         if _is_of_mpi(error):
             time.sleep(_OTHERS_FIRST_S)
         text = "".join(traceback.format_exception(kind, error, trace))
         self.fail("".join(traceback.format_exception_only(error)), text)
+
+    def _interrupted(self) -> None:
+        self.fail("interrupted (Ctrl-C)", "", 130)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         if not issubclass(args.exc_type, SystemExit):
@@ -170,6 +176,8 @@ class Exits:
         if MPI.Is_finalized():
             fork.end_mpi()
             return
+        if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+            self._interrupted()  # a second Ctrl-C has ended the hook as it began
         for callback in reversed(self._world.before_leave):
             callback()
         self._stop.set()
@@ -270,6 +278,12 @@ def _is_of_mpi(error: BaseException | None) -> bool:
 
 def _exit(status: Any = None) -> NoReturn:
     raise ExitCall(status)
+
+
+def _ignore_interrupts() -> None:
+    """Launchers pass on a Ctrl-C that the terminal sends as well; the second must not stop an end."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _abort(code: int) -> None:

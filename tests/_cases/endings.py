@@ -208,6 +208,15 @@ work_on()
         WORK + "if odd:\n    os.kill(os.getpid(), signal.SIGINT)\nwork_on()\n",
         r"interrupted \(Ctrl-C\)", 130,
     ),
+    "SIGINT to a rank, twice": fails(
+        WORK + """
+if odd:
+    again = threading.Timer(rng.choice([0.0, 0.002]) * rng.random(), os.kill, (os.getpid(), 2))
+    again.start()
+    os.kill(os.getpid(), signal.SIGINT)
+work_on()
+""", r"interrupted \(Ctrl-C\)", 130,
+    ),
     "SIGKILL to a rank": killed(f"if odd: send_soon(9)\n{WORK}work_on()\n", 9),
     "SIGTERM to a rank": killed(f"if odd: send_soon(15)\n{WORK}work_on()\n", 15),
     "os._exit": Way(WORK + "os._exit(5) if odd else work_on()\n", 5, None, reasons=(0, 1)),

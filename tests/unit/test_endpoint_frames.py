@@ -39,12 +39,13 @@ def same(got, sent):
 def test_what_is_packed_is_unpacked(sent):
     frame, views = pack(sent)
     for form in (bytes, bytearray, memoryview):
-        got, sizes, follow = unpack(form(frame), "peer")
+        got, following = unpack(form(frame), "peer")
         same(got, sent)
         assert got.peer == "peer"
-        assert list(sizes) == [array.nbytes for array in sent.buffers]
-        assert follow == bool(views) == (sum(sizes) > 16384)
-        here = views if follow else got.buffers
+        sizes = [array.nbytes for array in sent.buffers]
+        assert list(following) == (sizes if sum(sizes) > 16384 else [])
+        assert bool(following) == bool(views)
+        here = views if following else got.buffers
         for array, original in zip(here, sent.buffers, strict=True):
             np.testing.assert_array_equal(array, original)
 
@@ -79,6 +80,23 @@ def test_text_that_is_none():
 def test_received_buffers_can_be_written():
     (array,) = unpack(bytearray(pack(Message(0, buffers=[np.zeros(8)]))[0]), None)[0].buffers
     array[:] = 1
+
+
+def test_buffers_are_copied_to_where_they_belong():
+    sent = Message(0, id=5, buffers=[np.arange(6.0), np.arange(4, dtype=np.uint8)])
+    into = [np.zeros((2, 3)), np.zeros(4, np.uint8)]
+    asked = []
+
+    def into_of(message, sizes):
+        asked.append((message.id, list(sizes)))
+        return into
+
+    got, following = unpack(pack(sent)[0], None, into_of)
+    assert asked == [(5, [48, 4])]
+    assert got.buffers is into
+    assert not following
+    np.testing.assert_array_equal(into[0], sent.buffers[0].reshape(2, 3))
+    np.testing.assert_array_equal(into[1], sent.buffers[1])
 
 
 def test_filling_arrays_of_any_shape():
