@@ -11,7 +11,7 @@ from typing import Any
 
 from mpidist.config import config
 from mpidist.endpoint.credits import Credits
-from mpidist.endpoint.message import Array, Message, Transport
+from mpidist.endpoint.message import Array, Message, Transport, as_bytes
 from mpidist.endpoint.request import Reply
 from mpidist.errors import DeadlineExceededError, UnavailableError, from_code
 from mpidist.runtime.backoff import Backoff
@@ -142,12 +142,9 @@ class Calls:
         """Local. The caller's arrays for the buffers of a reply, if it gave some that fit."""
         call = self._pending.get(identity)
         into = None if call is None else call.into
-        if into is None or len(into) != len(sizes):
-            return None
-        for array, size in zip(into, sizes, strict=True):
-            if array.nbytes != size:
-                return None
-        return into
+        if into is not None and [array.nbytes for array in into] == list(sizes):
+            return into
+        return None
 
     def finish(self, message: Message) -> None:
         """Local. End the request that a reply answers."""
@@ -158,7 +155,10 @@ class Calls:
         self._credits.release(call)
         failure = message.failure
         if failure is None:
-            call.complete(Reply(message.body, message.buffers))
+            buffers, into = message.buffers, call.into
+            if into is not None and into is not buffers:  # a transport may have received into them
+                buffers = _placed(buffers, into)
+            call.complete(Reply(message.body, buffers))
         else:
             call.complete(error=from_code(failure.code, failure.message))
 
@@ -198,3 +198,15 @@ class Calls:
                 os.sched_yield()
             elif not wait(min(remaining, _WAIT_S), work.is_completed):
                 time.sleep(sleep_s)
+
+
+def _placed(buffers: Sequence[Array], into: Sequence[Array]) -> Sequence[Array]:
+    """The caller's arrays, filled; the buffers themselves if the sizes differ."""
+    if len(buffers) != len(into):
+        return buffers
+    for array, buffer in zip(into, buffers, strict=True):
+        if array.nbytes != buffer.nbytes:
+            return buffers
+    for array, buffer in zip(into, buffers, strict=True):
+        as_bytes(array)[:] = as_bytes(buffer)
+    return into

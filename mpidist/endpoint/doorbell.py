@@ -14,9 +14,19 @@ class Doorbell:
 
     One of them leads: it sleeps at the descriptors of all sockets; the others sleep until it, or
     anybody else, has delivered something and rings.
+
+    Args:
+        lie_down: Called by the leader before it sleeps; False keeps it from that.
+        get_up: Called by the leader when it has slept, or not.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        lie_down: Callable[[], bool] = lambda: True,
+        get_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._lie_down = lie_down
+        self._get_up = get_up
         self._sockets = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sockets.register(self._bell, select.EPOLLIN)
@@ -53,8 +63,10 @@ class Doorbell:
             leads, self._led = not self._led, True
             if not leads and not done():
                 self._changed.wait(seconds)
-        if leads and not done():
-            self._sockets.poll(seconds)
+        if leads:
+            if not done() and self._lie_down():
+                self._sockets.poll(seconds)
+            self._get_up()
         with self._changed:
             self.waiting -= 1
             if leads:

@@ -24,6 +24,7 @@ from mpidist.endpoint.message import (
     Message,
     Transport,
     check_buffers,
+    check_into,
 )
 from mpidist.endpoint.request import Handler
 from mpidist.endpoint.services import Services
@@ -87,11 +88,13 @@ class Endpoint:
         Raises:
             CancelledError: This endpoint is closed.
             DistNetworkError: There can be no endpoint at the address.
-            ValueError: A buffer is not contiguous.
+            ValueError: A buffer is not contiguous, or one of ``into`` cannot be written.
         """
         self._check_open()
         limit = config.call_timeout_s if timeout is None else timeout
         message = self._message(REQUEST, peer, method, body, buffers)
+        if into is not None:
+            check_into(into)
         return self._calls.begin(message, peer, into, limit)
 
     def notify(

@@ -9,10 +9,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpidist.endpoint.address import Address
-from mpidist.endpoint.message import REPLY, REQUEST, Message, as_bytes
+from mpidist.endpoint.message import REPLY, REQUEST, Message
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure
 
@@ -72,13 +70,7 @@ class InprocTransport:
         if receiver is None:
             self._refuse(message)
             return
-        sizes = [array.nbytes for array in message.buffers]
-        into = receiver.receive_into(message, sizes)
-        if into is not None:
-            for target, source in zip(into, message.buffers, strict=True):
-                np.copyto(as_bytes(target), as_bytes(source))
-        buffers = message.buffers if into is None else into
-        receiver.deliver(replace(message, buffers=buffers, peer=message.sender))
+        receiver.deliver(replace(message, peer=message.sender))
 
     def _refuse(self, message: Message) -> None:
         sender = self._endpoints.get(message.sender)

@@ -130,6 +130,13 @@ def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
     return buffers
 
 
+def check_into(arrays: Sequence[Array]) -> None:
+    """Local. ValueError if one of the arrays cannot receive a buffer."""
+    for array in check_buffers(arrays):
+        if not array.flags.writeable:
+            raise ValueError(f"an array to receive into is read-only: shape {array.shape}")
+
+
 def as_bytes(array: Array) -> Array:
     """Local. The memory of a C-contiguous array as a flat uint8 view; ValueError for another."""
     if array.ndim == 1 and array.dtype is UINT8 and array.flags.c_contiguous:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
 from mpidist.endpoint.address import Address
+from mpidist.endpoint.doorbell import Doorbell
 from mpidist.endpoint.frames import pack
 from mpidist.endpoint.message import REPLY, REQUEST, Array, Message
 from mpidist.endpoint.mpi_arrivals import (
@@ -35,6 +36,7 @@ from mpidist.endpoint.mpi_arrivals import (
     pieces,
 )
 from mpidist.endpoint.mpi_inbox import LONGEST_BYTES, open_inbox
+from mpidist.endpoint.shelf import Shelf
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.runtime import World, exits, fork, world
@@ -57,7 +59,7 @@ class MpiTransport:
 
     protocol = "mpi"
     polled = True
-    spins = 500  # about a millisecond: to be woken takes longer than a message
+    spins = 300  # about a millisecond: to be woken takes longer than a message
 
     def __init__(self, world: World) -> None:
         from mpi4py import MPI
@@ -67,7 +69,15 @@ class MpiTransport:
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._testall = MPI.Request.Testall
         inbox = open_inbox(self._comm, FRAME_TAG, len(set(world.nodes)))
-        self._arrivals = Arrivals(self._comm, inbox, self._into, config.credit_bytes)
+        mates = world.mates
+        shelves = {rank: Shelf(memory) for rank, memory in mates.sections.items()}
+        self._ring, self._flags, self._places = mates.ring, mates.flags, mates.places
+        self._puts = [shelves[world.rank].put if r in shelves else None for r in range(world.size)]
+        self._arrivals = Arrivals(self._comm, inbox, self._into, shelves, config.credit_bytes)
+        self._doorbell: Doorbell | None = None
+        if len(shelves) == world.size:  # nobody else sends
+            self._doorbell = Doorbell(self._lie_down, mates.get_up)
+            self._doorbell.watch(mates.descriptor)
         self._endpoints: dict[int, Endpoint] = {}
         self._closed: set[int] = set()
         # For endpoints that are not open yet: tasks do not start at the same moment.
@@ -131,8 +141,8 @@ class MpiTransport:
     def send(self, message: Message) -> None:
         """Local. See :class:`Transport`."""
         fork.check_mpi()
-        frame, views = pack(message)
         peer = message.peer
+        frame, views = pack(message, self._puts[peer])
         isend = self._comm.Isend
         with self._ordering:  # nothing may come between a frame and what follows it
             if len(frame) <= LONGEST_BYTES:
@@ -147,6 +157,8 @@ class MpiTransport:
         if len(requests) > 1 or not first.Test():
             with self._sending:
                 self._outgoing.append((requests, (frame, message.buffers)))
+        if self._flags[self._places[peer]]:
+            self._ring(peer)
 
     def forget(self, peer: int, identity: int) -> None:
         """Local. Nothing to do: nothing is sent twice."""
@@ -162,9 +174,9 @@ class MpiTransport:
         """Local. See :class:`Transport`."""
         return f"rank {peer}"
 
-    def progress(self) -> bool:
-        """Local. See :class:`Transport`; gives False at once if another thread is at it."""
-        if not self._receiving.acquire(blocking=False):
+    def progress(self, *, patient: bool = False) -> bool:
+        """Local. See :class:`Transport`; while another thread is at it, the patient wait."""
+        if not self._receiving.acquire(patient):
             return False
         whole: list[Message] = []
         try:
@@ -178,11 +190,21 @@ class MpiTransport:
         if self._outgoing:
             with self._sending:
                 self._outgoing = [item for item in self._outgoing if not self._testall(item[0])]
+        if self._doorbell is not None and self._doorbell.waiting and whole:
+            self._doorbell.ring()
         return happened
 
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
-        """Local. Always False: MPI has no way to sleep until a message arrives."""
-        return False
+        """Local. See :class:`Transport`; MPI itself has no way to sleep until a message arrives."""
+        if self._doorbell is None or self._outgoing or not self._arrivals.is_idle():
+            return False
+        self._doorbell.wait(seconds, done)
+        return True
+
+    def _lie_down(self) -> bool:
+        self._world.mates.lie_down()
+        # Not past a thread that is at it: what it has not seen may have been sent before.
+        return not self.progress(patient=True)
 
     def _report_losses(self) -> None:
         gone = list(self._left)[self._reported :]
@@ -196,14 +218,19 @@ class MpiTransport:
         return None if endpoint is None else endpoint.receive_into(message, sizes)
 
     def _deliver(self, message: Message) -> None:
+        endpoint = self._endpoints.get(message.receiver)
+        if endpoint is not None:
+            endpoint.deliver(message)
+        elif message.kind != REPLY:
+            self._deliver_later(message)
+
+    def _deliver_later(self, message: Message) -> None:
         number = message.receiver
-        endpoint = self._endpoints.get(number)
-        if endpoint is None and message.kind != REPLY:
-            with self._attaching:
-                endpoint = self._endpoints.get(number)
-                if endpoint is None and self._may_open(number):
-                    self._unclaimed.append(message)
-                    return
+        with self._attaching:
+            endpoint = self._endpoints.get(number)
+            if endpoint is None and self._may_open(number):
+                self._unclaimed.append(message)
+                return
         if endpoint is not None:
             endpoint.deliver(message)
         elif message.kind == REQUEST:

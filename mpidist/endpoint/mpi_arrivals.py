@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpidist.endpoint.frames import BadFrameError, IntoOf, unpack
+from mpidist.endpoint.frames import BadFrameError, unpack
 from mpidist.endpoint.message import REPLY, Array, Message, as_bytes
 from mpidist.endpoint.mpi_inbox import Inbox
 from mpidist.endpoint.pool import Pool
+from mpidist.endpoint.shelf import Shelf
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,6 +34,9 @@ _STRAYS_PERIOD = 64  # in looks at an empty inbox
 # Goes in place of a frame that is longer than an inbox takes, and has its length.
 ANNOUNCEMENT = struct.Struct("<8sQ")
 ANNOUNCES = b"mpidist>"
+
+
+IntoOf = Callable[[Message, Sequence[int]], Sequence[Array] | None]
 
 
 def buffer_tag(message: Message) -> int:
@@ -83,9 +87,8 @@ class _Arrival:
         sizes = self.sizes
         if self.places is None:
             if len(sizes) == 1 and nbytes == sizes[0] <= PIECE_BYTES:  # as a rule
-                array = self.into[0] if self.into else pool.take(nbytes)
-                self.message.buffers, self.places = [array], []
-                return as_bytes(array)
+                self.message.buffers, self.places = self.into or [pool.take(nbytes)], []
+                return as_bytes(self.message.buffers[0])
             if nbytes != min(sizes[0] or next(size for size in sizes if size), PIECE_BYTES):
                 return None
             self.message.buffers = self.into or [pool.take(size) for size in sizes]
@@ -105,10 +108,18 @@ class Arrivals:
         comm: Communicator of all messages.
         inbox: Of the frames among them.
         into: Given a reply and the sizes of its buffers, the arrays that these belong into.
+        shelves: Of the ranks of this node.
         idle_bytes: How much memory is kept to be used again.
     """
 
-    def __init__(self, comm: MPI.Comm, inbox: Inbox, into: IntoOf, idle_bytes: int) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        inbox: Inbox,
+        into: IntoOf,
+        shelves: Mapping[int, Shelf],
+        idle_bytes: int,
+    ) -> None:
         from mpi4py import MPI
 
         self._comm = comm
@@ -118,6 +129,7 @@ class Arrivals:
         self._status = MPI.Status()
         self._pool = Pool(idle_bytes)
         self._inbox = inbox
+        self._shelves = shelves
         self._long: dict[int, _LongFrame] = {}
         self._following: dict[int, _Arrival] = {}  # by rank: its next messages are buffers of this
         self._arriving: list[_Arrival] = []
@@ -150,6 +162,10 @@ class Arrivals:
             self._finish(whole)
         return arrived is not None or bool(whole)
 
+    def is_idle(self) -> bool:
+        """Local. Whether nothing is on its way that only more looks would bring here."""
+        return not (self._arriving or self._long or self._found)
+
     def drop_all(self) -> None:
         """Local. Take what came too late for anybody: MPICH warns of messages left at the end."""
         self._inbox.close()
@@ -170,17 +186,26 @@ class Arrivals:
             if frame.startswith(ANNOUNCES) and len(frame) == ANNOUNCEMENT.size:
                 self._begin_long_frame(source, ANNOUNCEMENT.unpack(frame)[1])
                 return
-            message, sizes = unpack(frame, source, self._into)
+            message, sizes, place = unpack(frame, source)
+            if place is not None:
+                message.buffers = self._fetch(source, sizes, place)
         except BadFrameError as error:
             self._report(source, str(error))
             return
-        if sizes:
+        if sizes and place is None:
             into = self._into(message, sizes)
             self._expect(_Arrival(message, sizes, into, buffer_tag(message)))
         elif self._arriving and message.kind != REPLY:
             self._arriving.append(_Arrival(message))  # an earlier one of its rank may not be here
         else:
             whole.append(message)
+
+    def _fetch(self, source: int, sizes: Sequence[int], place: int) -> list[Array]:
+        """The buffers that a rank has put on its shelf."""
+        shelf = self._shelves.get(source)
+        if shelf is None:
+            raise BadFrameError("its buffers are said to lie in the memory of another node")
+        return shelf.take(place, sizes)
 
     def _begin_long_frame(self, source: int, nbytes: int) -> None:
         if nbytes > PIECE_BYTES:

@@ -6,20 +6,11 @@ New memory costs a page fault every 4 KiB.
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import Any
 
 import numpy as np
 
+from mpidist.endpoint.leases import Leases
 from mpidist.endpoint.message import Array
-
-
-class _Lease(weakref.ref[Array]):
-    """Dies with the array that was handed out, and with every view of it."""
-
-    __slots__ = ("memory",)
-
-    memory: memoryview
 
 
 class Pool:
@@ -33,7 +24,7 @@ class Pool:
         self._limit = limit
         self._idle = 0
         self._free: dict[int, list[memoryview]] = {}
-        self._leases: dict[int, _Lease] = {}
+        self._leases = Leases(self._take_back)
         # Arrays die anywhere, on this very thread too while it holds the lock.
         self._lock = threading.RLock()
 
@@ -48,16 +39,11 @@ class Pool:
                 self._idle -= length
         if memory is None:
             memory = np.empty(length, np.uint8).data
-        # Views of an array keep alive the array that was made from foreign memory.
         array = np.frombuffer(memory, np.uint8, nbytes)
-        lease = _Lease(array, self._take_back)
-        lease.memory = memory
-        self._leases[id(lease)] = lease
+        self._leases.lend(array, memory)
         return array
 
-    def _take_back(self, lease: Any) -> None:
-        del self._leases[id(lease)]
-        memory = lease.memory
+    def _take_back(self, memory: memoryview) -> None:
         with self._lock:
             if self._idle + len(memory) <= self._limit:
                 self._idle += len(memory)

@@ -24,7 +24,7 @@ _NOTHING = Reply()
 _SLEEPS_S = 1.5e-3
 
 # How often a loop that is woken by what arrives asks whether it should end.
-_UNTIL_PERIOD_S = 0.01
+_UNTIL_PERIOD_S = 0.02
 
 
 class Services:
@@ -232,7 +232,8 @@ class Services:
             method = message.method
             handler = self._handlers.get(method)
             if handler is None:
-                raise self._unknown(method)
+                self.answer(message, _NOTHING, self._unknown(method))
+                return
             request = Request(method, message.body, message.buffers, self, message)
             reply = handler(request) or _NOTHING
             if reply is LATER:

@@ -25,7 +25,6 @@ from mpidist.config import config
 from mpidist.endpoint.address import Address
 from mpidist.endpoint.curve import Keys
 from mpidist.endpoint.doorbell import Doorbell
-from mpidist.endpoint.frames import fill
 from mpidist.endpoint.message import Message
 from mpidist.endpoint.tcp_link import Link
 from mpidist.endpoint.tcp_listener import Listener
@@ -196,7 +195,7 @@ class TcpTransport:
                 for message in link.receive():
                     endpoint = self._endpoints.get(message.receiver)
                     if endpoint is not None:
-                        arrived.append((endpoint, _placed(endpoint, message)))
+                        arrived.append((endpoint, message))
             now = time.monotonic()
             if now - self._looked_at > _LOOK_PERIOD_S:
                 self._looked_at = now
@@ -219,14 +218,6 @@ class TcpTransport:
     def _close_link(self, link: Link) -> None:
         self._doorbell.ignore(link.descriptor)
         link.close()
-
-
-def _placed(endpoint: Endpoint, message: Message) -> Message:
-    """A reply, its buffers in the caller's arrays if it gave some."""
-    into = endpoint.receive_into(message, [array.nbytes for array in message.buffers])
-    if into:
-        message.buffers = fill(into, message.buffers)
-    return message
 
 
 def _is_loopback(host: str) -> bool:

@@ -114,7 +114,9 @@ def message_of(frames: Sequence[zmq.Frame], peer: Any) -> Message:
     Raises:
         BadFrameError: They make none.
     """
-    message, sizes = unpack(frames[0].buffer, peer)
+    message, sizes, place = unpack(frames[0].buffer, peer)
+    if place is not None:
+        raise BadFrameError("its buffers are said to lie in shared memory")
     here = [len(frame) for frame in frames[1:]]
     # No endless list for absurd sizes.
     if sum(here) != sum(sizes) or here != _pieces_of(sizes):

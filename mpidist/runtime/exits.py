@@ -281,7 +281,7 @@ def _exit(status: Any = None) -> NoReturn:
 
 
 def _ignore_interrupts() -> None:
-    """Launchers pass on a Ctrl-C that the terminal sends as well; the second must not stop an end."""
+    """Have a second Ctrl-C, which launchers pass on beside the terminal's, not stop the end."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

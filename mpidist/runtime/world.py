@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import mpi4py
 
-from mpidist.config import distribution_version
+from mpidist.config import config, distribution_version
 from mpidist.errors import DistBackendError
 from mpidist.runtime import fork, shared_memory, start
 from mpidist.runtime.exits import install
 from mpidist.runtime.launch import foreign_step, launcher_of, local_size_hint, size_hint
+from mpidist.runtime.mates import Mates, share
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,6 +40,7 @@ class World:
         control: Carries leave notes between the watchdogs.
         messages: Carries endpoint messages.
         node: The ranks of this node.
+        mates: What these share beside MPI.
         before_leave: Local clean-up, last registered first: threads that use MPI end here.
         at_leave: Collective clean-up, once every rank is at its end; same order on all ranks.
     """
@@ -55,6 +57,7 @@ class World:
     control: MPI.Intracomm
     messages: MPI.Intracomm
     node: MPI.Comm
+    mates: Mates
     before_leave: list[Callable[[], None]] = field(default_factory=list)
     at_leave: list[Callable[[], None]] = field(default_factory=list)
 
@@ -107,6 +110,8 @@ def _make_world() -> World:
     facts = comm.allgather((socket.gethostname(), node.bcast(comm.rank), distribution_version()))
     _check_versions([version for _, _, version in facts])
     first_ranks = sorted({first for _, first, _ in facts})
+    own = facts[comm.rank][1]
+    mates = [rank for rank, (_, first, _) in enumerate(facts) if first == own]
     vendor, version = MPI.get_vendor()
     result = World(
         rank=comm.rank,
@@ -121,6 +126,7 @@ def _make_world() -> World:
         control=comm.Dup(),
         messages=comm.Dup(),
         node=node,
+        mates=share(node, mates, comm.size, node.bcast(config.credit_bytes)),
     )
     node.Barrier()
     start.unlink_shared_memory()  # all ranks of the node have mapped it

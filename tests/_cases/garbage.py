@@ -31,7 +31,8 @@ def frames_of(rng, sizes=(0, 1, 100, 20_000), receivers=(0,), *, sealed=False):
         settled=[rng.randrange(5) for _ in range(rng.randrange(3))],
     )
     message.buffers = [np.zeros(rng.choice(sizes), np.uint8) for _ in range(rng.randrange(3))]
-    first, views = pack(message)
+    place = rng.choice([None, None, 0, 3, 4096, 1 << 40])
+    first, views = pack(message, lambda buffers: place)
     frames = [first, *(bytes(view) for view in views)]
     for _ in range(rng.randrange(3)):
         place = rng.randrange(len(frames))

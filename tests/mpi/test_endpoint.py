@@ -198,18 +198,20 @@ def test_inproc_works_beside_mpi(world):
     world.Barrier()
 
 
-def test_cases_with_frames_that_are_probed_for(tmp_path):
-    """As between nodes, where none are posted."""
+def test_cases_as_between_nodes(tmp_path):
+    """Frames are probed for, large buffers travel by MPI, and nobody can be woken."""
     source = """
         from _cases.endpoints import CASES, Service
         from mpidist import open_endpoint
         from mpidist.endpoint import mpi, mpi_inbox
-        from mpidist.runtime import world
+        from mpidist.runtime import mates, world
         mpi.open_inbox = lambda comm, tag, nodes: mpi_inbox.open_inbox(comm, tag, 2)
+        mates._lend = lambda bell, names, nbytes: (None, b"", "not here")
         comm = world().comm
         with open_endpoint("mpi") as endpoint:
             address = comm.bcast(str(endpoint.address))
             assert type(endpoint._transport._arrivals._inbox) is mpi_inbox.ProbedInbox
+            assert world().mates.sections == {}
             Service(endpoint)
             if comm.rank == 0:
                 endpoint.serve_in_thread()

@@ -91,6 +91,13 @@ class Says(np.ndarray):
         return self.says
 
 
+def elsewhere(address, place):
+    """The frame of a notice whose buffers are said to lie in the sender's shared memory."""
+    message = Message(NOTICE, IDENTITY, int(address.rpartition(":")[2]), 0, "test/Note", b"k:")
+    message.buffers = [np.ones(SIZE, np.uint8)]
+    return pack(message, lambda buffers: place)[0]
+
+
 def garbled(kind, address):
     """Frames of one kind of garbage, and how many whole notices may come of them."""
     first, one, two = notice(address, b"k")
@@ -109,6 +116,9 @@ def garbled(kind, address):
         "buffers before their frame": ([one, two, first], [TAG, TAG, FRAME_TAG], {0, 1}),
         "absurd sizes": (notice(address, b"k", announced=[1 << 62, 1 << 63])[:2], None, {0}),
         "empty": ([b""], None, {0}),
+        "nothing elsewhere": ([elsewhere(address, 4096)], None, {0}),
+        "within a page": ([elsewhere(address, 5)], None, {0}),
+        "behind all memory": ([elsewhere(address, 1 << 40)], None, {0}),
     }[kind]
 
 
@@ -126,6 +136,9 @@ KINDS = (
     "buffers before their frame",
     "absurd sizes",
     "empty",
+    "nothing elsewhere",
+    "within a page",
+    "behind all memory",
 )
 
 
@@ -155,7 +168,7 @@ def test_a_request_that_is_garbled_fails_at_its_deadline(world, served, monkeypa
     endpoint, address = served
     if world.rank == 1:
         with monkeypatch.context() as patch:
-            patch.setattr(mpi, "pack", lambda message: (pack(message)[0], pack(message)[1][1:]))
+            patch.setattr(mpi, "pack", lambda m, put: (pack(m)[0], pack(m)[1][1:]))
             work = endpoint.call(address, "test/Echo", b"", [pattern(SIZE)] * 2, timeout=0.3)
         with pytest.raises(errors.DeadlineExceededError, match=r"within 0\.3 s"):
             work.wait()

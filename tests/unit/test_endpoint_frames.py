@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.endpoint.frames import BadFrameError, fill, pack, unpack
+from mpidist.endpoint.frames import BadFrameError, pack, unpack
 from mpidist.endpoint.message import Message
 from mpidist.proto.mpidist_pb2 import Failure
 
@@ -39,7 +39,8 @@ def same(got, sent):
 def test_what_is_packed_is_unpacked(sent):
     frame, views = pack(sent)
     for form in (bytes, bytearray, memoryview):
-        got, following = unpack(form(frame), "peer")
+        got, following, place = unpack(form(frame), "peer")
+        assert place is None
         same(got, sent)
         assert got.peer == "peer"
         sizes = [array.nbytes for array in sent.buffers]
@@ -82,27 +83,26 @@ def test_received_buffers_can_be_written():
     array[:] = 1
 
 
-def test_buffers_are_copied_to_where_they_belong():
-    sent = Message(0, id=5, buffers=[np.arange(6.0), np.arange(4, dtype=np.uint8)])
-    into = [np.zeros((2, 3)), np.zeros(4, np.uint8)]
+@given(messages, st.integers(0, 2**64 - 1))
+def test_large_buffers_that_lie_elsewhere(sent, place):
     asked = []
 
-    def into_of(message, sizes):
-        asked.append((message.id, list(sizes)))
-        return into
+    def put(buffers):
+        asked.append(buffers)
+        return place
 
-    got, following = unpack(pack(sent)[0], None, into_of)
-    assert asked == [(5, [48, 4])]
-    assert got.buffers is into
-    assert not following
-    np.testing.assert_array_equal(into[0], sent.buffers[0].reshape(2, 3))
-    np.testing.assert_array_equal(into[1], sent.buffers[1])
+    frame, views = pack(sent, put)
+    sizes = [array.nbytes for array in sent.buffers]
+    large = sum(sizes) > 16384
+    got, elsewhere, where = unpack(frame, None)
+    same(got, sent)
+    assert not views
+    assert len(asked) == large
+    assert list(elsewhere) == (sizes if large else [])
+    assert where == (place if large else None)
 
 
-def test_filling_arrays_of_any_shape():
-    sent = [np.arange(6.0), np.arange(4, dtype=np.uint8)]
-    into = [np.zeros((2, 3)), np.zeros(4, np.uint8)]
-    got = unpack(pack(Message(0, buffers=sent))[0], None)[0].buffers
-    assert fill(into, got) is into
-    np.testing.assert_array_equal(into[0], sent[0].reshape(2, 3))
-    np.testing.assert_array_equal(into[1], sent[1])
+def test_no_room_elsewhere():
+    frame, views = pack(Message(0, buffers=[np.ones(20000, np.uint8)]), lambda buffers: None)
+    assert len(views) == 1
+    assert unpack(frame, None)[1:] == ((20000,), None)

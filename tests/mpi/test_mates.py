@@ -1,0 +1,112 @@
+"""What ranks of one node share: memory, and bells that wake who sleeps."""
+
+import contextlib
+import socket
+import time
+
+import numpy as np
+import pytest
+from _cases.endpoints import LIMIT_S, Service, as_bytes, ask, pattern, wait_until
+from _cases.jobs import run_ranks
+
+from mpidist import open_endpoint
+from mpidist.endpoint import calls, services
+
+
+@pytest.fixture
+def mates(world):
+    from mpidist.runtime import world as mpi_world
+
+    return mpi_world().mates
+
+
+@pytest.mark.ranks(2, 3)
+def test_each_has_a_section_that_all_see(world, mates):
+    assert list(mates.sections) == list(range(world.size))
+    own = mates.sections[world.rank][-8:]
+    before = own.copy()
+    world.Barrier()
+    own[:] = world.rank + 1
+    world.Barrier()
+    for rank, section in mates.sections.items():
+        assert (section[-8:] == rank + 1).all()
+    world.Barrier()
+    own[:] = before
+
+
+@pytest.mark.ranks(3)
+def test_a_sleeper_is_woken_by_what_arrives(world, mates, monkeypatch):
+    """Nobody looks by himself: a bell that is not heard is a deadline that passes."""
+    for module, name in ((services, "_UNTIL_PERIOD_S"), (calls, "_WAIT_S")):
+        monkeypatch.setattr(module, name, 4 * LIMIT_S)
+    with open_endpoint() as endpoint:
+        Service(endpoint)
+        ended = []
+        endpoint.register("end", {"End": lambda request: ended.append(1)})
+        address = world.bcast(str(endpoint.address))
+        if world.rank == 0:
+            assert endpoint.serve(lambda: len(ended) == 2, time.monotonic() + LIMIT_S)
+        else:
+            for number in range(60):
+                if number % 3 == world.rank:  # others come while it is about to sleep
+                    wait_until(lambda: mates.flags[mates.places[0]])
+                data = pattern(100 if number % 2 else 50_000, number)
+                (got,) = ask(endpoint, address, "Echo", b"", [data]).buffers
+                np.testing.assert_array_equal(as_bytes(got), data)
+            endpoint.call(address, "end/End").wait(LIMIT_S)
+        world.Barrier()
+
+
+@pytest.mark.ranks(2)
+def test_bells_that_strangers_ring(world, mates):
+    """Whoever finds the bell can ring it; nothing happens but that the rank wakes up."""
+    with open_endpoint() as endpoint:
+        Service(endpoint)
+        address = world.bcast(str(endpoint.address))
+        if world.rank == 0:
+            endpoint.serve_in_thread()
+        else:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+                stranger.setblocking(False)
+                for number in range(50):
+                    with contextlib.suppress(BlockingIOError):  # the bell is full
+                        stranger.sendto(b"x" * number, mates._names[0])
+                    assert ask(endpoint, address, "Echo", b"%d" % number).body == b"%d" % number
+        world.Barrier()
+
+
+def test_where_the_system_lets_them_share_nothing(tmp_path):
+    source = """
+        import logging, os
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        def refuse(name):
+            raise PermissionError(1, "not permitted")
+        os.memfd_create = refuse
+        from mpidist.runtime import world
+        here = world()
+        assert here.mates.sections == {}
+        assert not any(here.mates.flags[place] for place in here.mates.places)
+    """
+    ended = run_ranks(tmp_path, 3, source)
+    assert ended.status == 0, ended.err
+    assert ended.err.count("share no memory beside MPI's: {'[Errno 1] not permitted'}") == 3
+
+
+def test_memory_that_does_not_come(tmp_path):
+    """What others send to the bell is not taken for it."""
+    source = """
+        from mpidist.runtime import mates
+        mates._HANDOVER_S = 0.5
+        lend = mates._lend
+        def lend_another(*args):
+            memory, token, problem = lend(*args)
+            return memory, b"another token...", problem
+        mates._lend = lend_another
+        from mpidist.runtime import world
+        here = world()
+        assert here.mates.sections == {}
+        print("nothing shared")
+    """
+    ended = run_ranks(tmp_path, 2, source)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("nothing shared") == 2
