@@ -4,9 +4,9 @@ The sender copies them to its shelf, and the receiver uses them where they lie: 
 who sends, at the speed of memory. MPI copies once as well, but looks up every page, and the
 receiver, which mostly has more to do, makes the copy. What finds no room goes by MPI.
 
-A shelf is a table with a byte for each page, and the pages. The byte of a piece's first page is 1
-from when the sender puts it there until the receiver, when the last view of it is gone, sets it
-back.
+A shelf is a table with a number for each page, and the pages. That of a piece's first page says
+which message it belongs to, from when the sender puts it there until the receiver, when the last
+view of it is gone, sets it back to 0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import numpy as np
 from mpidist.arena import Arena, Bytes
 from mpidist.endpoint.frames import BadFrameError, split
 from mpidist.endpoint.leases import Leases
-from mpidist.endpoint.message import UINT8, Array, as_bytes
+from mpidist.endpoint.message import UINT8, Array, Message, as_bytes
 from mpidist.errors import ResourceExhaustedError
 
 _PAGE = mmap.PAGESIZE
 _MOST_LOOKS = 8
+_ENTRY_BYTES = 4
 
 
 class Shelf:
@@ -36,17 +37,18 @@ class Shelf:
     """
 
     def __init__(self, memory: Bytes) -> None:
-        count = memory.nbytes // (_PAGE + 1)
-        start = -(-count // _PAGE) * _PAGE
-        self._taken = memory.data[:count]
+        count = memory.nbytes // (_PAGE + _ENTRY_BYTES)
+        start = -(-count * _ENTRY_BYTES // _PAGE) * _PAGE
+        self._owners = memory.data[: count * _ENTRY_BYTES].cast("I")
         self._pages = memory[start:][: count * _PAGE]
         self._arena = Arena(self._pages.nbytes)
         self._lying: deque[int] = deque()
         self._lock = threading.Lock()
         self._leases = Leases(self._give_back)
 
-    def put(self, buffers: Sequence[Array]) -> int | None:
-        """Local. Copy C-contiguous arrays to one piece; its offset, or None if there is no room."""
+    def put(self, message: Message) -> int | None:
+        """Local. Copy the buffers of a message; where they lie, or None if there is no room."""
+        buffers = message.buffers
         nbytes = sum([array.nbytes for array in buffers])
         with self._lock:
             self._clear_away()
@@ -54,7 +56,7 @@ class Shelf:
                 place = self._arena.carve(max(-(-nbytes // _PAGE), 1) * _PAGE)
             except ResourceExhaustedError:
                 return None
-            self._taken[place // _PAGE] = 1
+            self._owners[place // _PAGE] = _entry_of(message)
             self._lying.append(place)
         start = place
         for array in buffers:
@@ -62,15 +64,16 @@ class Shelf:
             start += array.nbytes
         return place
 
-    def take(self, place: int, sizes: Sequence[int]) -> list[Array]:
-        """Local. The arrays that lie at an offset, flat uint8; they keep it until they are gone.
+    def take(self, message: Message, place: int, sizes: Sequence[int]) -> list[Array]:
+        """Local. The buffers of a message, flat uint8; the memory is theirs until they are gone.
 
         Raises:
-            BadFrameError: No arrays of such sizes lie there.
+            BadFrameError: No buffers of this message, of such sizes, lie there.
         """
         number, total = place // _PAGE, sum(sizes)
-        if place % _PAGE or place + total > self._pages.nbytes or not self._taken[number]:
-            raise BadFrameError(f"nothing of {total} bytes lies at {place} in the shared memory")
+        inside = place % _PAGE == 0 and place + total <= self._pages.nbytes
+        if not inside or self._owners[number] != _entry_of(message):
+            raise BadFrameError(f"no {total} bytes of it lie at {place} in the shared memory")
         whole = np.frombuffer(self._pages.data, UINT8, total, place)
         self._leases.lend(whole, number)
         return split(whole.data, 0, sizes)
@@ -79,10 +82,14 @@ class Shelf:
         """Free what has been given back; of many pieces, look at some."""
         for _ in range(min(len(self._lying), _MOST_LOOKS)):
             place = self._lying.popleft()
-            if self._taken[place // _PAGE]:
+            if self._owners[place // _PAGE]:
                 self._lying.append(place)
             else:
                 self._arena.free(place)
 
     def _give_back(self, number: int) -> None:
-        self._taken[number] = 0
+        self._owners[number] = 0
+
+
+def _entry_of(message: Message) -> int:
+    return message.id % (1 << 31) + 1

@@ -10,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.endpoint.frames import BadFrameError
+from mpidist.endpoint.message import Message
 from mpidist.endpoint.shelf import Shelf
 
 PAGE = mmap.PAGESIZE
+
+
+def put(shelf, buffers, identity=7):
+    return shelf.put(Message(0, identity, buffers=buffers))
+
+
+def take(shelf, place, sizes, identity=7):
+    return shelf.take(Message(0, identity), place, sizes)
 
 
 def pair(pages):
@@ -24,8 +33,8 @@ def pair(pages):
 def test_what_is_put_is_taken():
     ours, theirs = pair(64)
     sent = [np.arange(10_000), np.empty((0, 3)), np.asfortranarray(np.ones((7, 1000))).T]
-    place = ours.put(sent)
-    got = theirs.take(place, [array.nbytes for array in sent])
+    place = put(ours, sent)
+    got = take(theirs, place, [array.nbytes for array in sent])
     for array, original in zip(got, sent, strict=True):
         assert array.dtype == np.uint8
         np.testing.assert_array_equal(array, original.reshape(-1).view(np.uint8))
@@ -33,29 +42,29 @@ def test_what_is_put_is_taken():
 
 def test_a_piece_is_kept_as_long_as_one_view_of_it():
     ours, theirs = pair(12)  # a table, and room for eleven pages
-    place = ours.put([np.full(4 * PAGE, 1, np.uint8), np.full(4 * PAGE, 2, np.uint8)])
-    one, two = theirs.take(place, [4 * PAGE, 4 * PAGE])
+    place = put(ours, [np.full(4 * PAGE, 1, np.uint8), np.full(4 * PAGE, 2, np.uint8)])
+    one, two = take(theirs, place, [4 * PAGE, 4 * PAGE])
     view = two[100:].reshape(2, -1)[:, 5]
     del one, two
     gc.collect()
-    assert ours.put([np.zeros(4 * PAGE, np.uint8)]) is None  # no room
+    assert put(ours, [np.zeros(4 * PAGE, np.uint8)]) is None  # no room
     assert (view == 2).all()
     del view
     gc.collect()
-    assert ours.put([np.zeros(8 * PAGE, np.uint8)]) == place
+    assert put(ours, [np.zeros(8 * PAGE, np.uint8)]) == place
 
 
 def test_more_than_all_memory():
     ours, _ = pair(4)
-    assert ours.put([np.zeros(4 * PAGE, np.uint8)]) is None
-    assert ours.put([np.zeros(PAGE, np.uint8)]) is not None
+    assert put(ours, [np.zeros(4 * PAGE, np.uint8)]) is None
+    assert put(ours, [np.zeros(PAGE, np.uint8)]) is not None
 
 
 def test_memory_of_one_page_has_no_room():
     ours, theirs = pair(1)
-    assert ours.put([np.zeros(20_000, np.uint8)]) is None
+    assert put(ours, [np.zeros(20_000, np.uint8)]) is None
     with pytest.raises(BadFrameError):
-        theirs.take(0, [20_000])
+        take(theirs, 0, [20_000])
 
 
 @pytest.mark.parametrize(
@@ -71,18 +80,18 @@ def test_memory_of_one_page_has_no_room():
 )
 def test_what_cannot_lie_there(place, sizes):
     ours, theirs = pair(64)
-    assert ours.put([np.zeros(PAGE, np.uint8)]) == 0
-    with pytest.raises(BadFrameError, match="lies at"):
-        theirs.take(place, sizes)
+    assert put(ours, [np.zeros(PAGE, np.uint8)]) == 0
+    with pytest.raises(BadFrameError, match="lie at"):
+        take(theirs, place, sizes)
 
 
 def test_pieces_that_are_held_do_not_keep_others_from_being_used_again():
     ours, theirs = pair(1000)
-    held = [theirs.take(ours.put([np.full(PAGE, n % 251, np.uint8)]), [PAGE]) for n in range(500)]
+    held = [take(theirs, put(ours, [np.full(PAGE, n % 251, np.uint8)]), [PAGE]) for n in range(500)]
     places = set()
     for number in range(300):
-        place = ours.put([np.full(PAGE, number % 251, np.uint8)])
-        (got,) = theirs.take(place, [PAGE])
+        place = put(ours, [np.full(PAGE, number % 251, np.uint8)])
+        (got,) = take(theirs, place, [PAGE])
         assert (got == number % 251).all()
         places.add(place)
         del got
@@ -90,14 +99,23 @@ def test_pieces_that_are_held_do_not_keep_others_from_being_used_again():
     assert all((array == n % 251).all() for n, (array,) in enumerate(held))
 
 
+def test_a_piece_of_another_message():
+    ours, theirs = pair(64)
+    place = put(ours, [np.ones(10, np.uint8)], identity=1 << 40)
+    with pytest.raises(BadFrameError, match="lie at"):
+        take(theirs, place, [10], identity=1)
+    (got,) = take(theirs, place, [10], identity=1 << 40)
+    assert got.all()
+
+
 @given(st.lists(st.tuples(st.integers(0, 9 * PAGE), st.booleans()), max_size=30))
 def test_no_two_share_memory(script):
     ours, theirs = pair(32)
     alive = []
     for number, (nbytes, drop) in enumerate(script):
-        place = ours.put([np.full(nbytes, number, np.uint8)])
+        place = put(ours, [np.full(nbytes, number, np.uint8)])
         if place is not None:
-            alive.append((theirs.take(place, [nbytes])[0], number))
+            alive.append((take(theirs, place, [nbytes])[0], number))
         if drop and alive:
             alive.pop(len(alive) // 2)
         for array, value in alive:
@@ -111,8 +129,8 @@ def test_threads_that_put():
     def work(seed):
         for number in range(300):
             data = np.full(PAGE * (1 + number % 5), (seed * 50 + number) % 251, np.uint8)
-            place = ours.put([data])
-            if place is not None and not (theirs.take(place, [data.nbytes])[0] == data).all():
+            place = put(ours, [data])
+            if place is not None and not (take(theirs, place, [data.nbytes])[0] == data).all():
                 failures.append((seed, number))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
