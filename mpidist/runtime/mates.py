@@ -88,8 +88,9 @@ class Mates:
 
     def ring(self, rank: int) -> None:
         """Local. Wake a rank whose flag says that it sleeps, after something was sent to it."""
-        # Others have rung so often that it is waking up; or it has ended.
-        with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
+        # It has ended, or others have rung so often that it is waking up; otherwise it looks by
+        # itself before long.
+        with contextlib.suppress(OSError):
             self._bell.sendto(b"", self._names[rank])
 
 
@@ -105,41 +106,53 @@ def share(comm: MPI.Comm, ranks: Sequence[int], size: int, nbytes: int) -> Mates
     Returns:
         What they share; nothing, on all, where the system does not let them, which is logged.
     """
-    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    bell.bind("")  # the system chooses a name that is no file's
-    names: list[bytes] = comm.allgather(bell.getsockname())
-    memory, token, problem = _lend(bell, names, nbytes) if comm.rank == 0 else (None, b"", "")
-    token, problem = comm.bcast((token, problem))
-    if comm.rank and not problem:
+    bell, name, problem = _bell()
+    names: list[bytes] = comm.allgather(name)
+    memory = None
+    token = b""
+    if comm.rank == 0 and not problem:
+        token = os.urandom(_TOKEN_BYTES)
+        memory, problem = _lend(bell, names, nbytes, token)
+    token = comm.bcast(token if memory else b"")
+    if comm.rank and token and not problem:
         memory, problem = _borrow(bell, token)
     problems = {text for text in comm.allgather(problem) if text}
-    bell.setblocking(False)
     if problems or memory is None:
         logger.info("the ranks of this node share no memory beside MPI's: %s", problems)
         return Mates(ranks[comm.rank], size, {}, bell, bytes(_LINE_BYTES))
+    bell.setblocking(False)
     return Mates(ranks[comm.rank], size, dict(zip(ranks, names, strict=True)), bell, memory)
 
 
+def _bell() -> tuple[socket.socket, bytes, str]:
+    """A bell and its name, or a problem."""
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        bell.bind("")  # the system chooses a name that is no file's
+    except OSError as error:
+        return bell, b"", str(error)
+    return bell, bell.getsockname(), ""
+
+
 def _lend(
-    bell: socket.socket, names: Sequence[bytes], nbytes: int
-) -> tuple[mmap.mmap | None, bytes, str]:
-    """Make the memory and send it to the others: the memory, what they know it by, a problem."""
-    token = os.urandom(_TOKEN_BYTES)
+    bell: socket.socket, names: Sequence[bytes], nbytes: int, token: bytes
+) -> tuple[mmap.mmap | None, str]:
+    """Make the memory, and send it to the others with the token: the memory, or a problem."""
     length = max(nbytes // mmap.PAGESIZE, 1) * mmap.PAGESIZE
     try:
         file = os.memfd_create("mpidist")
         try:
             os.ftruncate(file, _start_of_sections(len(names)) + len(names) * length)
             memory = mmap.mmap(file, 0)
-            # Not socket.send_fds(): it ignores the address (CPython 3.11 to 3.13).
+            # Not socket.send_fds(): that of CPython 3.11 ignores the address.
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file))
             for name in names[1:]:
                 bell.sendmsg([token], [rights], 0, name)
         finally:
             os.close(file)
     except OSError as error:
-        return None, token, str(error)
-    return memory, token, ""
+        return None, str(error)
+    return memory, ""
 
 
 def _borrow(bell: socket.socket, token: bytes) -> tuple[mmap.mmap | None, str]:
