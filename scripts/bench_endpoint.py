@@ -2,8 +2,9 @@
 
     mpidist run -n 2 scripts/bench_endpoint.py [--json results.json]
 
-Rank 1 serves rank 0. "round trip" sends an array and gets it back, one at a time; "stream" sends
-arrays with four under way, each answered by an empty message. Every figure is a median, in
+Rank 1 serves rank 0. "round trip" sends an array and gets it back, one at a time, at first as the
+body of messages, then as a buffer; "stream" sends arrays with four under way, each answered by an
+empty message. Every figure is a median, in
 microseconds a request; the sides take turns in one run. "of raw" is the raw layer's time over
 ours. The last table is a server that had nothing to do: what the first request then takes, and how
 much of a core the server takes while it waits.
@@ -44,6 +45,8 @@ def main():
     columns = ["size", "mpi us", "mpi4py us", "of raw", "tcp us", "zmq us", "of raw"]
     for title in ("round trip", "stream"):
         rows = [client.compare(title, nbytes, args.rounds) for nbytes in sizes]
+        if title == "round trip":
+            rows.insert(0, client.compare(title, SIZES[0], args.rounds, in_body=True))
         path = args.json and args.json.replace(".json", f"-{title.replace(' ', '-')}.json")
         report(title, columns, rows, {}, path)
     path = args.json and args.json.replace(".json", "-idle.json")
@@ -86,7 +89,7 @@ class Server:
 
     def echo(self, request):
         """Give back what came."""
-        return Reply(b"", request.buffers)
+        return Reply(request.body, request.buffers)
 
     def put(self, request):
         """Take what came."""
@@ -132,15 +135,15 @@ class Client:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
 
-    def compare(self, title, nbytes, rounds):
+    def compare(self, title, nbytes, rounds, in_body=False):
         """One row of a table."""
         data, out = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
         count = max(2 * UNDER_WAY, min(400, (64 << 20) // nbytes))
         echo = title == "round trip"
         turns = {
-            "mpi": lambda: self.ask("mpi", echo, data, out, count),
+            "mpi": lambda: self.ask("mpi", echo, data, out, count, in_body),
             "mpi4py": lambda: self.ask_mpi4py(echo, data, out, count),
-            "tcp": lambda: self.ask("tcp", echo, data, out, count),
+            "tcp": lambda: self.ask("tcp", echo, data, out, count, in_body),
             "zmq": lambda: self.ask_zmq(echo, data, out, count),
         }
         sides = {kind: self.turn(kind, title, nbytes, turn) for kind, turn in turns.items()}
@@ -148,7 +151,7 @@ class Client:
         us = {kind: 1e6 * seconds / count for kind, seconds in times.items()}
         ratios = {"mpi": us["mpi4py"] / us["mpi"], "tcp": us["zmq"] / us["tcp"]}
         return [
-            size_text(nbytes),
+            size_text(nbytes) + (" body" if in_body else ""),
             us["mpi"], us["mpi4py"], ratios["mpi"], us["tcp"], us["zmq"], ratios["tcp"],
         ]  # fmt: skip
 
@@ -168,20 +171,23 @@ class Client:
 
         return run
 
-    def ask(self, kind, echo, data, out, count):
+    def ask(self, kind, echo, data, out, count, in_body):
         """Requests to the endpoint."""
         endpoint, address = self.endpoints[kind], self.addresses[kind]
-        if echo:
+        if in_body:
+            for _ in range(count):
+                endpoint.call(address, "bench/Echo", data.tobytes()).wait()
+        elif echo:
             for _ in range(count):
                 endpoint.call(address, "bench/Echo", b"", [data], into=[out]).wait()
-            return
-        works = []
-        for _ in range(count):
-            works.append(endpoint.call(address, "bench/Put", b"", [data]))
-            if len(works) == UNDER_WAY:
-                works.pop(0).wait()
-        for work in works:
-            work.wait()
+        else:
+            works = []
+            for _ in range(count):
+                works.append(endpoint.call(address, "bench/Put", b"", [data]))
+                if len(works) == UNDER_WAY:
+                    works.pop(0).wait()
+            for work in works:
+                work.wait()
 
     def ask_mpi4py(self, echo, data, out, count):
         """The same by plain messages."""

@@ -2,7 +2,8 @@
 
 The sender copies them to its shelf, and the receiver uses them where they lie: one copy, made by
 who sends, at the speed of memory. MPI copies once as well, but looks up every page, and the
-receiver, which mostly has more to do, makes the copy. What finds no room goes by MPI.
+receiver, which mostly has more to do, makes the copy. What finds no room goes by MPI; so does what
+no cache holds: a reply's second copy, into the caller's arrays, would cost more than is gained.
 
 A shelf is a table with a number for each page, and the pages. That of a piece's first page says
 which message it belongs to, from when the sender puts it there until the receiver, when the last
@@ -26,6 +27,7 @@ from mpidist.errors import ResourceExhaustedError
 
 _PAGE = mmap.PAGESIZE
 _MOST_LOOKS = 8
+_LARGEST_PART = 8  # of all pages
 _ENTRY_BYTES = 4
 
 
@@ -41,15 +43,21 @@ class Shelf:
         start = -(-count * _ENTRY_BYTES // _PAGE) * _PAGE
         self._owners = memory.data[: count * _ENTRY_BYTES].cast("I")
         self._pages = memory[start:][: count * _PAGE]
+        self._largest = self._pages.nbytes // _LARGEST_PART
         self._arena = Arena(self._pages.nbytes)
         self._lying: deque[int] = deque()
         self._lock = threading.Lock()
         self._leases = Leases(self._give_back)
 
     def put(self, message: Message) -> int | None:
-        """Local. Copy the buffers of a message; where they lie, or None if there is no room."""
+        """Local. Copy the buffers of a message; where they lie, or None if there is no room.
+
+        Nothing that takes more than an eighth of the shelf is put there.
+        """
         buffers = message.buffers
         nbytes = sum([array.nbytes for array in buffers])
+        if nbytes > self._largest:
+            return None
         with self._lock:
             self._clear_away()
             try:

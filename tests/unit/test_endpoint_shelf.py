@@ -31,7 +31,7 @@ def pair(pages):
 
 
 def test_what_is_put_is_taken():
-    ours, theirs = pair(64)
+    ours, theirs = pair(512)
     sent = [np.arange(10_000), np.empty((0, 3)), np.asfortranarray(np.ones((7, 1000))).T]
     place = put(ours, sent)
     got = take(theirs, place, [array.nbytes for array in sent])
@@ -41,23 +41,25 @@ def test_what_is_put_is_taken():
 
 
 def test_a_piece_is_kept_as_long_as_one_view_of_it():
-    ours, theirs = pair(12)  # a table, and room for eleven pages
-    place = put(ours, [np.full(4 * PAGE, 1, np.uint8), np.full(4 * PAGE, 2, np.uint8)])
-    one, two = take(theirs, place, [4 * PAGE, 4 * PAGE])
+    ours, theirs = pair(65)  # a table, and room for 64 pages
+    data = [np.full(4 * PAGE, 1, np.uint8), np.full(4 * PAGE, 2, np.uint8)]
+    places = [put(ours, data) for _ in range(8)]
+    assert len(set(places)) == 8
+    one, two = take(theirs, places[3], [4 * PAGE, 4 * PAGE])
     view = two[100:].reshape(2, -1)[:, 5]
     del one, two
     gc.collect()
-    assert put(ours, [np.zeros(4 * PAGE, np.uint8)]) is None  # no room
+    assert put(ours, data[:1]) is None  # no room
     assert (view == 2).all()
     del view
     gc.collect()
-    assert put(ours, [np.zeros(8 * PAGE, np.uint8)]) == place
+    assert put(ours, data) == places[3]
 
 
-def test_more_than_all_memory():
-    ours, _ = pair(4)
-    assert put(ours, [np.zeros(4 * PAGE, np.uint8)]) is None
-    assert put(ours, [np.zeros(PAGE, np.uint8)]) is not None
+def test_what_takes_too_large_a_part():
+    ours, _ = pair(65)
+    assert put(ours, [np.zeros(8 * PAGE, np.uint8), np.zeros(1, np.uint8)]) is None
+    assert put(ours, [np.zeros(8 * PAGE, np.uint8)]) is not None
 
 
 def test_memory_of_one_page_has_no_room():
@@ -110,7 +112,7 @@ def test_a_piece_of_another_message():
 
 @given(st.lists(st.tuples(st.integers(0, 9 * PAGE), st.booleans()), max_size=30))
 def test_no_two_share_memory(script):
-    ours, theirs = pair(32)
+    ours, theirs = pair(73)
     alive = []
     for number, (nbytes, drop) in enumerate(script):
         place = put(ours, [np.full(nbytes, number, np.uint8)])
