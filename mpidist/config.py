@@ -10,7 +10,8 @@ Variable                        Meaning                                         
 ``MPIDIST_STALL_S``             seconds after which a waiting operation is reported       60
 ``MPIDIST_STALL_ABORT_S``       seconds after which a waiting operation ends the job      never
 ``MPIDIST_ARENA_BYTES``         address space that a ps reserves at first, in bytes       16 GiB
-``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another   64 MiB
+``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another,  64 MiB
+                                and of memory that a rank shares with those of its node
 ``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
