@@ -27,7 +27,7 @@ from mpidist.errors import ResourceExhaustedError
 
 _PAGE = mmap.PAGESIZE
 _MOST_LOOKS = 8
-_LARGEST_PART = 8  # of all pages
+_LARGEST_PART = 8  # of all memory
 _ENTRY_BYTES = 4
 
 
@@ -43,7 +43,7 @@ class Shelf:
         start = -(-count * _ENTRY_BYTES // _PAGE) * _PAGE
         self._owners = memory.data[: count * _ENTRY_BYTES].cast("I")
         self._pages = memory[start:][: count * _PAGE]
-        self._largest = self._pages.nbytes // _LARGEST_PART
+        self._largest = memory.nbytes // _LARGEST_PART
         self._arena = Arena(self._pages.nbytes)
         self._lying: deque[int] = deque()
         self._lock = threading.Lock()

@@ -58,7 +58,7 @@ def test_a_piece_is_kept_as_long_as_one_view_of_it():
 
 def test_what_takes_too_large_a_part():
     ours, _ = pair(65)
-    assert put(ours, [np.zeros(8 * PAGE, np.uint8), np.zeros(1, np.uint8)]) is None
+    assert put(ours, [np.zeros(8 * PAGE, np.uint8), np.zeros(PAGE, np.uint8)]) is None
     assert put(ours, [np.zeros(8 * PAGE, np.uint8)]) is not None
 
 
