@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Finish = Callable[[], None] | None
 
+_WORTH_A_LOOK = 65536  # bytes: for less, a copy costs no more
 # Type characters whose arrays MPI takes, moves and reduces as they are.
 _NATIVE = frozenset("bBhHiIlLqQfdgFDG")
 # Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
@@ -158,6 +159,106 @@ def to_reduce(
     if dtype == np.bool_:
         return direct.view(np.uint8), _LOGICAL.get(op, op), finish
     return direct, ReduceOp.SUM if average else op, finish
+
+
+def movable(array: Array) -> Array:
+    """Local. A contiguous array whose bytes MPI can read; of contiguous memory, a view."""
+    return to_move(array, write=False)[0]
+
+
+def collect(arrays: Sequence[Array]) -> Array:
+    """Local. Arrays of one dtype behind each other, flat; a view where they lie like that."""
+    joined = _joined(arrays)
+    if joined is not None:
+        return joined
+    memory = np.empty(sum(array.size for array in arrays), arrays[0].dtype)
+    start = 0
+    for array in arrays:
+        memory[start : start + array.size].reshape(array.shape)[...] = array
+        start += array.size
+    return memory
+
+
+def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
+    """Local. Flat memory for what belongs into arrays of one dtype, one behind the other.
+
+    Args:
+        arrays: Writable, any strides.
+
+    Returns:
+        The memory, and what copies it to the arrays (None where it is their own).
+
+    Raises:
+        ValueError: An array is read-only.
+    """
+    for array in arrays:
+        _check(array, write=True)
+    joined = _joined(arrays)
+    if joined is not None:
+        return joined, None
+    memory = np.empty(sum(array.size for array in arrays), arrays[0].dtype)
+
+    def finish() -> None:
+        start = 0
+        for array in arrays:
+            array[...] = memory[start : start + array.size].reshape(array.shape)
+            start += array.size
+
+    return memory, finish
+
+
+def _joined(arrays: Sequence[Array]) -> Array | None:
+    """The memory of arrays that lie one behind the other, as those of a list of rows do."""
+    first = arrays[0]
+    if first.nbytes < _WORTH_A_LOOK or not first.flags.c_contiguous:
+        return None
+    address = first.ctypes.data
+    for array in arrays:
+        if not array.flags.c_contiguous or array.ctypes.data != address:
+            return None
+        if array.base is not first.base or first.base is None:  # neighbours by chance
+            return None
+        address += array.nbytes
+    size = (address - first.ctypes.data) // first.itemsize
+    return np.lib.stride_tricks.as_strided(
+        first.reshape(-1), (size,), (first.itemsize,), writeable=first.flags.writeable
+    )
+
+
+def to_reduce_into(
+    source: Array, target: Array, op: ReduceOp, count: int
+) -> tuple[Array, Array, ReduceOp, Finish]:
+    """Local. Contiguous arrays for a reduction that reads one array and writes another.
+
+    Args:
+        source: Numbers or bools, any strides.
+        target: Writable, of the same dtype.
+        op: The reduction.
+        count: How many ranks take part, for AVG.
+
+    Returns:
+        The arrays to read from and to write to, MPI's operation, and what to call once MPI is done.
+
+    Raises:
+        TypeError: The dtype cannot be reduced so.
+        ValueError: The target is read-only, or of another dtype.
+    """
+    _check(source, write=False)
+    _check(target, write=True)
+    if source.dtype != target.dtype:
+        raise ValueError(f"a reduction of {source.dtype} cannot write into {target.dtype}")
+    _check_reducible(source.dtype, op)
+    native = source.dtype if source.dtype.isnative else source.dtype.newbyteorder("=")
+    dtype = _WIDER.get(native.name, native)
+    send = np.asarray(source, dtype, order="C")
+    recv = target
+    if dtype != target.dtype or not target.flags.c_contiguous:
+        recv = np.empty(target.shape, dtype)
+    average = op is ReduceOp.AVG
+    finish = _copier(target, recv, count if average else None)
+    if dtype == np.bool_:
+        return send.view(np.uint8), recv.view(np.uint8), _LOGICAL.get(op, op), finish
+    return send, recv, ReduceOp.SUM if average else op, finish
 
 
 def _check(view: Array, write: bool) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from mpidist.arrays import Finish
 from mpidist.errors import DistBackendError
 from mpidist.op import LARGEST_COUNT, Op, in_pieces
 from mpidist.runtime import Backoff, Waits, fork
@@ -29,10 +30,24 @@ class HostExecutor:
         mpi_ops, in_place, any_source = _constants()
         self._run: dict[str, Callable[[Op], None]] = {
             "all_reduce": lambda o: comm.Allreduce(in_place, o.recv, mpi_ops[o.reduce]),
-            "broadcast": lambda o: comm.Bcast(o.recv, o.root),
-            "all_gather": lambda o: comm.Allgather(o.send, o.recv),
             "reduce": lambda o: comm.Reduce(
                 in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce], o.root
+            ),
+            "scan": lambda o: comm.Scan(in_place, o.recv, mpi_ops[o.reduce]),
+            "exscan": lambda o: comm.Exscan(in_place, o.recv, mpi_ops[o.reduce]),
+            "reduce_scatter": lambda o: comm.Reduce_scatter_block(
+                o.send, o.recv, mpi_ops[o.reduce]
+            ),
+            "broadcast": lambda o: comm.Bcast(o.recv, o.root),
+            "all_gather": lambda o: comm.Allgather(in_place if o.send is None else o.send, o.recv),
+            "all_gather_v": lambda o: comm.Allgatherv(o.send, [o.recv, o.recv_counts]),
+            "gather": lambda o: comm.Gather(o.send, o.recv, o.root),
+            "gather_v": lambda o: comm.Gatherv(o.send, _counted(o.recv, o.recv_counts), o.root),
+            "scatter": lambda o: comm.Scatter(o.send, o.recv, o.root),
+            "scatter_v": lambda o: comm.Scatterv(_counted(o.send, o.send_counts), o.recv, o.root),
+            "all_to_all": lambda o: comm.Alltoall(o.send, o.recv),
+            "all_to_all_v": lambda o: comm.Alltoallv(
+                [o.send, o.send_counts], [o.recv, o.recv_counts]
             ),
             "send": lambda o: comm.Send(o.send, o.root, o.tag),
             "recv": self._recv,
@@ -40,10 +55,24 @@ class HostExecutor:
         }
         self._start: dict[str, Callable[[Op], MPI.Request]] = {
             "all_reduce": lambda o: comm.Iallreduce(in_place, o.recv, mpi_ops[o.reduce]),
-            "broadcast": lambda o: comm.Ibcast(o.recv, o.root),
-            "all_gather": lambda o: comm.Iallgather(o.send, o.recv),
             "reduce": lambda o: comm.Ireduce(
                 in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce], o.root
+            ),
+            "scan": lambda o: comm.Iscan(in_place, o.recv, mpi_ops[o.reduce]),
+            "exscan": lambda o: comm.Iexscan(in_place, o.recv, mpi_ops[o.reduce]),
+            "reduce_scatter": lambda o: comm.Ireduce_scatter_block(
+                o.send, o.recv, mpi_ops[o.reduce]
+            ),
+            "broadcast": lambda o: comm.Ibcast(o.recv, o.root),
+            "all_gather": lambda o: comm.Iallgather(in_place if o.send is None else o.send, o.recv),
+            "all_gather_v": lambda o: comm.Iallgatherv(o.send, [o.recv, o.recv_counts]),
+            "gather": lambda o: comm.Igather(o.send, o.recv, o.root),
+            "gather_v": lambda o: comm.Igatherv(o.send, _counted(o.recv, o.recv_counts), o.root),
+            "scatter": lambda o: comm.Iscatter(o.send, o.recv, o.root),
+            "scatter_v": lambda o: comm.Iscatterv(_counted(o.send, o.send_counts), o.recv, o.root),
+            "all_to_all": lambda o: comm.Ialltoall(o.send, o.recv),
+            "all_to_all_v": lambda o: comm.Ialltoallv(
+                [o.send, o.send_counts], [o.recv, o.recv_counts]
             ),
             "send": lambda o: comm.Isend(o.send, o.root, o.tag),
             "recv": lambda o: comm.Irecv(o.recv, any_source if o.root < 0 else o.root, o.tag),
@@ -60,11 +89,16 @@ class HostExecutor:
         for piece in in_pieces(op):
             run(piece)
             op.root = piece.root
+            if piece.finish is not None:
+                piece.finish()
 
     def start(self, op: Op) -> list[MPI.Request]:
         """Collective, or point to point. Begin an Op; gives MPI's requests."""
         fork.check_mpi()
-        return [self._start[op.name](piece) for piece in in_pieces(op)]
+        pieces = in_pieces(op)
+        if len(pieces) > 1:
+            op.finish = _one_after_the_other([*[piece.finish for piece in pieces], op.finish])
+        return [self._start[op.name](piece) for piece in pieces]
 
     def _recv(self, op: Op) -> None:
         if op.root >= 0:
@@ -75,6 +109,19 @@ class HostExecutor:
         status = MPI.Status()
         self._comm.Recv(op.recv, MPI.ANY_SOURCE, op.tag, status)
         op.root = status.source
+
+
+def _counted(buffer: Any, counts: Sequence[int] | None) -> Any:
+    return None if buffer is None else [buffer, counts]
+
+
+def _one_after_the_other(steps: list[Finish]) -> Finish:
+    def finish() -> None:
+        for step in steps:
+            if step is not None:
+                step()
+
+    return finish
 
 
 class RequestWork(Work):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mpidist.arrays import Array, Finish, ReduceOp
 
 if TYPE_CHECKING:
-    from mpidist.group import ProcessGroup
+    from mpidist.group.core import Core
 
 # One call of MPI moves at most this many elements: not every library counts beyond 2^31.
 LARGEST_COUNT = (1 << 31) - 1
 _PIECE_COUNT = 1 << 30
+_COLUMN_COUNT = 1 << 26
+# Operations in which each rank has a part of its own.
+BY_PARTS = frozenset(("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"))
 
 
 class Op:
@@ -26,23 +32,39 @@ class Op:
         root: Group rank of the root, or of the other side; -1 for any.
         tag: Of a message.
         finish: What is left to do afterwards.
+        send_counts: How many elements go to each member, where they differ.
+        recv_counts: How many come from each member, where they differ.
 
     Attributes:
         sequence: Which collective of the group it is, from 1; 0 for point to point.
     """
 
-    __slots__ = ("finish", "group", "name", "recv", "reduce", "root", "send", "sequence", "tag")
+    __slots__ = (
+        "finish",
+        "group",
+        "name",
+        "recv",
+        "recv_counts",
+        "reduce",
+        "root",
+        "send",
+        "send_counts",
+        "sequence",
+        "tag",
+    )
 
     def __init__(
         self,
         name: str,
-        group: ProcessGroup,
+        group: Core,
         send: Array | None = None,
         recv: Array | None = None,
         reduce: ReduceOp = ReduceOp.SUM,
         root: int = -1,
         tag: int = 0,
         finish: Finish = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
     ) -> None:
         self.name = name
         self.group = group
@@ -52,6 +74,8 @@ class Op:
         self.root = root
         self.tag = tag
         self.finish = finish
+        self.send_counts = send_counts
+        self.recv_counts = recv_counts
         self.sequence = 0
 
     @property
@@ -70,10 +94,10 @@ class Op:
         return self.group.ranks[self.root] if self.root >= 0 else -1
 
     def count(self) -> int:
-        """Local. Elements that one call of MPI has to count."""
+        """Local. Elements that one call of MPI has to count, at most."""
         if self.recv is None:
             return 0 if self.send is None else self.send.size
-        return (self.recv if self.send is None else self.send).size
+        return self.recv.size if self.send is None else min(self.send.size, self.recv.size)
 
     def describe(self) -> str:
         """Local. The operation, in words."""
@@ -87,21 +111,51 @@ class Op:
 
 
 def in_pieces(op: Op) -> list[Op]:
-    """Local. An elementwise Op as several, each small enough for every MPI's counts.
+    """Local. An Op as several, each small enough for every MPI's counts.
+
+    Elementwise operations are cut where they lie. Where every rank has a part of its own, columns
+    of all parts are gathered in memory of their own, and copied to their place afterwards.
 
     Args:
-        op: Any Op whose buffers are C-contiguous; for all_gather, each rank's part must be small
-            enough already.
+        op: Any Op whose buffers are C-contiguous.
 
     Returns:
         The Op itself if it is small enough.
+
+    Raises:
+        ValueError: It moves too many elements in unequal parts.
     """
     size = op.count()
-    if size <= LARGEST_COUNT or op.name == "all_gather":
+    if size <= LARGEST_COUNT:
         return [op]
+    if op.send_counts or op.recv_counts:
+        raise ValueError(
+            f"{op.describe()} moves {size} elements in unequal parts; more than {LARGEST_COUNT} "
+            "are possible in equal parts only"
+        )
+    if op.name in BY_PARTS:
+        part = size // op.group.size() if op.name == "all_to_all" else size
+        return [
+            _columns(op, part, start, min(start + _COLUMN_COUNT, part))
+            for start in range(0, part, _COLUMN_COUNT)
+        ]
     pieces = []
     for start in range(0, size, _PIECE_COUNT):
         cut = slice(start, start + _PIECE_COUNT)
         send, recv = (None if b is None else b.reshape(-1)[cut] for b in (op.send, op.recv))
         pieces.append(Op(op.name, op.group, send, recv, op.reduce, op.root, op.tag))
     return pieces
+
+
+def _columns(op: Op, part: int, start: int, end: int) -> Op:
+    """The elements from start to end of every part."""
+    send = None if op.send is None else op.send.reshape(-1, part)[:, start:end].copy()
+    if op.recv is None:
+        return Op(op.name, op.group, send, None, op.reduce, op.root)
+    target = op.recv.reshape(-1, part)[:, start:end]
+    recv = np.empty(target.shape, target.dtype)
+
+    def finish() -> None:
+        target[...] = recv
+
+    return Op(op.name, op.group, send, recv, op.reduce, op.root, finish=finish)

@@ -1,0 +1,208 @@
+"""The default group, and what is asked of groups."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from mpidist.group import ProcessGroup
+from mpidist.runtime import world
+from mpidist.work import Timeout
+
+BACKENDS = ("mpi", "cpu:mpi", "cpu:mpi,cuda:nccl")
+
+_default: ProcessGroup | None = None
+_made: list[ProcessGroup] = []  # from the default group; they end with it
+
+
+class NonGroupMember:
+    """What new_group gives to ranks that are not members."""
+
+    def __repr__(self) -> str:
+        return "<GroupMember.NON_GROUP_MEMBER>"
+
+
+class _Members(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group, None before there is one."""
+        return _default
+
+
+class GroupMember(metaclass=_Members):
+    """torch's names: ``GroupMember.WORLD`` and ``GroupMember.NON_GROUP_MEMBER``."""
+
+    NON_GROUP_MEMBER = NonGroupMember()
+
+
+Group = ProcessGroup | NonGroupMember | None
+"""What a ``group`` argument takes; None means the default group."""
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Timeout = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "world",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> ProcessGroup:
+    """Collective. Make the default group, of the whole world; the launcher has said who is who.
+
+    Args:
+        backend: None, ``"mpi"``, or ``"cpu:mpi,cuda:nccl"``.
+        init_method: None or ``"env://"``; MPI needs no rendezvous.
+        timeout: Time limit of every operation, in seconds or as a timedelta. Unlike torch's, the
+            default is none.
+        world_size: The number of ranks, checked if given.
+        rank: The rank of this process, checked if given.
+        store: Not needed; must be None.
+        group_name: For messages.
+        pg_options: Not needed; must be None.
+        device_id: Not needed; must be None.
+
+    Returns:
+        The default group.
+
+    Raises:
+        DistBackendError: MPI cannot be started as needed.
+        ValueError: The group exists, or an argument contradicts what the launcher says.
+    """
+    global _default
+    if _default is not None:
+        raise ValueError("the default group exists already; destroy_process_group() ends it")
+    if backend is not None and backend.lower() not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; the known ones are {', '.join(BACKENDS)}")
+    if init_method not in (None, "env://"):
+        raise ValueError(
+            f"init_method {init_method!r} has no meaning here: MPI needs no rendezvous"
+        )
+    for name, value in (("store", store), ("pg_options", pg_options), ("device_id", device_id)):
+        if value is not None:
+            raise ValueError(f"{name} has no meaning here: leave it None")
+    here = world()
+    for name, value, truth in (("world_size", world_size, here.size), ("rank", rank, here.rank)):
+        if value not in (-1, truth):
+            raise ValueError(
+                f"{name}={value}, but the launcher says {truth}; leave it out, or start the script "
+                "with the number of ranks you mean"
+            )
+    _default = ProcessGroup(here.comm.Dup(), group_name, timeout)
+    return _default
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """Collective. End a group; with the default group all that were made from it.
+
+    Args:
+        group: By default the default group. Nothing happens on ranks that are not members.
+
+    Raises:
+        ValueError: There is no default group, or the group was destroyed before.
+    """
+    global _default
+    ending = acting(group)
+    if ending is None:
+        return
+    if ending is _default:
+        for made in reversed(_made):
+            made.free()
+        _made.clear()
+        _default = None
+    elif ending in _made:
+        _made.remove(ending)
+    ending.free()
+
+
+def is_available() -> bool:
+    """Local. True: the package cannot be imported without what it needs."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Local. Whether the default group exists."""
+    return _default is not None
+
+
+def get_rank(group: Group = None) -> int:
+    """Local. Rank of this process in a group; -1 if it is not a member."""
+    return -1 if isinstance(group, NonGroupMember) else given(group).rank()
+
+
+def get_world_size(group: Group = None) -> int:
+    """Local. Number of ranks of a group; -1 if this process is not a member."""
+    return -1 if isinstance(group, NonGroupMember) else given(group).size()
+
+
+def get_backend(group: Group = None) -> str:
+    """Local. Always ``"mpi"``; ValueError if this process is not a member."""
+    given(group)
+    return "mpi"
+
+
+def get_group_rank(group: Group, global_rank: int) -> int:
+    """Local. Group rank of a rank of the world; ValueError if it is not a member."""
+    return given(group).position(global_rank)
+
+
+def get_global_rank(group: Group, group_rank: int) -> int:
+    """Local. Rank in the world of a group rank; ValueError if there is none."""
+    ranks = given(group).ranks
+    if not 0 <= group_rank < len(ranks):
+        raise ValueError(f"group rank {group_rank} is not in a group of {len(ranks)}")
+    return ranks[group_rank]
+
+
+def get_process_group_ranks(group: Group = None) -> list[int]:
+    """Local. Ranks in the world of all members, by group rank."""
+    return list(given(group).ranks)
+
+
+def set_timeout(timeout: Timeout, group: Group = None) -> None:
+    """Local. Time limit of every later operation of a group; None for none."""
+    acts = acting(group)
+    if acts is not None:
+        acts.set_timeout(timeout)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Local. Rank of this process among those of its node.
+
+    Args:
+        fallback_rank: Not needed: MPI knows; torch's argument.
+    """
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    return world().node.rank
+
+
+def given(group: Group) -> ProcessGroup:
+    """Local. The group meant by an argument.
+
+    Raises:
+        ValueError: There is no default group, or this rank is not a member.
+    """
+    if group is None:
+        if _default is None:
+            raise ValueError("there is no default group: call init_process_group() first")
+        return _default
+    if isinstance(group, NonGroupMember):
+        raise ValueError("this rank is not a member of the group")  # noqa: TRY004 (torch's choice)
+    return group
+
+
+def acting(group: Group) -> ProcessGroup | None:
+    """Local. The group that acts; None, with a warning, if this rank is not a member."""
+    if group.__class__ is NonGroupMember:
+        warnings.warn("this rank is not a member of the group: nothing is done", stacklevel=3)
+        return None
+    return given(group)
+
+
+def keep(group: ProcessGroup) -> None:
+    """Local. Have a group end together with the default group."""
+    _made.append(group)

@@ -1,0 +1,73 @@
+"""What the arrays of a collective must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.arrays import Array, host_view
+from mpidist.group.core import Core
+
+
+def check_list(group: Core, name: str, arrays: Sequence[Array], like: Array) -> None:
+    """Local. ValueError if a list has not one array a member, all like another array."""
+    if len(arrays) != group.size():
+        raise ValueError(
+            f"{name} of group {group.name!r} needs {group.size()} arrays, not {len(arrays)}"
+        )
+    for rank, array in enumerate(arrays):
+        if array.shape != like.shape or array.dtype != like.dtype:
+            raise ValueError(
+                f"{name} of {like.dtype}{list(like.shape)} has {array.dtype}{list(array.shape)} "
+                f"in its list for group rank {rank}"
+            )
+
+
+def check_multiple(group: Core, name: str, whole: Array, part: Array) -> None:
+    """Local. ValueError if an array is not as large as one other a member."""
+    if whole.dtype != part.dtype:
+        raise ValueError(f"{name} needs one dtype, not {whole.dtype} and {part.dtype}")
+    if whole.size != group.size() * part.size:
+        raise ValueError(
+            f"{name} of group {group.name!r} needs {group.size()} times as many elements on one "
+            f"side as on the other, not {whole.size} and {part.size}"
+        )
+
+
+def list_of_root(
+    group: Core, name: str, arrays: Sequence[Any] | None, root: int
+) -> list[Array] | None:
+    """Local. The list that only the root gives; None on others.
+
+    Raises:
+        ValueError: The root gives none, or another member gives one.
+    """
+    _check_giver(group, name, arrays, root)
+    if group.rank() != root:
+        return None
+    return [host_view(array) for array in arrays or ()]
+
+
+def list_of_root_objects(group: Core, name: str, objects: Sequence[Any] | None, root: int) -> Any:
+    """Local. The list of objects that only the root gives, one a member; None on others.
+
+    Raises:
+        ValueError: It has another length, the root gives none, or another member gives one.
+    """
+    is_root = group.rank() == root
+    _check_giver(group, name, objects, root)
+    if is_root and objects is not None and len(objects) != group.size():
+        raise ValueError(
+            f"{name} of group {group.name!r} needs {group.size()} entries, not {len(objects)}"
+        )
+    return objects if is_root else None
+
+
+def _check_giver(group: Core, name: str, given: Sequence[Any] | None, root: int) -> None:
+    if group.rank() == root and given is None:
+        raise ValueError(f"{name} is missing on the root, rank {group.ranks[root]}")
+    if group.rank() != root and given:
+        raise ValueError(
+            f"{name} is only for the root, rank {group.ranks[root]}; leave it None on rank "
+            f"{group.ranks[group.rank()]}"
+        )

@@ -1,0 +1,218 @@
+"""Operations in which values of several ranks become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import (
+    Array,
+    Finish,
+    ReduceOp,
+    collect,
+    host_view,
+    to_reduce,
+    to_reduce_into,
+)
+from mpidist.group.checks import check_list, check_multiple
+from mpidist.group.core import Core
+from mpidist.op import Op
+from mpidist.work import Work, gather_works
+
+
+class Reductions(Core):
+    """all_reduce and its relatives.
+
+    The types of all: numbers and bools; float16 and bfloat16 reduce in float32, bool by logic, AVG
+    needs a floating or complex dtype. All raise TypeError where the dtype cannot be reduced so,
+    ValueError where a result is to be written into a read-only array, DeadlineExceededError when
+    the group's time limit passes, and GroupBrokenError while an earlier operation of the group is
+    past its limit, and pending.
+    """
+
+    def all_reduce(
+        self, array: Any, op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Collective. Reduce ``array`` over all members, in place on each.
+
+        Args:
+            array: Same shape and dtype on all members; float16 and bfloat16 reduce in float32,
+                bool by logic.
+            op: The reduction; AVG needs a floating or complex dtype.
+            async_op: Return at once.
+
+        Returns:
+            A Work if ``async_op``, else None.
+
+        Raises:
+            TypeError: The dtype cannot be reduced so.
+            ValueError: The array is read-only.
+            DeadlineExceededError: The group's time limit passed.
+            GroupBrokenError: An earlier operation of the group is past its limit, and pending.
+        """
+        buffer, mpi_op, finish = to_reduce(array, ReduceOp.of(op), self._size)
+        record = Op("all_reduce", self, None, buffer, mpi_op, finish=finish)
+        return self._collective(record, async_op)
+
+    def reduce(
+        self,
+        array: Any,
+        dst: int | None = None,
+        op: ReduceOp | str = ReduceOp.SUM,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        """Collective. Reduce ``array`` over all members into the root's; the others keep theirs.
+
+        Args:
+            array: See :meth:`all_reduce`; need not be writable but on the root.
+            dst: World rank of the root; without it, and without ``group_dst``, the first member.
+            op: The reduction.
+            async_op: Return at once.
+            group_dst: Group rank of the root.
+
+        Returns:
+            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`.
+        """
+        root = self._peer(dst, group_dst, default=0)
+        is_root = self._rank == root
+        buffer, mpi_op, finish = to_reduce(array, ReduceOp.of(op), self._size, write=is_root)
+        send, recv = (None, buffer) if is_root else (buffer, None)
+        return self._collective(Op("reduce", self, send, recv, mpi_op, root, 0, finish), async_op)
+
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Collective. Reduce several arrays in place, those of one dtype in one operation.
+
+        Args:
+            arrays: The same shapes and dtypes, in the same order, on all members.
+            op: The reduction.
+            async_op: Return at once.
+
+        Returns:
+            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`.
+        """
+        views = [host_view(array) for array in arrays]
+        kinds = dict.fromkeys(view.dtype for view in views)  # in the order of their first
+        works = []
+        for kind in kinds:
+            alike = [view for view in views if view.dtype == kind]
+            for view in alike:
+                if not view.flags.writeable:
+                    raise ValueError("an array receives a result but is read-only")
+            together = collect(alike)
+            buffer, mpi_op, finish = to_reduce(together, ReduceOp.of(op), self._size)
+            parts = _Parts(alike, together, finish)
+            record = Op("all_reduce", self, None, buffer, mpi_op, finish=parts.finish)
+            works.append(self._collective(record, async_op))
+        return gather_works("all_reduce_coalesced", [w for w in works if w]) if async_op else None
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: Sequence[Any],
+        op: ReduceOp | str = ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Collective. Reduce the n-th arrays of all members into the n-th member's ``output``.
+
+        Args:
+            output: Writable, of the shape and dtype of one array of the list.
+            input_list: One array a member, all of one shape and dtype, the same on all.
+            op: The reduction.
+            async_op: Return at once.
+
+        Returns:
+            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
+            the list has another length, or an array another shape or dtype.
+        """
+        target, inputs = host_view(output), [host_view(array) for array in input_list]
+        check_list(self, "reduce_scatter", inputs, target)
+        return self._reduce_scatter(target, collect(inputs), op, async_op)
+
+    def reduce_scatter_tensor(
+        self,
+        output: Any,
+        input: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Collective. Reduce ``input`` over all members; each keeps its part.
+
+        Args:
+            output: Writable; receives as many elements as it has.
+            input: One part a member, one behind the other in C order; same dtype.
+            op: The reduction.
+            async_op: Return at once.
+
+        Returns:
+            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
+            the sizes do not fit.
+        """
+        target, source = host_view(output), host_view(input)
+        check_multiple(self, "reduce_scatter_tensor", source, target)
+        return self._reduce_scatter(target, source, op, async_op)
+
+    def scan(
+        self, array: Any, op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Collective. Reduce over this and all lower ranks, in place (MPI 4.1, 6.11).
+
+        Args:
+            array: Same shape and dtype on all members.
+            op: The reduction, but AVG.
+            async_op: Return at once.
+
+        Returns:
+            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`.
+        """
+        return self._scan("scan", array, op, async_op)
+
+    def exscan(
+        self, array: Any, op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Collective. Reduce over all lower ranks, in place; rank 0 keeps what it has.
+
+        Arguments, result and errors as :meth:`scan` (MPI 4.1, 6.11.2).
+        """
+        return self._scan("exscan", array, op, async_op)
+
+    # Inside
+
+    def _reduce_scatter(
+        self, target: Array, source: Array, op: ReduceOp | str, async_op: bool
+    ) -> Work | None:
+        send, recv, mpi_op, finish = to_reduce_into(source, target, ReduceOp.of(op), self._size)
+        record = Op("reduce_scatter", self, send, recv, mpi_op, finish=finish)
+        return self._collective(record, async_op)
+
+    def _scan(self, name: str, array: Any, op: ReduceOp | str, async_op: bool) -> Work | None:
+        kind = ReduceOp.of(op)
+        if kind is ReduceOp.AVG:
+            raise ValueError(f"{name} has no AVG: each rank would divide by another number")
+        buffer, mpi_op, finish = to_reduce(array, kind, self._size)
+        if name == "exscan" and self._rank == 0:  # MPI may write anything there
+            buffer, finish = buffer.copy(), None
+        return self._collective(Op(name, self, None, buffer, mpi_op, finish=finish), async_op)
+
+
+class _Parts:
+    """Several arrays that were reduced as one."""
+
+    def __init__(self, arrays: Sequence[Array], together: Array, finish: Finish) -> None:
+        self._arrays = arrays
+        self._together = together
+        self._finish = finish
+
+    def finish(self) -> None:
+        if self._finish is not None:
+            self._finish()
+        start = 0
+        for array in self._arrays:
+            part = self._together[start : start + array.size]
+            if not np.may_share_memory(part, array):
+                array[...] = part.reshape(array.shape)
+            start += array.size
