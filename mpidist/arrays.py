@@ -16,7 +16,10 @@ _WORTH_A_LOOK = 65536  # bytes: for less, a copy costs no more
 # Type characters whose arrays MPI takes, moves and reduces as they are.
 _NATIVE = frozenset("bBhHiIlLqQfdgFDG")
 # Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
-_WIDER = {"float16": np.dtype(np.float32), "bfloat16": np.dtype(np.float32)}
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+_WIDER = dict.fromkeys(
+    ("float16", "bfloat16", *(f"float8_{kind}" for kind in _FLOAT8)), np.dtype(np.float32)
+)
 
 
 class ReduceOp(enum.IntEnum):
