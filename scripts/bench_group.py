@@ -1,6 +1,6 @@
-"""Time all_reduce and ping-pong: ours, mpi4py alone, and torch's gloo where torch is installed.
+"""Time process groups: ours, mpi4py alone, and torch's gloo where torch is installed.
 
-    mpidist run -n 2 scripts/bench_group.py [--json results.json]
+    mpidist run -n 2 scripts/bench_group.py [--only all_reduce,gather] [--json results.json]
 
 Every figure is a median, in microseconds a call; the sides take turns in one run. "added" is what
 ours costs over mpi4py alone; "ratio" is the peer's time over ours.
@@ -24,13 +24,17 @@ def main():
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser.add_argument("--only", help="operations, comma-separated; by default all")
     parser.add_argument("--no-gloo", action="store_true")
     args = parser.parse_args()
     group = dist.init_process_group()
     if group.size() < 2:
         raise SystemExit("start it on 2 ranks or more: mpidist run -n 2 scripts/bench_group.py")
     gloo = None if args.no_gloo else start_gloo(group)
-    for title, sides_of in (("all_reduce", all_reduce_sides), ("ping-pong", ping_pong_sides)):
+    operations = {"all_reduce": all_reduce_sides, "ping-pong": ping_pong_sides}
+    operations |= {name: collective_sides(name) for name in COLLECTIVES}
+    only = args.only.split(",") if args.only else list(operations)
+    for title, sides_of in ((name, operations[name]) for name in only):
         rows = [
             measure(group, sides_of(group, nbytes, gloo), nbytes, args.rounds)
             for nbytes in SIZES
@@ -81,6 +85,89 @@ def all_reduce_sides(group, nbytes, gloo):
         tensor = torch.zeros(nbytes // 4)
         sides["gloo"] = lambda: gloo.all_reduce(tensor)
     return sides
+
+
+class Memory:
+    """What the other collectives work on: float32, one part a rank.
+
+    Attributes:
+        part: Of ``nbytes``.
+        whole: As many parts as there are ranks.
+        rows: The same, as a list; on the root, and None elsewhere.
+    """
+
+    def __init__(self, group, nbytes, zeros):
+        count = nbytes // 4
+        self.part, self.whole = zeros(count), zeros(group.size() * count)
+        self.split = [self.whole[n * count : (n + 1) * count] for n in range(group.size())]
+        self.rows = self.split if group.rank() == 0 else None
+        self.target = zeros(count)
+        self.other = zeros(group.size() * count)
+
+
+# By name: the call of torch.distributed's name, ours and gloo's alike, and mpi4py's.
+COLLECTIVES = {
+    "broadcast": (
+        lambda d, m: d.broadcast(m.part, 0),
+        lambda comm, m, mpi: comm.Bcast(m.part, 0),
+    ),
+    "reduce": (
+        lambda d, m: d.reduce(m.part, 0),
+        lambda comm, m, mpi: comm.Reduce(
+            mpi.IN_PLACE if comm.rank == 0 else m.part, m.part if comm.rank == 0 else None, root=0
+        ),
+    ),
+    "all_gather": (
+        lambda d, m: d.all_gather(m.split, m.part),
+        lambda comm, m, mpi: comm.Allgather(m.part, m.whole),
+    ),
+    "all_gather_into_tensor": (
+        lambda d, m: d.all_gather_into_tensor(m.whole, m.part),
+        lambda comm, m, mpi: comm.Allgather(m.part, m.whole),
+    ),
+    "gather": (
+        lambda d, m: d.gather(m.part, m.rows, 0),
+        lambda comm, m, mpi: comm.Gather(m.part, m.whole if comm.rank == 0 else None, 0),
+    ),
+    "scatter": (
+        lambda d, m: d.scatter(m.part, m.rows, 0),
+        lambda comm, m, mpi: comm.Scatter(m.whole if comm.rank == 0 else None, m.part, 0),
+    ),
+    "reduce_scatter_tensor": (
+        lambda d, m: d.reduce_scatter_tensor(m.target, m.whole),
+        lambda comm, m, mpi: comm.Reduce_scatter_block(m.whole, m.target),
+    ),
+    "all_to_all_single": (
+        lambda d, m: d.all_to_all_single(m.other, m.whole),
+        lambda comm, m, mpi: comm.Alltoall(m.whole, m.other),
+    ),
+    "all_gather_object": (
+        lambda d, m: d.all_gather_object([None] * d.get_world_size(), {"a": 1, "bytes": 8}),
+        lambda comm, m, mpi: comm.allgather({"a": 1, "bytes": 8}),
+    ),
+}
+
+
+def collective_sides(name):
+    """The sides of one of the collectives."""
+
+    def sides_of(group, nbytes, gloo):
+        from mpi4py import MPI
+
+        call, raw = COLLECTIVES[name]
+        ours = Memory(group, nbytes, lambda count: np.zeros(count, np.float32))
+        sides = {
+            "mpidist": lambda: call(dist, ours),
+            "mpi4py": lambda: raw(MPI.COMM_WORLD, ours, MPI),
+        }
+        if gloo is not None:
+            import torch
+
+            theirs = Memory(group, nbytes, torch.zeros)
+            sides["gloo"] = lambda: call(gloo, theirs)
+        return sides
+
+    return sides_of
 
 
 def ping_pong_sides(group, nbytes, gloo):
