@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterator
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from mpidist.arena import SHARED_MEMORY, shared_memory_space
 from mpidist.arrays import host_view
 from mpidist.errors import FailedPreconditionError, ResourceExhaustedError
-from mpidist.runtime import Backoff, fork
+from mpidist.runtime import Backoff, fork, together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -83,6 +84,12 @@ class Window:
         Raises:
             ResourceExhaustedError: /dev/shm has no room for it, or MPI cannot allocate it.
         """
+        _check_size(nbytes)
+        with together("Window.shared", comm.Get_group()):
+            return cls._make_shared(comm, nbytes)
+
+    @classmethod
+    def _make_shared(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
         from mpi4py import MPI
 
         sizes = comm.allgather(nbytes)
@@ -120,12 +127,24 @@ class Window:
 
         Returns:
             The window.
+
+        Raises:
+            ResourceExhaustedError: MPI cannot allocate it.
         """
+        _check_size(nbytes)
+        with together("Window.rma", comm.Get_group()):
+            return cls._make_rma(comm, nbytes)
+
+    @classmethod
+    def _make_rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
         from mpi4py import MPI
 
         # Sums do not depend on the order of additions.
         info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
-        win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
+        try:
+            win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
+        except MPI.Exception as error:
+            raise ResourceExhaustedError(f"no window of {nbytes} bytes: {error}") from error
         info.Free()
         memory = _as_array(win.tomemory(), _with_lock(nbytes))
         memory[:] = 0
@@ -137,6 +156,7 @@ class Window:
     @classmethod
     def private(cls, nbytes: int) -> Window:
         """Local. Memory that only threads of this process share; just as sparse."""
+        _check_size(nbytes)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         memory = mmap.mmap(-1, max(nbytes, 1), flags)
         return cls([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
@@ -260,9 +280,10 @@ class Window:
         Raises:
             FailedPreconditionError: See :meth:`get`.
             OverflowError: The value does not fit.
+            TypeError: It is no integer.
             ValueError: See :meth:`get`; also if the offset is not aligned.
         """
-        number, before = np.array([value], np.int64), np.empty(1, np.int64)
+        number, before = np.array([index(value)], np.int64), np.empty(1, np.int64)
         self._check(rank, offset, 8, 8)
         if self._win is None:
             with self._adding:
@@ -281,8 +302,9 @@ class Window:
         self._freed = True
         if self._win is not None:
             win, self._win = self._win, None
-            win.Unlock_all()
-            win.Free()
+            with together("Window.free", win.Get_group()):
+                win.Unlock_all()
+                win.Free()
 
     def _check_rank(self, rank: int) -> None:
         if self._freed:
@@ -333,6 +355,11 @@ class Window:
         self._win.Compare_and_swap(new, old, before, rank, place)
         self._win.Flush(rank)
         return int(before[0])
+
+
+def _check_size(nbytes: int) -> None:
+    if index(nbytes) < 0:
+        raise ValueError(f"a window cannot have {nbytes} bytes")
 
 
 def _with_lock(nbytes: int) -> int:

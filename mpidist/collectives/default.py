@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from mpidist.group import ProcessGroup
-from mpidist.runtime import world
+from mpidist.runtime import together, world
 from mpidist.work import Timeout
 
 BACKENDS = ("mpi", "cpu:mpi", "cpu:mpi,cuda:nccl")
@@ -91,7 +91,9 @@ def init_process_group(
                 f"{name}={value}, but the launcher says {truth}; leave it out, or start the script "
                 "with the number of ranks you mean"
             )
-    _default = ProcessGroup(here.comm.Dup(), group_name, timeout)
+    with together("init_process_group", here.comm.Get_group()):
+        comm = here.comm.Dup()
+    _default = ProcessGroup(comm, group_name, timeout)
     return _default
 
 

@@ -106,7 +106,7 @@ def _drive(call: Any, deadline: float) -> None:
         error = call.failure(now)
         if error is not None:
             call.calls.give_up(call, error)
-        elif now >= deadline:
+        if now >= deadline or call.is_completed():
             return
 
 
@@ -157,7 +157,14 @@ class Calls:
         if failure is None:
             buffers, into = message.buffers, call.into
             if into is not None and into is not buffers:  # a transport may have received into them
-                buffers = _placed(buffers, into)
+                try:
+                    buffers = _placed(buffers, into)
+                except Exception as error:  # the caller's array has changed: this is its error
+                    call.complete(error=error)
+                    return
+                except BaseException as error:  # of a signal's handler
+                    call.complete(error=error)
+                    raise
             call.complete(Reply(message.body, buffers))
         else:
             call.complete(error=from_code(failure.code, failure.message))

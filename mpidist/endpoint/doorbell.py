@@ -61,11 +61,18 @@ class Doorbell:
         with self._changed:
             self.waiting += 1
             leads, self._led = not self._led, True
-            if not leads and not done():
-                self._changed.wait(seconds)
-        if leads:
-            if not done() and self._lie_down():
+        try:
+            if not leads:
+                with self._changed:
+                    if not done():
+                        self._changed.wait(seconds)
+            elif not done() and self._lie_down():
                 self._sockets.poll(seconds)
+        finally:  # the handler of a signal may have raised
+            self._rise(leads)
+
+    def _rise(self, leads: bool) -> None:
+        if leads:
             self._get_up()
         with self._changed:
             self.waiting -= 1

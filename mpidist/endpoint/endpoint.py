@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 
 from mpidist.config import config
-from mpidist.endpoint.address import Address, parse
+from mpidist.endpoint.address import Address, parse, transport_of
 from mpidist.endpoint.calls import Calls
 from mpidist.endpoint.message import (
     NOTICE,
@@ -28,8 +29,9 @@ from mpidist.endpoint.message import (
 )
 from mpidist.endpoint.request import Handler
 from mpidist.endpoint.services import Services
-from mpidist.errors import CancelledError
-from mpidist.work import Work
+from mpidist.errors import CancelledError, DistNetworkError
+from mpidist.runtime import launched
+from mpidist.work import Timeout, Work, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,10 @@ class Endpoint:
     """
 
     def __init__(self, transport: Transport, number: int | None = None) -> None:
+        if number is not None:
+            number = index(number)
+            if number < 0:
+                raise ValueError(f"an endpoint's number cannot be {number}; None takes a free one")
         self._transport = transport
         self._calls = Calls(transport)
         self._services = Services(transport)
@@ -57,7 +63,10 @@ class Endpoint:
     def address(self) -> Address:
         """Where others reach it."""
         port = self._transport.listen(self._number)
-        return Address(self._transport.protocol, self._transport.host(), port)
+        address = Address(self._transport.protocol, self._transport.host(), port)
+        self._name = str(address)
+        self._services.identify(self._number, self._name)
+        return address
 
     # Calling
 
@@ -69,7 +78,7 @@ class Endpoint:
         buffers: Sequence[Array] = (),
         *,
         into: Sequence[Array] | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = None,
     ) -> Work:
         """Local. Ask another endpoint.
 
@@ -79,7 +88,7 @@ class Endpoint:
             body: The method's own message, serialised.
             buffers: C-contiguous arrays to send; they must stay unchanged until the work ends.
             into: C-contiguous arrays that receive the reply's buffers, if the sizes match.
-            timeout: Seconds; by default ``MPIDIST_CALL_TIMEOUT_S``.
+            timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
 
         Returns:
             A Work whose result is a :class:`Reply`. It fails with what the handler raised, or with
@@ -87,11 +96,14 @@ class Endpoint:
 
         Raises:
             CancelledError: This endpoint is closed.
-            DistNetworkError: There can be no endpoint at the address.
+            DistNetworkError: There can be no endpoint at the address, or this one cannot reach it.
+            TypeError: A buffer is no NumPy array, or holds Python objects.
             ValueError: A buffer is not contiguous, or one of ``into`` cannot be written.
         """
         self._check_open()
-        limit = config.call_timeout_s if timeout is None else timeout
+        limit = seconds(timeout)
+        if limit is None:
+            limit = config.call_timeout_s
         message = self._message(REQUEST, peer, method, body, buffers)
         if into is not None:
             check_into(into)
@@ -124,9 +136,18 @@ class Endpoint:
     def register(self, service: str, handlers: Mapping[str, Handler]) -> None:
         """Local. Serve ``service/<name>`` for every handler.
 
+        Handlers run one at a time, on the serving thread, and must not wait.
+
+        Args:
+            service: Its name.
+            handlers: By name, functions of a :class:`Request` that return a :class:`Reply`; None,
+                for an empty one; or ``LATER``, and call the request's ``reply`` when they can.
+
         Raises:
+            CancelledError: This endpoint is closed.
             ValueError: The service exists.
         """
+        self._check_open()
         self._services.register(service, handlers)
 
     def unregister(self, service: str) -> None:
@@ -157,21 +178,24 @@ class Endpoint:
 
     def serve_in_thread(self) -> None:
         """Local. Handle requests on a thread of their own until :meth:`close`; idempotent."""
+        self._check_open()
         self._services.serve_in_thread()
 
-    def drain(self, timeout: float | None = None) -> bool:
+    def drain(self, timeout: Timeout = None) -> bool:
         """Local. Finish what is under way, before :meth:`close`; not to be called by a handler.
 
         Every request that has arrived is answered, also by handlers that do so later, and every
         call of this endpoint ends. Requests that arrive meanwhile fail with UnavailableError.
 
         Args:
-            timeout: Seconds; by default ``MPIDIST_CALL_TIMEOUT_S``.
+            timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
 
         Returns:
             False if the time was not enough.
         """
-        limit = config.call_timeout_s if timeout is None else timeout
+        limit = seconds(timeout)
+        if limit is None:
+            limit = config.call_timeout_s
         self._services.drain()
         return self._services.serve(
             lambda: self._services.is_drained() and self._calls.are_over(),
@@ -179,11 +203,17 @@ class Endpoint:
         )
 
     def close(self) -> None:
-        """Local. Stop serving and fail the calls that still wait; idempotent."""
+        """Local. Stop serving and fail the calls that still wait; idempotent.
+
+        Requests that were not answered fail with UnavailableError. Called by a handler, it takes
+        effect once the handler's own reply has been sent.
+        """
         if self._closed:
             return
         self._closed = True
-        self._services.close()
+        self._services.close(self._end)
+
+    def _end(self) -> None:
         self._transport.detach(self._number)
         self._calls.fail_all(CancelledError(f"the endpoint {self._name} was closed"))
 
@@ -214,6 +244,13 @@ class Endpoint:
 
     # Inside
 
+    def _check_protocol(self, receiver: Address) -> None:
+        if transport_of(receiver.protocol, launched=launched()) != self._transport.protocol:
+            raise DistNetworkError(
+                f"{receiver} cannot be reached from {self._name}: open an endpoint over "
+                f"{receiver.protocol} for it"
+            )
+
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError(f"the endpoint {self._name} is closed")
@@ -229,6 +266,10 @@ class Endpoint:
         transport = self._transport
         if isinstance(receiver, str):
             receiver = parse(receiver, transport.protocol)
+        elif not isinstance(receiver, Address):
+            raise TypeError(f"a peer must be an address or its text, not {receiver!r}")
+        if receiver.protocol != transport.protocol:
+            self._check_protocol(receiver)
         if not isinstance(method, str) or not isinstance(body, bytes):
             raise TypeError(
                 f"method and body must be str and bytes, not {type(method).__name__} and "

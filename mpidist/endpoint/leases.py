@@ -39,6 +39,10 @@ class Leases:
         lease.memory = memory
         self._leases[id(lease)] = lease
 
+    def lent(self) -> list[Any]:
+        """Local. What is lent now."""
+        return [lease.memory for lease in list(self._leases.values())]
+
     def __len__(self) -> int:
         return len(self._leases)
 

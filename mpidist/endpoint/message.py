@@ -120,9 +120,16 @@ def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
     """Local. The buffers themselves.
 
     Raises:
+        TypeError: They are no list of NumPy arrays, or one holds Python objects.
         ValueError: One is not C-contiguous.
     """
+    if isinstance(buffers, np.ndarray):
+        raise TypeError("buffers must be a list of arrays, not one array: put it in brackets")
     for array in buffers:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"a buffer must be a NumPy array, not {type(array).__name__}")
+        if array.dtype.hasobject:
+            raise TypeError(f"a buffer of dtype {array.dtype} holds Python objects")
         if not array.flags.c_contiguous:
             raise ValueError(
                 f"a buffer must be C-contiguous, not {array.shape} with strides {array.strides}"
@@ -131,7 +138,11 @@ def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
 
 
 def check_into(arrays: Sequence[Array]) -> None:
-    """Local. ValueError if one of the arrays cannot receive a buffer."""
+    """Local. An error, as of :func:`check_buffers`, if one of the arrays cannot receive a buffer.
+
+    Raises:
+        ValueError: One is read-only.
+    """
     for array in check_buffers(arrays):
         if not array.flags.writeable:
             raise ValueError(f"an array to receive into is read-only: shape {array.shape}")

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from mpidist.endpoint.endpoint import Endpoint
 
 _LAST_REPLY_S = 1.0
+# A frame ahead of buffers must not become visible after them, as one can that MPI does not send
+# at once.
+_LONGEST_AHEAD = 1024
 _UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
 
 
@@ -86,7 +89,7 @@ class MpiTransport:
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
         self._ordering = threading.Lock()
-        self._outgoing: list[tuple[list[MPI.Request], Any]] = []
+        self._outgoing: list[tuple[int, list[MPI.Request], Any]] = []
         self._left = exits().left
         self._reported = 0
         world.before_leave.append(self._close_all)
@@ -105,7 +108,7 @@ class MpiTransport:
                 raise DistNetworkError(
                     f"endpoint number {number} belongs to rank {number % size}, not {rank}: "
                     f"over mpi the numbers of this rank are {rank}, {rank + size}, "
-                    f"{rank + 2 * size}, ...; 0 takes a free one where a port is asked for"
+                    f"{rank + 2 * size}, ...; None takes a free one"
                 )
             elif number in self._endpoints:
                 raise DistNetworkError(f"mpi://{self.host()}:{number} is in use already")
@@ -145,7 +148,7 @@ class MpiTransport:
         frame, views = pack(message, self._puts[peer])
         isend = self._comm.Isend
         with self._ordering:  # nothing may come between a frame and what follows it
-            if len(frame) <= LONGEST_BYTES:
+            if len(frame) <= (_LONGEST_AHEAD if views else LONGEST_BYTES):
                 first = isend(frame, peer, FRAME_TAG)
                 requests = [first]
             else:
@@ -156,7 +159,7 @@ class MpiTransport:
                 requests += [isend(piece, peer, tag) for piece in pieces(views)]
         if len(requests) > 1 or not first.Test():
             with self._sending:
-                self._outgoing.append((requests, (frame, message.buffers)))
+                self._outgoing.append((peer, requests, (frame, message.buffers)))
         if self._flags[self._places[peer]]:
             self._ring(peer)
 
@@ -188,11 +191,19 @@ class MpiTransport:
         finally:
             self._receiving.release()
         if self._outgoing:
-            with self._sending:
-                self._outgoing = [item for item in self._outgoing if not self._testall(item[0])]
+            self._send_on()
         if self._doorbell is not None and self._doorbell.waiting and whole:
             self._doorbell.ring()
         return happened
+
+    def _send_on(self) -> None:
+        """Have MPI send what it has kept back, and wake those whom that may concern."""
+        with self._sending:
+            peers = {peer for peer, _, _ in self._outgoing}
+            self._outgoing = [item for item in self._outgoing if not self._testall(item[1])]
+        for peer in peers:
+            if self._flags[self._places[peer]]:
+                self._ring(peer)
 
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """Local. See :class:`Transport`; MPI itself has no way to sleep until a message arrives."""

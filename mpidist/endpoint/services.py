@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from weakref import WeakValueDictionary
+from typing import Any
+from weakref import ref
 
 from mpidist.endpoint.message import NOTICE, REPLY, REQUEST, Message, Transport, check_buffers
 from mpidist.endpoint.request import LATER, Handler, Reply, Request, failure_of
-from mpidist.errors import UnavailableError, UnimplementedError
+from mpidist.errors import UnavailableError, UnimplementedError, UnknownError
 from mpidist.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,24 @@ _SLEEPS_S = 1.5e-3
 
 # How often a loop that is woken by what arrives asks whether it should end.
 _UNTIL_PERIOD_S = 0.02
+
+
+class _Deferred(ref[Message]):
+    """Knows of a request that its handler keeps, and has not answered; does not keep it alive."""
+
+    __slots__ = ("facts", "key", "peer")
+
+    def __new__(cls, message: Message, dropped: Callable[[Any], None]) -> _Deferred:
+        return super().__new__(cls, message, dropped)
+
+    def __init__(self, message: Message, dropped: Callable[[Any], None]) -> None:
+        self.key = id(message)
+        self.facts = (message.kind, message.id, message.receiver, message.sender, message.method)
+        self.peer = message.peer
+
+    def answer_to(self) -> Message:
+        """Local. What an answer has to know of the request."""
+        return Message(*self.facts, peer=self.peer)
 
 
 class Services:
@@ -44,14 +63,16 @@ class Services:
         # when the timeout passes between its two looks at the clock.
         self._requests: deque[Message] = deque()
         self._busy = False
-        # Weak: a request that its handler drops unanswered must not be kept alive, nor waited for.
-        self._later: WeakValueDictionary[int, Message] = WeakValueDictionary()
+        self._deferred: dict[int, _Deferred] = {}
+        self._dropped: deque[Message] = deque()
         self._lost: deque[str] = deque()
         self._loss_callbacks: list[Callable[[str], None]] = []
         self._arrived = threading.Event()
         self._asleep = False
         self._thread: threading.Thread | None = None
         self._serving = threading.Lock()
+        self._server = 0  # the thread that serves
+        self._end: Callable[[], None] | None = None
         self._draining = False
         self._closed = False
 
@@ -83,6 +104,7 @@ class Services:
                 return True
             if time.monotonic() >= deadline:
                 return False
+        self._server = threading.get_ident()
         try:
             backoff = Backoff(self._transport.spins, _SLEEPS_S)
             while not self._closed:
@@ -93,6 +115,8 @@ class Services:
                 self._busy = False
                 while self._lost:
                     self._report_loss(self._lost.popleft())
+                while self._dropped:
+                    self._refuse(self._dropped.popleft(), "dropped it unanswered")
                 if until():
                     return True
                 if time.monotonic() >= deadline:
@@ -103,7 +127,11 @@ class Services:
                     self._idle(backoff)
         finally:
             self._busy = False
+            self._server = 0
             self._serving.release()
+            if self._end is not None:  # a handler has closed the endpoint
+                self._refuse_waiting()
+                self._end()
         return until()
 
     def serve_in_thread(self) -> None:
@@ -123,22 +151,31 @@ class Services:
 
     def is_drained(self) -> bool:
         """Local. Whether every request that has arrived is answered."""
-        return not (self._requests or self._later or self._busy)
+        return not (self._requests or self._deferred or self._dropped or self._busy)
 
-    def close(self) -> None:
-        """Local. Serve no more, and refuse what waits."""
+    def close(self, end: Callable[[], None]) -> None:
+        """Local. Serve no more, and refuse what waits.
+
+        Args:
+            end: Called afterwards; if a handler closes the endpoint, when that has been answered.
+        """
+        if self._server == threading.get_ident():
+            self._end = end
+            self._closed = True
+            return
         self._closed = True
         self._arrived.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
         self._refuse_waiting()
+        end()
 
     # For transports, through the endpoint, and for requests
 
     def take(self, message: Message) -> None:
         """Local. Take a request or a notice that has arrived; called on any thread."""
         if self._draining and message.kind == REQUEST:
-            self._refuse(message)
+            self._refuse(message, "is about to close")
             return
         self._requests.append(message)
         if self._asleep:
@@ -181,8 +218,8 @@ class Services:
             answer.failure = failure_of(error, message.method, self._name)
         self._transport.send(answer)
         message.answered = True
-        if self._later:
-            self._later.pop(id(message), None)
+        if self._deferred:
+            self._deferred.pop(id(message), None)
 
     # Inside
 
@@ -205,11 +242,27 @@ class Services:
     def _refuse_waiting(self) -> None:
         while (message := self._next()) is not None:
             if message.kind == REQUEST:
-                self._refuse(message)
+                self._refuse(message, "was closed")
+        for deferred in list(self._deferred.values()):
+            message = deferred()
+            if message is not None:
+                self._refuse(message, "was closed")
 
-    def _refuse(self, message: Message) -> None:
-        state = "was closed" if self._closed else "is about to close"
-        self.answer(message, Reply(), UnavailableError(f"the endpoint {self._name} {state}"))
+    def _refuse(self, message: Message, why: str) -> None:
+        error = UnavailableError(f"the endpoint {self._name} {why}")
+        self.answer(message, Reply(), error)
+
+    def _defer(self, message: Message) -> None:
+        """Take note of a request that its handler answers later."""
+        self._deferred[id(message)] = _Deferred(message, self._drop)
+        if message.answered:  # by another thread, before this one could take note
+            self._deferred.pop(id(message), None)
+
+    def _drop(self, deferred: Any) -> None:
+        """A request is gone and was not answered; nothing may be sent here, on whatever thread."""
+        if self._deferred.pop(deferred.key, None) is not None:
+            self._dropped.append(deferred.answer_to())
+            self._arrived.set()
 
     def _idle(self, backoff: Backoff) -> None:
         sleep_s = backoff.next_sleep() if self._transport.polled else _UNTIL_PERIOD_S
@@ -225,7 +278,7 @@ class Services:
         self._asleep = False
 
     def _has_news(self) -> bool:
-        return bool(self._requests or self._lost or self._closed)
+        return bool(self._requests or self._lost or self._dropped or self._closed)
 
     def _handle(self, message: Message) -> None:
         try:
@@ -235,13 +288,17 @@ class Services:
                 self.answer(message, _NOTHING, self._unknown(method))
                 return
             request = Request(method, message.body, message.buffers, self, message)
-            reply = handler(request) or _NOTHING
+            reply = handler(request)
+            del request  # a handler that answers later keeps it
             if reply is LATER:
-                self._later[id(message)] = message
-                if message.answered:  # by another thread, before this one could take note
-                    self._later.pop(id(message), None)
+                if message.kind == REQUEST:
+                    self._defer(message)
+            elif reply is None or isinstance(reply, Reply):
+                self.answer(message, reply or _NOTHING, None)
             else:
-                self.answer(message, reply, None)
+                kind = type(reply).__name__
+                what = f"{method} of {self._name} returned {kind}, not a Reply, None or LATER"
+                self.answer(message, _NOTHING, UnknownError(what))
         except Exception as error:  # of the handler, or of a reply that cannot be sent
             self.answer(message, _NOTHING, error)
         except SystemExit as error:

@@ -13,6 +13,7 @@ view of it is gone, sets it back to 0.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from mpidist.endpoint.message import UINT8, Array, Message, as_bytes
 from mpidist.errors import ResourceExhaustedError
 
 _PAGE = mmap.PAGESIZE
-_MOST_LOOKS = 8
+_MOST_LOOKS = 8  # at pieces, for each that is put there
+_REFUSALS = 16  # after so many, look at all pieces
 _LARGEST_PART = 8  # of all memory
 _ENTRY_BYTES = 4
 
@@ -48,6 +50,9 @@ class Shelf:
         self._lying: deque[int] = deque()
         self._lock = threading.Lock()
         self._leases = Leases(self._give_back)
+        self._kept: set[int] = set()
+        self._refusals = 0
+        os.register_at_fork(before=self._keep)
 
     def put(self, message: Message) -> int | None:
         """Local. Copy the buffers of a message; where they lie, or None if there is no room.
@@ -59,10 +64,9 @@ class Shelf:
         if nbytes > self._largest:
             return None
         with self._lock:
-            self._clear_away()
-            try:
-                place = self._arena.carve(max(-(-nbytes // _PAGE), 1) * _PAGE)
-            except ResourceExhaustedError:
+            self._clear_away(_MOST_LOOKS)
+            place = self._carve(nbytes)
+            if place is None:
                 return None
             self._owners[place // _PAGE] = _entry_of(message)
             self._lying.append(place)
@@ -86,9 +90,21 @@ class Shelf:
         self._leases.lend(whole, number)
         return split(whole.data, 0, sizes)
 
-    def _clear_away(self) -> None:
-        """Free what has been given back; of many pieces, look at some."""
-        for _ in range(min(len(self._lying), _MOST_LOOKS)):
+    def _carve(self, nbytes: int) -> int | None:
+        length = max(-(-nbytes // _PAGE), 1) * _PAGE
+        for _ in range(2):
+            try:
+                return self._arena.carve(length)
+            except ResourceExhaustedError:
+                self._refusals += 1
+                if self._refusals % _REFUSALS != 1:
+                    break
+                self._clear_away(len(self._lying))
+        return None
+
+    def _clear_away(self, looks: int) -> None:
+        """Free what has been given back among so many pieces."""
+        for _ in range(min(len(self._lying), looks)):
             place = self._lying.popleft()
             if self._owners[place // _PAGE]:
                 self._lying.append(place)
@@ -96,7 +112,12 @@ class Shelf:
                 self._arena.free(place)
 
     def _give_back(self, number: int) -> None:
-        self._owners[number] = 0
+        if number not in self._kept:
+            self._owners[number] = 0
+
+    def _keep(self) -> None:
+        """Never give back what is lent now: a child that is forked sees it, too."""
+        self._kept.update(self._leases.lent())
 
 
 def _entry_of(message: Message) -> int:

@@ -71,6 +71,8 @@ class TcpTransport:
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a given number is a port to listen at."""
         fork.check()
+        if number is not None and not 0 < number < _FIRST_NUMBER:
+            raise DistNetworkError(f"over tcp a number is a port, 1 to 65535, not {number}")
         with self._sockets:
             if number is None:
                 number = next(self._numbers)
@@ -134,6 +136,8 @@ class TcpTransport:
                 sender.send(message)
             else:
                 sender, name = cast("tuple[Listener, bytes]", message.peer)
+                if sender.closed:  # an answer that comes too late
+                    return
                 sender.send(name, message)
             # Sending takes note of what has arrived meanwhile: its descriptor stays silent then.
             if self._doorbell.waiting and sender.has_arrived():

@@ -61,6 +61,7 @@ class Listener:
 
     Attributes:
         port: That it is bound to.
+        closed: Whether it can send no more.
 
     Raises:
         DistNetworkError: The port is in use, or may not be used.
@@ -69,6 +70,7 @@ class Listener:
     def __init__(
         self, context: zmq.Context[Any], keys: Keys | None, port: int | None, own: bytes
     ) -> None:
+        self.closed = False
         self._own = own
         self._clients: dict[bytes, Client] = {}
         self._reported = False
@@ -143,6 +145,7 @@ class Listener:
 
     def close(self) -> None:
         """Local. Tell the clients, and close the socket once what was sent is on its way."""
+        self.closed = True
         for name in self._clients:
             self._socket.send_multipart([name, *frames_of(Message(BYE))])
         self._free_port()

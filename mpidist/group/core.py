@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpidist.errors import DeadlineExceededError, GroupBrokenError
 from mpidist.executor import HostExecutor, RequestWork, backend_error
 from mpidist.op import Op
-from mpidist.runtime import Waits, World, exits, world
+from mpidist.runtime import Waits, World, exits, together, world
 from mpidist.work import Timeout, seconds
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Core:
         self._abandoned: list[RequestWork] = []
         self._rank, self._size = comm.rank, comm.size
         self.name = name
-        self.number: int = comm.bcast(next(_counter) * here.size + here.rank)
+        with together(f"making group {name!r}", comm.Get_group()):
+            self.number: int = comm.bcast(next(_counter) * here.size + here.rank)
         group = comm.Get_group()
         translated = group.Translate_ranks(list(range(comm.size)), here.comm.Get_group())
         self.ranks = tuple(int(rank) for rank in translated)
@@ -82,7 +83,8 @@ class Core:
         """
         self._check_alive()
         self._freed = True
-        self._comm.Free()
+        with together(f"freeing group {self.name!r}", self._comm.Get_group()):
+            self._comm.Free()
 
     # Inside
 
@@ -165,6 +167,6 @@ class Core:
         else:
             raise ValueError("the rank of the other side is missing")
         if position < 0:
-            named = f"world rank {rank}" if rank is not None else f"group rank {group_rank}"
+            named = f"world rank {rank!r}" if rank is not None else f"group rank {group_rank!r}"
             raise ValueError(f"{named} is not in group {self.name!r}, whose ranks are {self.ranks}")
         return position

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpidist.group.process_group import ProcessGroup
+from mpidist.runtime import together
 from mpidist.work import Timeout
 
 
@@ -32,7 +33,8 @@ def make_group(
         return None
     whole = parent.comm.Get_group()
     members = whole.Incl(positions)
-    comm = parent.comm.Create_group(members)
+    with together(f"making group {name!r}", members.Dup()):
+        comm = parent.comm.Create_group(members)
     members.Free()
     whole.Free()
     return ProcessGroup(comm, name, timeout)

@@ -3,7 +3,8 @@
 from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.exits import exits
+from mpidist.runtime.together import together
 from mpidist.runtime.waits import Waits
 from mpidist.runtime.world import World, launched, world
 
-__all__ = ["Backoff", "Waits", "World", "exits", "fork", "launched", "world"]
+__all__ = ["Backoff", "Waits", "World", "exits", "fork", "launched", "together", "world"]

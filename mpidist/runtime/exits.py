@@ -81,10 +81,11 @@ class Exits:
     Attributes:
         waits: What this rank waits for; kept by those who block.
         left: When the leave note of each rank that has left arrived.
+        world: The MPI world.
     """
 
     def __init__(self, world: World, finalize: bool) -> None:
-        self._world = world
+        self.world = world
         self._finalize = finalize
         self._identity = records.Identity(world.rank, os.getpid(), world.host)
         self._started = time.time()
@@ -178,32 +179,41 @@ class Exits:
             return
         if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
             self._interrupted()  # a second Ctrl-C has ended the hook as it began
-        for callback in reversed(self._world.before_leave):
+        try:
+            self._leave_with_all()
+        except KeyboardInterrupt:  # nobody may be left waiting for this rank
+            _ignore_interrupts()
+            self._interrupted()
+
+    def _leave_with_all(self) -> None:
+        from mpi4py import MPI
+
+        for callback in reversed(self.world.before_leave):
             callback()
         self._stop.set()
         self._watchdog.join()
         notes = self._send_notes()
-        self.left[self._world.rank] = time.monotonic()
+        self.left[self.world.rank] = time.monotonic()
         backoff = Backoff(longest_s=5e-3)
-        while len(self.left) < self._world.size or not MPI.Request.Testall(notes):
+        while len(self.left) < self.world.size or not MPI.Request.Testall(notes):
             if not self._read_note():
                 backoff.pause()
         fork.end_mpi()
-        for callback in reversed(self._world.at_leave):
+        for callback in reversed(self.world.at_leave):
             callback()
         if self._finalize:
             MPI.Finalize()
 
     def _send_notes(self) -> list[Any]:
         note = np.array(sorted(self.waits.counts.items()), np.int64).reshape(-1)
-        others = [rank for rank in range(self._world.size) if rank != self._world.rank]
-        return [self._world.control.Isend(note, dest=other, tag=_TAG) for other in others]
+        others = [rank for rank in range(self.world.size) if rank != self.world.rank]
+        return [self.world.control.Isend(note, dest=other, tag=_TAG) for other in others]
 
     def _read_note(self) -> bool:
         from mpi4py import MPI
 
         status = MPI.Status()
-        message = self._world.control.Improbe(tag=_TAG, status=status)
+        message = self.world.control.Improbe(tag=_TAG, status=status)
         if message is None:
             return False
         note = np.empty(status.Get_count(MPI.INT64_T), np.int64)
@@ -258,6 +268,11 @@ def install(world: World, finalize: bool) -> None:
     global _exits
     _exits = Exits(world, finalize)
     _exits.start()
+
+
+def installed() -> bool:
+    """Local. Whether :func:`install` has been called."""
+    return _exits is not None
 
 
 def exits() -> Exits:

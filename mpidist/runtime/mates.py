@@ -150,7 +150,7 @@ def _lend(
                 bell.sendmsg([token], [rights], 0, name)
         finally:
             os.close(file)
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:  # absurd sizes, too
         return None, str(error)
     return memory, ""
 
@@ -163,6 +163,8 @@ def _borrow(bell: socket.socket, token: bytes) -> tuple[mmap.mmap | None, str]:
             said, files, _, _ = socket.recv_fds(bell, _TOKEN_BYTES, 1)
             try:
                 if said == token:  # others of this host can send to the bell, too
+                    if not files:
+                        return None, "too many files are open to receive another"
                     return mmap.mmap(files[0], 0), ""
             finally:
                 for file in files:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-# A message may still be on its way when its sender's leave note arrives.
+# A message may still be on its way when its sender's leave note arrives; and MPI may have a little
+# to do yet in a collective that others have completed.
 _GRACE_S = 1.0
+_GRACE_OF_ALL_S = 3.0
+
+ALL = -2
+"""The peer of an operation that every member must come to, and that no group counts."""
 
 
 class Waiting(Protocol):
@@ -20,7 +25,7 @@ class Waiting(Protocol):
 
     @property
     def peer(self) -> int:
-        """Local. World rank of the other side in point to point; -1 for any member."""
+        """Local. World rank of the other side in point to point; -1 for any member; or ``ALL``."""
 
     @property
     def group_number(self) -> int:
@@ -84,13 +89,16 @@ def missing_rank(
             if rank in left and taken_part < operation.sequence:
                 return rank
         return None
+    grace_s = _GRACE_S
     if operation.peer >= 0:
         gone = [operation.peer] if operation.peer in left else []
-    else:  # from any member: whoever waits has not left, and all others must have
+    else:
         gone = [rank for rank in operation.members if rank in left]
-        if len(gone) < len(operation.members) - 1:
+        if operation.peer == ALL:
+            grace_s = _GRACE_OF_ALL_S
+        elif len(gone) < len(operation.members) - 1:  # of any: whoever waits has not left
             return None
     if not gone:
         return None
     last = max(since, *(left[rank] for rank in gone))
-    return gone[0] if now - last > _GRACE_S else None
+    return gone[0] if now - last > grace_s else None

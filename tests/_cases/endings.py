@@ -56,7 +56,11 @@ def leave(request):
     sys.exit(6)
 endpoint = dist.open_endpoint()
 addresses = world().comm.allgather(str(endpoint.address))
-endpoint.register("a", {"Die": die, "Leave": leave, "Never": lambda request: dist.LATER})
+kept = []
+def never(request):
+    kept.append(request)
+    return dist.LATER
+endpoint.register("a", {"Die": die, "Leave": leave, "Never": never})
 """
 
 
@@ -186,6 +190,19 @@ work_on()
         says=ended(r"all_reduce number \d+ of group 'world' waits for rank ODD, whose script has "
                    "ended", OTHER),
     ),
+    "leaves a window that others make": fails(
+        WORK + "if not odd:\n    dist.Window.shared(world().node, 4096)\n", "",
+        says=ended(r"Window\.shared of 2 ranks waits for rank ODD, whose script has ended", OTHER),
+    ),
+    "leaves a window that others free": fails(
+        WORK + "window = dist.Window.rma(world().comm, 4096)\n"
+        "if not odd:\n    window.free()\n", "",
+        says=ended(r"Window\.free of 2 ranks waits for rank ODD, whose script has ended", OTHER),
+    ),
+    "leaves a group that others make": fails(
+        WORK + "if not odd:\n    dist.new_group()\n", "",
+        says=ended(r"making group '.*' of 2 ranks waits for rank ODD, whose script", OTHER),
+    ),
     "leaves a message": fails(
         WORK + "if not odd:\n    group.recv(np.ones(2), ODD)\n", "",
         says=ended("recv of group 'world' waits for rank ODD, whose script has ended", OTHER),
@@ -207,6 +224,16 @@ work_on()
     "SIGINT to a rank": fails(
         WORK + "if odd:\n    os.kill(os.getpid(), signal.SIGINT)\nwork_on()\n",
         r"interrupted \(Ctrl-C\)", 130,
+    ),
+    "SIGINT to a rank that waits for the others": fails(
+        WORK + """
+if odd:  # from outside: a thread of its own would be waited for first
+    import subprocess
+    command = f"sleep {rng.uniform(0.3, 1.5)}; kill -INT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", command])
+else:
+    time.sleep(1000)
+""", r"interrupted \(Ctrl-C\)", 130,
     ),
     "SIGINT to a rank, twice": fails(
         WORK + """

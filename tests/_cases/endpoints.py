@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import time
+from collections import deque
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -32,9 +33,10 @@ class Service:
     def __init__(self, endpoint):
         self.waiting = {}
         self._notes = {}
+        self._kept = deque(maxlen=100)
         self._inside = threading.Lock()
         names = ("Echo", "Make", "Strided", "Fail", "Later", "Release", "Never", "Note", "Notes")
-        names += ("Count",)
+        names += ("Count", "Drop", "Bytes")
         endpoint.register("test", {name: getattr(self, name.lower()) for name in names})
         self.counter = 0
 
@@ -67,7 +69,14 @@ class Service:
         return Reply(b"%d" % len(waiting))
 
     def never(self, request):
+        self._kept.append(request)  # what is dropped is answered
         return LATER
+
+    def drop(self, request):
+        return LATER
+
+    def bytes(self, request):
+        return request.body
 
     def note(self, request):
         key, _, text = request.body.partition(b":")
@@ -321,15 +330,93 @@ def case_drain(client, address, key):
         assert drained == [True]
 
 
-def case_drain_does_not_wait_for_what_nobody_can_answer(client, address, key):
+def case_requests_that_are_dropped_unanswered(client, address, key):
     with Endpoint(client._transport) as server:
         Service(server)
         server.serve_in_thread()
-        work = client.call(str(server.address), "test/Never")
-        ask(client, str(server.address), "Echo")
-        gc.collect()
+        for size in (10, 100_000):
+            with pytest.raises(errors.UnavailableError, match="dropped it unanswered"):
+                ask(client, str(server.address), "Drop", b"x", [pattern(size)])
         assert server.drain(LIMIT_S)
-    assert not work.is_completed()
+
+
+def case_requests_that_wait_when_the_endpoint_is_closed(client, address, key):
+    with Endpoint(client._transport) as server:
+        service = Service(server)
+        server.serve_in_thread()
+        works = [client.call(str(server.address), "test/Later", key) for _ in range(2)]
+        ask(client, str(server.address), "Echo")
+    for work in works:
+        with pytest.raises(errors.UnavailableError, match="closed"):
+            work.wait(LIMIT_S)
+    for request in service.waiting[key]:
+        request.reply(b"too late")
+
+
+def case_an_endpoint_that_its_handler_closes(client, address, key):
+    server = Endpoint(client._transport)
+    Service(server)
+    server.register("stop", {"Stop": lambda request: server.close()})
+    server.serve_in_thread()
+    there = str(server.address)
+    assert client.call(there, "stop/Stop").result(LIMIT_S).body == b""
+    gone = (errors.UnavailableError, errors.DistNetworkError, errors.DeadlineExceededError)
+    with pytest.raises(gone):  # over tcp somebody else may listen there soon
+        ask(client, there, "Echo", timeout=1.0)
+    for use in (lambda: server.register("x", {}), server.serve_in_thread):
+        with pytest.raises(errors.CancelledError, match="is closed"):
+            use()
+    server.close()
+
+
+def case_what_a_handler_must_not_return(client, address, key):
+    with pytest.raises(errors.UnknownError, match="returned bytes, not a Reply, None or LATER"):
+        ask(client, address, "Bytes", b"x")
+
+
+def case_what_cannot_be_sent_or_received_into(client, address, key):
+    objects = np.array([{}], object)
+    frozen = np.zeros(3, np.uint8)
+    frozen.flags.writeable = False
+    for buffers, into, error in (
+        ([objects], None, "holds Python objects"),
+        ([np.ones(3)], [objects], "holds Python objects"),
+        ([[1.0]], None, "must be a NumPy array, not list"),
+        (np.ones((2, 2)), None, "put it in brackets"),
+    ):
+        with pytest.raises(TypeError, match=error):
+            ask(client, address, "Echo", b"", buffers, into=into)
+    with pytest.raises(ValueError, match="read-only"):
+        ask(client, address, "Echo", b"", [np.ones(3, np.uint8)], into=[frozen])
+    with pytest.raises(TypeError, match="a peer must be an address or its text, not None"):
+        ask(client, None, "Echo")
+    got = ask(client, address, "Echo", b"x", timeout=timedelta(seconds=LIMIT_S))
+    assert got.body == b"x"
+
+
+def case_an_array_that_becomes_read_only(client, address, key):
+    """The error is the caller's; the endpoint goes on."""
+    array = np.zeros(100, np.uint8)
+    work = client.call(address, "test/Later", key, into=[array])
+    array.flags.writeable = False
+    for size in (70_000, 100):
+        into = np.zeros(size, np.uint8)
+        work = client.call(address, "test/Later", key + b"%d" % size, into=[into])
+        into.flags.writeable = False
+        ask(client, address, "Release", key + b"%d" % size)
+        if size == 70_000:
+            with pytest.raises(ValueError, match="read-only"):
+                work.wait(LIMIT_S)
+        else:  # it would not have fitted
+            assert work.result(LIMIT_S).buffers[0].nbytes == 70_000
+    ask(client, address, "Release", key)
+
+
+def case_addresses_of_other_protocols(client, address, key):
+    own = client._transport.protocol
+    for protocol in {"inproc", "mpi", "tcp"} - {own}:
+        with pytest.raises(errors.DistNetworkError, match=f"open an endpoint over {protocol}"):
+            ask(client, f"{protocol}://localhost:1", "Echo")
 
 
 def case_drain_waits_for_own_calls(client, address, key):

@@ -34,7 +34,7 @@ class Footprint:
             "calls": endpoint._calls._pending,
             "flows": endpoint._calls._credits._flows,
             "requests": endpoint._services._requests,
-            "later": endpoint._services._later,
+            "later": endpoint._services._deferred,
         }
         for name in ("_outgoing", "_unclaimed"):  # of mpi
             places[name] = getattr(endpoint._transport, name, ())

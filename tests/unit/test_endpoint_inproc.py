@@ -20,12 +20,13 @@ PROTOCOLS = ["mpi", "tcp", "inproc", "grpc", "grpc+verbs", "grpc+local"]
 @pytest.fixture
 def pair():
     """A server with some methods, and a client."""
+    kept = []
     with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
         server.register(
             "test",
             {
                 "Echo": lambda request: Reply(request.body, request.buffers),
-                "Never": lambda request: LATER,
+                "Never": lambda request: kept.append(request) or LATER,
                 "Nothing": lambda request: None,
             },
         )
