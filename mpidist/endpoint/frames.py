@@ -36,8 +36,8 @@ _HEAD = struct.Struct("<IBIIQHIIII")  # the checksum and the fixed part
 
 Frame = bytes | bytearray | memoryview
 
-Put = Callable[[Message], int | None]
-"""Copies the buffers of a message to where the receiver can read them; says where, or None."""
+Put = Callable[[Sequence[Array]], int | None]
+"""Copies buffers to where the receiver can read them; says where, or None for no."""
 
 
 class BadFrameError(ValueError):
@@ -63,7 +63,7 @@ def pack(message: Message, put: Put | None = None) -> tuple[bytes, list[Array]]:
         if len(buffers) > 1:
             numbers = [array.nbytes for array in buffers]
         if sum(numbers) > _INLINE_BYTES:
-            place = None if put is None else put(message)
+            place = None if put is None else put(buffers)
             if place is None:
                 views = [as_bytes(array) for array in buffers]
             else:

@@ -188,7 +188,7 @@ class Arrivals:
                 return
             message, sizes, place = unpack(frame, source)
             if place is not None:
-                message.buffers = self._fetch(message, sizes, place)
+                message.buffers = self._fetch(source, sizes, place)
         except BadFrameError as error:
             self._report(source, str(error))
             return
@@ -200,12 +200,12 @@ class Arrivals:
         else:
             whole.append(message)
 
-    def _fetch(self, message: Message, sizes: Sequence[int], place: int) -> list[Array]:
+    def _fetch(self, source: int, sizes: Sequence[int], place: int) -> list[Array]:
         """The buffers that a rank has put on its shelf."""
-        shelf = self._shelves.get(message.peer)
+        shelf = self._shelves.get(source)
         if shelf is None:
             raise BadFrameError("its buffers are said to lie in the memory of another node")
-        return shelf.take(message, place, sizes)
+        return shelf.take(place, sizes)
 
     def _begin_long_frame(self, source: int, nbytes: int) -> None:
         if nbytes > PIECE_BYTES:

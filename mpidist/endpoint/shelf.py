@@ -5,9 +5,10 @@ who sends, at the speed of memory. MPI copies once as well, but looks up every p
 receiver, which mostly has more to do, makes the copy. What finds no room goes by MPI; so does what
 no cache holds: a reply's second copy, into the caller's arrays, would cost more than is gained.
 
-A shelf is a table with a number for each page, and the pages. That of a piece's first page says
-which message it belongs to, from when the sender puts it there until the receiver, when the last
-view of it is gone, sets it back to 0.
+A shelf is a table with a number for each page, and the pages. From when the sender puts a piece
+there the number of its first page is the piece's own, which the frame tells; the receiver sets it
+to 0 when the last view is gone. So bytes that are no message neither take nor free what is
+another's. What is lent when a process forks is never given back: the child sees it, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from mpidist.arena import Arena, Bytes
 from mpidist.endpoint.frames import BadFrameError, split
 from mpidist.endpoint.leases import Leases
-from mpidist.endpoint.message import UINT8, Array, Message, as_bytes
+from mpidist.endpoint.message import UINT8, Array, as_bytes
 from mpidist.errors import ResourceExhaustedError
 
 _PAGE = mmap.PAGESIZE
@@ -31,6 +32,8 @@ _MOST_LOOKS = 8  # at pieces, for each that is put there
 _REFUSALS = 16  # after so many, look at all pieces
 _LARGEST_PART = 8  # of all memory
 _ENTRY_BYTES = 4
+_MOST_PIECES = (1 << 32) - 1  # then their numbers begin again
+_MOST_PAGES = 1 << 32
 
 
 class Shelf:
@@ -51,15 +54,15 @@ class Shelf:
         self._lock = threading.Lock()
         self._leases = Leases(self._give_back)
         self._kept: set[int] = set()
+        self._pieces = 0
         self._refusals = 0
         os.register_at_fork(before=self._keep)
 
-    def put(self, message: Message) -> int | None:
-        """Local. Copy the buffers of a message; where they lie, or None if there is no room.
+    def put(self, buffers: Sequence[Array]) -> int | None:
+        """Local. Copy C-contiguous arrays; where they lie, or None if there is no room.
 
         Nothing that takes more than an eighth of the shelf is put there.
         """
-        buffers = message.buffers
         nbytes = sum([array.nbytes for array in buffers])
         if nbytes > self._largest:
             return None
@@ -68,25 +71,27 @@ class Shelf:
             place = self._carve(nbytes)
             if place is None:
                 return None
-            self._owners[place // _PAGE] = _entry_of(message)
+            piece = self._pieces = self._pieces % _MOST_PIECES + 1
+            self._owners[place // _PAGE] = piece
             self._lying.append(place)
         start = place
         for array in buffers:
             self._pages[start : start + array.nbytes] = as_bytes(array)
             start += array.nbytes
-        return place
+        return piece * _MOST_PAGES + place // _PAGE
 
-    def take(self, message: Message, place: int, sizes: Sequence[int]) -> list[Array]:
-        """Local. The buffers of a message, flat uint8; the memory is theirs until they are gone.
+    def take(self, place: int, sizes: Sequence[int]) -> list[Array]:
+        """Local. The arrays that lie somewhere, flat uint8; the memory is theirs until they die.
 
         Raises:
-            BadFrameError: No buffers of this message, of such sizes, lie there.
+            BadFrameError: No arrays of such sizes lie there.
         """
-        number, total = place // _PAGE, sum(sizes)
-        inside = place % _PAGE == 0 and place + total <= self._pages.nbytes
-        if not inside or self._owners[number] != _entry_of(message):
-            raise BadFrameError(f"no {total} bytes of it lie at {place} in the shared memory")
-        whole = np.frombuffer(self._pages.data, UINT8, total, place)
+        piece, number = divmod(place, _MOST_PAGES)
+        total = sum(sizes)
+        inside = number < len(self._owners) and number * _PAGE + total <= self._pages.nbytes
+        if not inside or not piece or self._owners[number] != piece:
+            raise BadFrameError(f"no {total} bytes of it lie at {place:#x} in the shared memory")
+        whole = np.frombuffer(self._pages.data, UINT8, total, number * _PAGE)
         self._leases.lend(whole, number)
         return split(whole.data, 0, sizes)
 
@@ -118,7 +123,3 @@ class Shelf:
     def _keep(self) -> None:
         """Never give back what is lent now: a child that is forked sees it, too."""
         self._kept.update(self._leases.lent())
-
-
-def _entry_of(message: Message) -> int:
-    return message.id % (1 << 31) + 1

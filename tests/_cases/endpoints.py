@@ -132,6 +132,15 @@ def case_large_bodies(client, address, key):
         np.testing.assert_array_equal(as_bytes(got), sent)
 
 
+def case_long_bodies_ahead_of_large_buffers(client, address, key):
+    buffer = pattern(9 << 20, 5)
+    for body in (pattern(1000).tobytes(), pattern(30_000).tobytes()):
+        for _ in range(4):
+            reply = ask(client, address, "Echo", body, [buffer])
+            assert reply.body == body
+            np.testing.assert_array_equal(as_bytes(reply.buffers[0]), buffer)
+
+
 def case_many_buffers(client, address, key):
     buffers = [pattern(n % 3, n) for n in range(6000)]
     reply = ask(client, address, "Echo", b"", buffers)

@@ -53,6 +53,9 @@ def test_a_sleeper_is_woken_by_what_arrives(world, mates, monkeypatch):
                 data = pattern(100 if number % 2 else 50_000, number)
                 (got,) = ask(endpoint, address, "Echo", b"", [data]).buffers
                 np.testing.assert_array_equal(as_bytes(got), data)
+            for number in range(300):  # more than MPI sends at once
+                endpoint.notify(address, "test/Note", b"k:%d" % number)
+            ask(endpoint, address, "Echo")
             endpoint.call(address, "end/End").wait(LIMIT_S)
         world.Barrier()
 

@@ -122,3 +122,19 @@ def test_many_threads_that_wait_and_ring(bell):
         thread.join(LIMIT_S)
     assert turn == [count * rounds]
     assert time.monotonic() - begin < LIMIT_S
+
+
+def test_a_wait_that_an_exception_ends(bell):
+    """As the handler of a signal may raise: the next thread sleeps, and hears the bell."""
+
+    def raises():
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            bell.wait(LIMIT_S, raises)
+    assert bell.waiting == 0
+    sleepers = Sleepers(bell, 2)
+    sleepers.flag.set()
+    bell.ring()
+    sleepers.end()

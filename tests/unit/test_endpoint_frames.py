@@ -87,8 +87,8 @@ def test_received_buffers_can_be_written():
 def test_large_buffers_that_lie_elsewhere(sent, place):
     asked = []
 
-    def put(message):
-        asked.append(message)
+    def put(buffers):
+        asked.append(buffers)
         return place
 
     frame, views = pack(sent, put)

@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import os
 import threading
 
 import numpy as np
@@ -10,18 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.endpoint.frames import BadFrameError
-from mpidist.endpoint.message import Message
 from mpidist.endpoint.shelf import Shelf
 
 PAGE = mmap.PAGESIZE
-
-
-def put(shelf, buffers, identity=7):
-    return shelf.put(Message(0, identity, buffers=buffers))
-
-
-def take(shelf, place, sizes, identity=7):
-    return shelf.take(Message(0, identity), place, sizes)
 
 
 def pair(pages):
@@ -33,8 +25,8 @@ def pair(pages):
 def test_what_is_put_is_taken():
     ours, theirs = pair(512)
     sent = [np.arange(10_000), np.empty((0, 3)), np.asfortranarray(np.ones((7, 1000))).T]
-    place = put(ours, sent)
-    got = take(theirs, place, [array.nbytes for array in sent])
+    place = ours.put(sent)
+    got = theirs.take(place, [array.nbytes for array in sent])
     for array, original in zip(got, sent, strict=True):
         assert array.dtype == np.uint8
         np.testing.assert_array_equal(array, original.reshape(-1).view(np.uint8))
@@ -43,71 +35,79 @@ def test_what_is_put_is_taken():
 def test_a_piece_is_kept_as_long_as_one_view_of_it():
     ours, theirs = pair(65)  # a table, and room for 64 pages
     data = [np.full(4 * PAGE, 1, np.uint8), np.full(4 * PAGE, 2, np.uint8)]
-    places = [put(ours, data) for _ in range(8)]
+    places = [ours.put(data) for _ in range(8)]
     assert len(set(places)) == 8
-    one, two = take(theirs, places[3], [4 * PAGE, 4 * PAGE])
+    one, two = theirs.take(places[3], [4 * PAGE, 4 * PAGE])
     view = two[100:].reshape(2, -1)[:, 5]
     del one, two
     gc.collect()
-    assert put(ours, data[:1]) is None  # no room
+    assert ours.put(data[:1]) is None  # no room
     assert (view == 2).all()
     del view
     gc.collect()
-    assert put(ours, data) == places[3]
+    assert page(ours.put(data)) == page(places[3])
 
 
 def test_what_takes_too_large_a_part():
     ours, _ = pair(65)
-    assert put(ours, [np.zeros(8 * PAGE, np.uint8), np.zeros(PAGE, np.uint8)]) is None
-    assert put(ours, [np.zeros(8 * PAGE, np.uint8)]) is not None
+    assert ours.put([np.zeros(8 * PAGE, np.uint8), np.zeros(PAGE, np.uint8)]) is None
+    assert ours.put([np.zeros(8 * PAGE, np.uint8)]) is not None
 
 
 def test_memory_of_one_page_has_no_room():
     ours, theirs = pair(1)
-    assert put(ours, [np.zeros(20_000, np.uint8)]) is None
+    assert ours.put([np.zeros(20_000, np.uint8)]) is None
     with pytest.raises(BadFrameError):
-        take(theirs, 0, [20_000])
+        theirs.take(0, [20_000])
+
+
+def page(place):
+    return place % (1 << 32)
 
 
 @pytest.mark.parametrize(
-    ("place", "sizes"),
+    ("change", "sizes"),
     [
-        (PAGE, [10]),  # nothing was put there
-        (8, [10]),
-        (0, [1 << 40]),
-        (1 << 40, [10]),
-        (1 << 40, [0]),
-        (62 * PAGE, [3 * PAGE]),
+        (lambda place: place + 1, [10]),  # nothing was put there
+        (lambda place: place + (1 << 32), [10]),  # another piece
+        (page, [10]),  # none
+        (lambda place: place, [1 << 40]),
+        (lambda place: place, [63 * PAGE, PAGE]),
+        (lambda place: place + 5000, [10]),
+        (lambda place: place + 5000, [0]),
     ],
 )
-def test_what_cannot_lie_there(place, sizes):
+def test_what_cannot_lie_there(change, sizes):
     ours, theirs = pair(64)
-    assert put(ours, [np.zeros(PAGE, np.uint8)]) == 0
+    place = ours.put([np.zeros(PAGE, np.uint8)])
     with pytest.raises(BadFrameError, match="lie at"):
-        take(theirs, place, sizes)
+        theirs.take(change(place), sizes)
+    assert len(theirs.take(place, [PAGE])) == 1
+
+
+def test_a_piece_is_taken_once():
+    ours, theirs = pair(64)
+    place = ours.put([np.zeros(10, np.uint8)])
+    del theirs.take(place, [10])[:]
+    again = ours.put([np.ones(10, np.uint8)])
+    assert page(again) == page(place)
+    with pytest.raises(BadFrameError, match="lie at"):
+        theirs.take(place, [10])
+    assert theirs.take(again, [10])[0].all()
 
 
 def test_pieces_that_are_held_do_not_keep_others_from_being_used_again():
     ours, theirs = pair(1000)
-    held = [take(theirs, put(ours, [np.full(PAGE, n % 251, np.uint8)]), [PAGE]) for n in range(500)]
+    held = [theirs.take(ours.put([np.full(PAGE, n % 251, np.uint8)]), [PAGE]) for n in range(500)]
     places = set()
     for number in range(300):
-        place = put(ours, [np.full(PAGE, number % 251, np.uint8)])
-        (got,) = take(theirs, place, [PAGE])
+        place = ours.put([np.full(PAGE, number % 251, np.uint8)])
+        (got,) = theirs.take(place, [PAGE])
         assert (got == number % 251).all()
-        places.add(place)
+        places.add(page(place))
         del got
     assert len(places) < 200
     assert all((array == n % 251).all() for n, (array,) in enumerate(held))
-
-
-def test_a_piece_of_another_message():
-    ours, theirs = pair(64)
-    place = put(ours, [np.ones(10, np.uint8)], identity=1 << 40)
-    with pytest.raises(BadFrameError, match="lie at"):
-        take(theirs, place, [10], identity=1)
-    (got,) = take(theirs, place, [10], identity=1 << 40)
-    assert got.all()
 
 
 @given(st.lists(st.tuples(st.integers(0, 9 * PAGE), st.booleans()), max_size=30))
@@ -115,13 +115,44 @@ def test_no_two_share_memory(script):
     ours, theirs = pair(73)
     alive = []
     for number, (nbytes, drop) in enumerate(script):
-        place = put(ours, [np.full(nbytes, number, np.uint8)])
+        place = ours.put([np.full(nbytes, number, np.uint8)])
         if place is not None:
-            alive.append((take(theirs, place, [nbytes])[0], number))
+            alive.append((theirs.take(place, [nbytes])[0], number))
         if drop and alive:
             alive.pop(len(alive) // 2)
         for array, value in alive:
             assert (array == value).all()
+
+
+def test_what_is_lent_at_a_fork_is_never_given_back():
+    ours, theirs = pair(64)
+    place = ours.put([np.full(PAGE, 5, np.uint8)])
+    (held,) = theirs.take(place, [PAGE])
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        del held
+        gc.collect()
+        os.write(write, bytes([theirs._owners[page(place)]]))
+        os._exit(0)
+    assert os.read(read, 1) != b"\0"
+    os.waitpid(child, 0)
+    os.close(read)
+    os.close(write)
+    del held
+    gc.collect()
+    assert page(ours.put([np.ones(PAGE, np.uint8)])) != page(place)
+
+
+def test_all_are_looked_at_before_room_is_refused():
+    ours, theirs = pair(129)
+    arrays = [theirs.take(ours.put([np.zeros(PAGE, np.uint8)]), [PAGE]) for _ in range(120)]
+    assert ours.put([np.zeros(10 * PAGE, np.uint8)]) is None
+    del arrays[60:]
+    gc.collect()
+    for _ in range(16):
+        found = ours.put([np.zeros(10 * PAGE, np.uint8)])
+    assert found is not None
 
 
 def test_threads_that_put():
@@ -131,8 +162,8 @@ def test_threads_that_put():
     def work(seed):
         for number in range(300):
             data = np.full(PAGE * (1 + number % 5), (seed * 50 + number) % 251, np.uint8)
-            place = put(ours, [data])
-            if place is not None and not (take(theirs, place, [data.nbytes])[0] == data).all():
+            place = ours.put([data])
+            if place is not None and not (theirs.take(place, [data.nbytes])[0] == data).all():
                 failures.append((seed, number))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
