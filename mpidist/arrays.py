@@ -213,6 +213,8 @@ def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
 def _joined(arrays: Sequence[Array]) -> Array | None:
     """The memory of arrays that lie one behind the other, as those of a list of rows do."""
     first = arrays[0]
+    if len(arrays) == 1 and first.flags.c_contiguous:
+        return first.reshape(-1)
     if first.nbytes < _WORTH_A_LOOK or not first.flags.c_contiguous:
         return None
     address = first.ctypes.data

@@ -74,14 +74,21 @@ class Messages(Core):
     def _send_op(self, array: Any, dst: int | None, tag: int, group_dst: int | None) -> Op:
         peer = self._peer(dst, group_dst)
         self._not_self(peer, "send to")
+        self._check_tag(tag)
         buffer, _ = to_move(array, write=False)
         return Op("send", self, buffer, None, root=peer, tag=tag)
 
     def _recv_op(self, array: Any, src: int | None, tag: int, group_src: int | None) -> Op:
         peer = self._peer(src, group_src, default=-1)
         self._not_self(peer, "receive from")
+        self._check_tag(tag)
         buffer, finish = to_move(array, write=True)
         return Op("recv", self, None, buffer, root=peer, tag=tag, finish=finish)
+
+    @staticmethod
+    def _check_tag(tag: int) -> None:
+        if tag < 0:
+            raise ValueError(f"a tag cannot be negative: {tag}")
 
     def _not_self(self, peer: int, verb: str) -> None:
         if peer == self._rank:

@@ -173,6 +173,11 @@ def test_arguments_that_cannot_be(group):
         group.recv(into, group_src=-1)
     with pytest.raises(ValueError, match="not both"):
         group.isend(into, 1 - here, group_dst=1 - here)
+    for call in (group.send, group.irecv):
+        with pytest.raises(ValueError, match="a tag cannot be negative: -1"):
+            call(into, 1 - here, tag=-1)
+    with pytest.raises(ValueError, match="world rank '0' is not in group"):
+        group.send(into, "0")
     into.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         group.recv(into, 1 - here)

@@ -206,3 +206,13 @@ def test_several_windows_freed_in_any_order(world, kind):
         windows[number].get(world.rank, 0, out)
         assert (out == number).all()
         windows[number].free()
+
+
+@pytest.mark.ranks(2)
+def test_sizes_that_cannot_be(world, kind):
+    with pytest.raises(ValueError, match="cannot have -8 bytes"):
+        kind(world, -8)
+    with pytest.raises(TypeError):
+        kind(world, 10.5)
+    with pytest.raises(errors.ResourceExhaustedError):
+        kind(world, 1 << 60)

@@ -27,6 +27,19 @@ def test_empty_private_memory():
     assert Window.private(0).local.shape == (0,)
 
 
+def test_sizes_and_numbers_that_cannot_be():
+    with pytest.raises(ValueError, match="cannot have -5 bytes"):
+        Window.private(-5)
+    window = Window.private(16)
+    for value in (1.9, "1", None):
+        with pytest.raises(TypeError):
+            window.fetch_add(0, 0, value)
+    assert window.fetch_add(0, 0, np.int32(3)) == 0
+    assert window.local.view(np.int64)[0] == 3
+    with pytest.raises(TypeError):
+        Window.private(10.5)
+
+
 def test_private_memory_is_only_address_space_until_it_is_written():
     window = Window.private(1 << 42)  # more than any machine of ours has
     window.local[-1] = 3
