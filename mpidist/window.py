@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 from collections.abc import Callable, Iterator
 from operator import index
@@ -139,6 +140,15 @@ class Window:
     def _make_rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
         from mpi4py import MPI
 
+        # Open MPI would fail on one rank, and leave the others waiting.
+        total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        sizes = comm.allgather((nbytes, total))
+        for rank, (wanted, there) in enumerate(sizes):
+            if wanted > there:
+                raise ResourceExhaustedError(
+                    f"no window of {wanted} bytes for rank {rank}: its host has {there >> 20} MiB "
+                    "of memory"
+                )
         # Sums do not depend on the order of additions.
         info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
         try:
@@ -150,8 +160,9 @@ class Window:
         memory[:] = 0
         win.Lock_all(MPI.MODE_NOCHECK)
         win.Sync()
-        sizes = comm.allgather(nbytes)  # nobody gets here before all locks are zero
-        return cls(sizes, comm.rank, {comm.rank: memory[:nbytes]}, win)
+        comm.Barrier()  # nobody gets beyond it before all locks are zero
+        own = {comm.rank: memory[:nbytes]}
+        return cls([wanted for wanted, _ in sizes], comm.rank, own, win)
 
     @classmethod
     def private(cls, nbytes: int) -> Window:

@@ -139,12 +139,12 @@ class Calls:
             self.give_up(call, error)
 
     def receive_into(self, identity: int, sizes: Sequence[int]) -> Sequence[Array] | None:
-        """Local. The caller's arrays for the buffers of a reply, if it gave some that fit."""
+        """Local. The caller's arrays for the buffers of a reply, if they can receive them."""
         call = self._pending.get(identity)
         into = None if call is None else call.into
-        if into is not None and [array.nbytes for array in into] == list(sizes):
-            return into
-        return None
+        if into is None or [array.nbytes for array in into] != list(sizes):
+            return None
+        return into if all(array.flags.writeable for array in into) else None
 
     def finish(self, message: Message) -> None:
         """Local. End the request that a reply answers."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,11 @@ from mpidist.group.checks import list_of_root_objects
 from mpidist.group.messages import Messages
 from mpidist.group.moves import Moves
 from mpidist.op import LARGEST_COUNT, Op
+
+# Small objects travel together with their size.
+_SIZE = struct.Struct("<Q")
+_BLOCK_BYTES = 512
+_ROOM_BYTES = _BLOCK_BYTES - _SIZE.size
 
 # What may be built without pickle: data, and nothing that runs code.
 _HARMLESS = frozenset(
@@ -236,9 +243,13 @@ class Objects(Moves, Messages):
     # Inside
 
     def _all_gather_bytes(self, data: Array) -> list[Array]:
-        sizes = np.empty(self._size, np.int64)
-        self._collective(Op("all_gather", self, np.array([data.size]), sizes), False)
-        counts = [int(size) for size in sizes]
+        blocks = np.empty((self._size, _BLOCK_BYTES), np.uint8)
+        self._collective(Op("all_gather", self, _block(data), blocks), False)
+        counts = [_SIZE.unpack_from(block.data)[0] for block in blocks]
+        if max(counts) <= _ROOM_BYTES:
+            return [
+                block[_SIZE.size :][:count] for block, count in zip(blocks, counts, strict=True)
+            ]
         if sum(counts) > LARGEST_COUNT:  # more than one call of MPI can count
             parts = [data if r == self._rank else None for r in range(self._size)]
             return [self._broadcast_bytes(part, root) for root, part in enumerate(parts)]
@@ -249,10 +260,13 @@ class Objects(Moves, Messages):
         return _cut(memory, counts)
 
     def _broadcast_bytes(self, data: Array | None, root: int) -> Array:
-        size = np.array([0 if data is None else data.size])
-        self._collective(Op("broadcast", self, None, size, root=root), False)
+        block = np.empty(_BLOCK_BYTES, np.uint8) if data is None else _block(data)
+        self._collective(Op("broadcast", self, None, block, root=root), False)
+        (size,) = _SIZE.unpack_from(block.data)
+        if size <= _ROOM_BYTES:
+            return block[_SIZE.size :][:size]
         if data is None:
-            data = np.empty(int(size[0]), np.uint8)
+            data = np.empty(size, np.uint8)
         self._collective(Op("broadcast", self, None, data, root=root), False)
         return data
 
@@ -268,6 +282,12 @@ class _Restricted(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def _block(data: Array) -> Array:
+    """The size of data, and as much of them as has room behind it."""
+    head = _SIZE.pack(data.size) + data[:_ROOM_BYTES].tobytes()
+    return np.frombuffer(bytearray(head.ljust(_BLOCK_BYTES)), np.uint8)
+
+
 def _dump(obj: Any) -> Array:
     return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
 
@@ -279,5 +299,5 @@ def _load(data: Array, weights_only: bool) -> Any:
 
 
 def _cut(memory: Array, counts: Sequence[int]) -> list[Array]:
-    ends = np.cumsum(counts)
+    ends = itertools.accumulate(counts)
     return [memory[end - count : end] for end, count in zip(ends, counts, strict=True)]

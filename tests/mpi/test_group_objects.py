@@ -27,7 +27,11 @@ def group(world):
 
 
 def thing(rank):
-    return {"rank": rank, "things": THINGS[rank % len(THINGS) :], "more": "x" * (rank * 100_000)}
+    return {
+        "rank": rank,
+        "things": THINGS[rank % len(THINGS) :],
+        "more": "x" * (rank * 300) + "y" * (100_000 * (rank > 2)),
+    }
 
 
 def same(got, rank):

@@ -215,9 +215,10 @@ def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
 
     monkeypatch.setattr(Runner, "close", close)
     with open_endpoint("inproc", 4808) as endpoint:
-        asked = threading.Event()
+        asked, held = threading.Event(), []
 
         def hold(request):
+            held.append(request)
             asked.set()
             return LATER
 
