@@ -62,7 +62,7 @@ class MpiTransport:
 
     protocol = "mpi"
     polled = True
-    spins = 300  # about a millisecond: to be woken takes longer than a message
+    spins = 75  # about a millisecond: to be woken takes longer than a message
 
     def __init__(self, world: World) -> None:
         from mpi4py import MPI

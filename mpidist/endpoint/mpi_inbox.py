@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LONGEST_BYTES = 32768
 _POSTED = 4
-# Two microseconds: what comes meanwhile is noticed sooner than by who has to go all the way.
+# Some ten microseconds: what comes meanwhile is noticed sooner than by who goes all the way.
 _TESTS = 100
 
 

@@ -67,7 +67,10 @@ def test_a_rank_that_is_lost_while_it_serves_ends_the_job(jobs, end, shown):
     def fail():
         {end}
 
+    kept = []
+
     def end(request):
+        kept.append(request)
         threading.Thread(target=fail).start()
         return LATER
 
