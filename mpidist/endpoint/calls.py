@@ -191,10 +191,10 @@ class Calls:
         if not self.transport.polled:
             work.wait_for_event(deadline)
             return
-        progress, wait = self.transport.progress, self.transport.wait
+        linger, wait = self.transport.linger, self.transport.wait
         backoff = Backoff(self.transport.spins, _SLEEPS_S)
         while not work.is_completed():
-            if progress():
+            if linger():
                 backoff.reset()
                 continue
             remaining = deadline - time.monotonic()

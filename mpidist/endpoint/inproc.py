@@ -97,6 +97,8 @@ class InprocTransport:
         """Local. Always False: sending delivers."""
         return False
 
+    linger = progress
+
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """Local. Always False: those who wait are woken by the delivery itself."""
         return False

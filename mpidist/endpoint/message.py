@@ -72,7 +72,11 @@ class Transport(Protocol):
 
     protocol: str
     polled: bool  # whether messages are delivered only by those who call progress()
-    spins: int  # how often those ask in vain before they sleep
+    spins: int  # how often those who linger() ask in vain before they sleep
+
+    @property
+    def linger(self) -> Callable[[], bool]:
+        """As progress(), for who has nothing else to do: it may take some microseconds more."""
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. Deliver messages for ``number``, or a free one, to the endpoint; the number."""

@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from mpidist.endpoint.endpoint import Endpoint
 
 _LAST_REPLY_S = 1.0
+# Some ten microseconds: what comes meanwhile is noticed sooner than by who goes all the way.
+_TESTS = 100
 # A frame ahead of buffers must not become visible after them, as one can that MPI does not send
 # at once.
 _LONGEST_AHEAD = 1024
@@ -90,6 +92,7 @@ class MpiTransport:
         self._sending = threading.Lock()
         self._ordering = threading.Lock()
         self._outgoing: list[tuple[int, list[MPI.Request], Any]] = []
+        self.linger = partial(self.progress, _TESTS)
         self._left = exits().left
         self._reported = 0
         world.before_leave.append(self._close_all)
@@ -177,13 +180,13 @@ class MpiTransport:
         """Local. See :class:`Transport`."""
         return f"rank {peer}"
 
-    def progress(self, *, patient: bool = False) -> bool:
+    def progress(self, tests: int = 1, *, patient: bool = False) -> bool:
         """Local. See :class:`Transport`; while another thread is at it, the patient wait."""
         if not self._receiving.acquire(patient):
             return False
         whole: list[Message] = []
         try:
-            happened = self._arrivals.poll(whole)
+            happened = self._arrivals.poll(whole, tests)
             for message in whole:
                 self._deliver(message)
             if len(self._left) != self._reported:
@@ -215,7 +218,7 @@ class MpiTransport:
     def _lie_down(self) -> bool:
         self._world.mates.lie_down()
         # Not past a thread that is at it: what it has not seen may have been sent before.
-        return not self.progress(patient=True)
+        return not self.progress(16, patient=True)
 
     def _report_losses(self) -> None:
         gone = list(self._left)[self._reported :]

@@ -137,16 +137,17 @@ class Arrivals:
         self._found: dict[int, _Found] = {}  # by rank: a buffer whose frame may still come
         self._idle_polls = 0
 
-    def poll(self, whole: list[Message]) -> bool:
+    def poll(self, whole: list[Message], tests: int) -> bool:
         """Local. Look at what has come.
 
         Args:
             whole: Messages that are complete are appended.
+            tests: How often to look for a frame, at most.
 
         Returns:
             Whether anything has.
         """
-        arrived = self._inbox.take()
+        arrived = self._inbox.take(tests)
         if arrived is not None:
             self._take_frame(*arrived, whole)
         else:

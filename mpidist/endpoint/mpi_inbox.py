@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 LONGEST_BYTES = 32768
 _POSTED = 4
-# Some ten microseconds: what comes meanwhile is noticed sooner than by who goes all the way.
-_TESTS = 100
 
 
 class Inbox(Protocol):
     """The next frames from any rank; its owner sees that one thread at a time uses it."""
 
-    def take(self) -> tuple[int, bytearray] | None:
-        """Local. The next frame and the rank that it came from, or None if there is none."""
+    def take(self, tests: int) -> tuple[int, bytearray] | None:
+        """Local. The next frame and the rank that it came from, or None if there is none.
+
+        Args:
+            tests: How often to look, at most, where that costs little.
+        """
 
     def is_empty(self) -> bool:
         """Local. Whether no frame is here, not even one behind another that is still coming in."""
@@ -63,10 +65,10 @@ class PostedInbox:
         self._next = 0
         self._ahead: dict[int, tuple[int, bytearray]] = {}  # of those after the next
 
-    def take(self) -> tuple[int, bytearray] | None:
+    def take(self, tests: int) -> tuple[int, bytearray] | None:
         """Local. See :class:`Inbox`."""
         number = self._next
-        frame = self._ahead.pop(number, None) or self._receive(number, _TESTS)
+        frame = self._ahead.pop(number, None) or self._receive(number, tests)
         if frame is not None:
             self._posted[number][0].Start()
             self._next = (number + 1) % _POSTED
@@ -109,7 +111,7 @@ class ProbedInbox:
         self._frames = (MPI.ANY_SOURCE, tag)
         self._status = MPI.Status()
 
-    def take(self) -> tuple[int, bytearray] | None:
+    def take(self, tests: int) -> tuple[int, bytearray] | None:
         """Local. See :class:`Inbox`."""
         status = self._status
         probed = self._comm.Improbe(*self._frames, status)

@@ -108,7 +108,7 @@ class Services:
         try:
             backoff = Backoff(self._transport.spins, _SLEEPS_S)
             while not self._closed:
-                happened = self._transport.progress() or bool(self._requests)
+                happened = self._transport.linger() or bool(self._requests)
                 self._busy = True  # before the first is taken: drain() must miss none
                 while (message := self._next()) is not None:
                     self._handle(message)

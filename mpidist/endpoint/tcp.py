@@ -166,6 +166,8 @@ class TcpTransport:
             self._doorbell.ring()
         return bool(arrived)
 
+    linger = progress
+
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """Local. See :class:`Transport`."""
         self._doorbell.wait(seconds, done)

@@ -31,6 +31,8 @@ class Quiet:
     def progress(self):
         return False
 
+    linger = progress
+
     def wait(self, seconds, done):
         return False
 
