@@ -1,11 +1,15 @@
 """Pulls while others push: never a mix of two versions, and always with the version they have."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
 from _cases.clusters import on_cluster
 
 from strategy import get_variable, optimizers
 
+LIMIT_S = 30.0
 BLOCK = 1 << 18  # elements of float32 in a block
 SIZES = (1, BLOCK, 5 * BLOCK + 17)
 
@@ -65,7 +69,11 @@ def pull_while_another_pushes(world, transport, pulls):
             world.recv(source=1)
             return pushes
         out, versions, torn = np.empty(size, np.float32), [], []
-        for number in range(pulls):
+        deadline = time.monotonic() + LIMIT_S
+        # Pulls may be over before the first push of a rank that had to wait for a core.
+        for number in itertools.count():
+            if number >= pulls and (versions[-1] > versions[0] or time.monotonic() > deadline):
+                break
             variable.read_value(out)
             versions.append(variable.version)
             # The first value is version 1; every push adds 1 to all elements.
@@ -78,7 +86,7 @@ def pull_while_another_pushes(world, transport, pulls):
     if world.rank == 1:
         torn, versions = result
         assert torn == []
-        assert len(versions) == pulls
+        assert len(versions) >= pulls
         assert versions == sorted(versions)
         assert versions[-1] > versions[0]
     if world.rank == 2:
