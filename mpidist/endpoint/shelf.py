@@ -6,15 +6,16 @@ receiver, which mostly has more to do, makes the copy. What finds no room goes b
 no cache holds: a reply's second copy, into the caller's arrays, would cost more than is gained.
 
 A shelf is a table with a number for each page, and the pages. From when the sender puts a piece
-there the number of its first page is the piece's own, which the frame tells; the receiver sets it
-to 0 when the last view is gone. So bytes that are no message neither take nor free what is
-another's. What is lent when a process forks is never given back: the child sees it, too.
+there the number of its first page is the piece's own, drawn at random, which the frame tells; the
+receiver sets it to 0 when the last view is gone. So bytes that are no message neither take nor free
+what is another's. What is lent when a process forks is never given back: the child sees it, too.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ _MOST_LOOKS = 8  # at pieces, for each that is put there
 _REFUSALS = 16  # after so many, look at all pieces
 _LARGEST_PART = 8  # of all memory
 _ENTRY_BYTES = 4
-_MOST_PIECES = (1 << 32) - 1  # then their numbers begin again
+_PIECES = 1 << 32
 _MOST_PAGES = 1 << 32
 
 
@@ -54,7 +55,7 @@ class Shelf:
         self._lock = threading.Lock()
         self._leases = Leases(self._give_back)
         self._kept: set[int] = set()
-        self._pieces = 0
+        self._random = random.Random()  # not the one that scripts seed
         self._refusals = 0
         os.register_at_fork(before=self._keep)
 
@@ -71,7 +72,7 @@ class Shelf:
             place = self._carve(nbytes)
             if place is None:
                 return None
-            piece = self._pieces = self._pieces % _MOST_PIECES + 1
+            piece = self._random.randrange(1, _PIECES)
             self._owners[place // _PAGE] = piece
             self._lying.append(place)
         start = place
