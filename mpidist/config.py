@@ -10,8 +10,8 @@ Variable                        Meaning                                         
 ``MPIDIST_STALL_S``             seconds after which a waiting operation is reported       60
 ``MPIDIST_STALL_ABORT_S``       seconds after which a waiting operation ends the job      never
 ``MPIDIST_ARENA_BYTES``         address space that a ps reserves at first, in bytes       16 GiB
-``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another,  64 MiB
-                                and of memory that a rank shares with those of its node
+``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
+                                four times as many are shared with processes of the host
 ``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
@@ -37,6 +37,11 @@ class Config:
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
     secret: str | None = field(default=None, repr=False)
+
+    @property
+    def shelf_bytes(self) -> int:
+        """Of the memory that this process shares, for what it sends: much of it stays in use."""
+        return 4 * self.credit_bytes
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Config:

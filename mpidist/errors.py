@@ -7,6 +7,7 @@
     |   `-- GroupBrokenError             a timed-out collective is still pending on the group
     |-- DistNetworkError                 an address or a connection is bad
     |-- DistStoreError                   a key-value store failed
+    |   `-- QueueEmptyError              a queue of a store is empty, and nobody is to wait
     `-- OpError                          a server, or a call to one, failed; TensorFlow's names
         |-- CancelledError
         |-- UnknownError
@@ -52,6 +53,10 @@ class DistNetworkError(Error):
 
 class DistStoreError(Error):
     """A key-value store failed."""
+
+
+class QueueEmptyError(DistStoreError):
+    """A queue of a store is empty, and the caller did not want to wait."""
 
 
 class OpError(Error):

@@ -10,8 +10,8 @@ rank. In the folder ``MPIDIST_RUN_DIR`` it leaves ``exit-<rank>.json``::
 ``MPIDIST_RUN_SHARED`` names the variables that hold the job's folder in /dev/shm; on a host that
 does not have it they are dropped, and the MPI library takes its own place.
 
-``asked`` says that the rank was told to end by a signal that the keeper got too: it is a victim of
-the launcher's cleaning up, not a cause.
+``asked`` says that the rank was told to end by a signal that the keeper got before, or got too: it
+is a victim of the launcher's cleaning up, not a cause.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> None:
     libc = ctypes.CDLL(None)
     keeper = os.getpid()
     received: list[int] = []
+    asking: list[int] = []  # those that came while the rank still ran
     # Blocked until the child is known, so that no signal is forwarded to nobody.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = os.fork()
@@ -90,6 +91,8 @@ def main(arguments: list[str]) -> None:
 
     def forward(number: int, _frame: object) -> None:
         received.append(number)
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            asking.append(number)
         os.kill(child, number)  # the child is a zombie at worst until it is waited for below
 
     for number in _FORWARDED:
@@ -98,11 +101,13 @@ def main(arguments: list[str]) -> None:
     # Waits without reaping, so that the number of the child stays its own while forward() may run.
     seen = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     ended = time.time()
-    if seen is not None and seen.si_status != 0 and not received:
+    if seen is not None and seen.si_status != 0 and not asking:
         time.sleep(_SAME_SIGNAL_S)  # a signal to the whole group may reach the child first
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     _, status = os.waitpid(child, 0)
-    _record(os.environ[variable], child, status, bool(received), ended)
+    # Any other signal comes because the rank has ended: the launcher ends the rest.
+    asked = bool(asking) or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in received)
+    _record(os.environ[variable], child, status, asked, ended)
     if os.WIFSIGNALED(status):
         fatal = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has left its own core already

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpidist.config import config
+from mpidist.errors import UnavailableError
 from mpidist.runtime import fork, records, streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.waits import Waiting, Waits, missing_rank
@@ -42,7 +43,8 @@ _PERIOD_S = 0.1
 _TAG = 1
 # MPI_Abort can itself hang on a broken network; a rank that vanishes is noticed all the same.
 _ABORT_LIMIT_S = 3.0
-# When MPI fails it is mostly because another rank has died; the launcher knows which, and is first.
+# When MPI fails, or what another rank served is gone, it is mostly because that rank has failed, or
+# one that it needed: they, or the launcher, are to say why first.
 _OTHERS_FIRST_S = 1.0
 
 
@@ -60,15 +62,14 @@ class ExitCall(SystemExit):
 
     def __del__(self) -> None:
         if (
-            self.code not in (None, 0)
+            not is_good_end(self.code)
             and sys._getframe().f_back is None
             and threading.current_thread() is threading.main_thread()
             and not sys.is_finalizing()
             and _exits is not None
         ):
-            code = self.code if isinstance(self.code, int) else 1
             text = f"Traceback (most recent call last):\n{self._stack}SystemExit: {self.code}"
-            _exits.fail(f"sys.exit({self.code!r})", text, code)
+            _exits.fail(f"sys.exit({self.code!r})", text, self.code)
 
 
 class Exits:
@@ -124,14 +125,16 @@ class Exits:
         self._identity.job, self._identity.task = job, task
         records.write_rank(self._identity, self._started)
 
-    def fail(self, reason: str, trace: str, code: int = 1) -> NoReturn:
+    def fail(self, reason: str, trace: str, code: Any = 1) -> NoReturn:
         """Local. End the job: print, leave a record, abort; does not return.
 
         Args:
             reason: Its first line is kept.
             trace: A traceback, or other text to print before the reason.
-            code: The exit status of the job, 1 to 255.
+            code: Of the exit, as ``sys.exit`` takes it. The status of the job is its lowest byte;
+                1 if that is 0, so that 256 does not look like a good end, or if it is no integer.
         """
+        code = (code & 0xFF or 1) if isinstance(code, int) else 1
         _ignore_interrupts()
         if not self._failing.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the job
@@ -156,7 +159,7 @@ class Exits:
         _ignore_interrupts()
         if isinstance(error, KeyboardInterrupt):
             self._interrupted()
-        if _is_of_mpi(error):
+        if _is_consequence(error):
             time.sleep(_OTHERS_FIRST_S)
         text = "".join(traceback.format_exception(kind, error, trace))
         self.fail("".join(traceback.format_exception_only(error)), text)
@@ -281,14 +284,19 @@ def exits() -> Exits:
     return _exits
 
 
-def _is_of_mpi(error: BaseException | None) -> bool:
+def _is_consequence(error: BaseException | None) -> bool:
     from mpi4py import MPI
 
     while error is not None:
-        if isinstance(error, MPI.Exception):
+        if isinstance(error, (MPI.Exception, UnavailableError)):
             return True
         error = error.__cause__
     return False
+
+
+def is_good_end(code: Any) -> bool:
+    """Local. Whether a SystemExit with this code is no failure."""
+    return code is None or (isinstance(code, int) and code == 0)
 
 
 def _exit(status: Any = None) -> NoReturn:

@@ -14,6 +14,9 @@ from mpidist.errors import FailedPreconditionError
 _parent = 0
 _ended = False
 
+unusable = False
+"""Whether :func:`check_mpi` fails, for those who have no time to call it."""
+
 
 def in_parent_only(forget: Callable[[], None] = lambda: None) -> None:
     """Local. From now on :func:`check` fails in children that are forked from this process.
@@ -23,8 +26,8 @@ def in_parent_only(forget: Callable[[], None] = lambda: None) -> None:
     """
 
     def in_child() -> None:
-        global _parent
-        _parent = _parent or parent
+        global _parent, unusable
+        _parent, unusable = _parent or parent, True
         forget()
 
     parent = os.getpid()
@@ -43,8 +46,8 @@ def check() -> None:
 
 def end_mpi() -> None:
     """Local. From now on :func:`check_mpi` fails in this process."""
-    global _ended
-    _ended = True
+    global _ended, unusable
+    _ended = unusable = True
 
 
 def check_mpi() -> None:

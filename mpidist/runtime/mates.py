@@ -17,6 +17,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 _LINE_BYTES = 64  # of the cache: flags share none
 _TOKEN_BYTES = 16
 _HANDOVER_S = 10.0
+_MOST_RINGS = 64
 
 
 class Mates:
@@ -83,7 +85,7 @@ class Mates:
         """Local. Say that it sleeps no more, and silence the bell."""
         self.flags[self._place] = 0
         with contextlib.suppress(BlockingIOError):  # it is silent
-            while True:
+            for _ in range(_MOST_RINGS):  # whoever rings without end must not keep us here
                 self._bell.recv(1)
 
     def ring(self, rank: int) -> None:
@@ -157,9 +159,10 @@ def _lend(
 
 def _borrow(bell: socket.socket, token: bytes) -> tuple[mmap.mmap | None, str]:
     """Receive what was sent before: the memory, or a problem."""
-    bell.settimeout(_HANDOVER_S)
+    deadline = time.monotonic() + _HANDOVER_S
     try:
         while True:
+            bell.settimeout(max(deadline - time.monotonic(), 1e-6))
             said, files, _, _ = socket.recv_fds(bell, _TOKEN_BYTES, 1)
             try:
                 if said == token:  # others of this host can send to the bell, too

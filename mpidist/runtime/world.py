@@ -126,7 +126,7 @@ def _make_world() -> World:
         control=comm.Dup(),
         messages=comm.Dup(),
         node=node,
-        mates=share(node, mates, comm.size, node.bcast(config.credit_bytes)),
+        mates=share(node, mates, comm.size, node.bcast(config.shelf_bytes)),
     )
     node.Barrier()
     start.unlink_shared_memory()  # all ranks of the node have mapped it

@@ -4,7 +4,7 @@ import pytest
 from _cases.jobs import run_job, run_ranks
 
 HEAD = """
-import os, sys, threading
+import os, sys, threading, time
 import numpy as np
 import mpidist as dist
 group = dist.init_process_group()
@@ -41,9 +41,11 @@ def reason_of(ended):
         ("raise ValueError('no such luck')", 1, "ValueError: no such luck", "in worker"),
         ("sys.exit(3)", 3, "sys.exit(3)", ""),
         pytest.param("sys.exit('all is lost')", 1, "sys.exit('all is lost')", "", marks=LONG),
+        ("sys.exit(256)", 1, "sys.exit(256)", ""),
+        pytest.param("sys.exit(np.zeros(2))", 1, "sys.exit(array([0., 0.]))", "", marks=LONG),
         pytest.param("quit(4)", 4, "sys.exit(4)", "", marks=LONG),
     ],
-    ids=["exception", "exit", "text", "quit"],
+    ids=["exception", "exit", "text", "no byte", "array", "quit"],
 )
 def test_one_rank_fails_while_the_other_waits(run, end, status, reason, shown):
     ended = run(f"""
@@ -72,6 +74,34 @@ wait_for_ever()
     assert reason_of(ended).startswith("mpidist: rank 0 on ")
     assert reason_of(ended).endswith("KeyError: 'lost'")
     assert "in worker" in ended.err
+
+
+def test_who_was_served_leaves_the_word_to_who_served(run):
+    ended = run("""
+with dist.open_endpoint() as endpoint:
+    addresses = [None, None]
+    group.all_gather_object(addresses, str(endpoint.address))
+    kept = []
+    def keep(request):
+        kept.append(request)
+        return dist.LATER
+    endpoint.register("a", {"B": keep})
+    if rank == 0:
+        endpoint.serve(lambda: bool(kept))
+    else:
+        work = endpoint.call(addresses[0], "a/B")
+        threading.Thread(target=work.wait).start()
+        while not work.is_completed():
+            endpoint.progress()
+        group.send(np.zeros(1), 0)
+        wait_for_ever()
+group.recv(np.zeros(1), 1)
+time.sleep(0.3)  # one that goes first would have ended the job by now
+raise RuntimeError("why it was closed")
+""")
+    assert ended.status == 1, ended.err
+    assert reason_of(ended).startswith("mpidist: rank 0 on ")
+    assert reason_of(ended).endswith("RuntimeError: why it was closed")
 
 
 def test_exits_that_end_nothing(run):

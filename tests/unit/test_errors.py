@@ -34,6 +34,7 @@ PARENTS = {
     "GroupBrokenError": errors.DistBackendError,
     "DistNetworkError": errors.Error,
     "DistStoreError": errors.Error,
+    "QueueEmptyError": errors.DistStoreError,
     "OpError": errors.Error,
 } | dict.fromkeys(CODES, OpError)
 NAMES = list(PARENTS)
