@@ -46,8 +46,8 @@ class Mailbox:
         self.endpoint.notify(address, "cluster/State", state.SerializeToString())
 
     def receive(self) -> None:
-        """Local. Take in what has arrived; does not wait."""
-        self.endpoint.serve(lambda: True)
+        """Local. Take in what is here; whoever serves an endpoint of this rank brings it."""
+        self.endpoint.handle_arrived()
 
     def _number(self, rank: int) -> int:
         size = self._world.size

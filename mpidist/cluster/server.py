@@ -18,9 +18,10 @@ from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from mpidist.group import ProcessGroup
+from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
+from mpidist.runtime.exits import is_good_end
 from mpidist.window import Bytes
 
 _started: Server | None = None
@@ -188,12 +189,11 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if error is None or (isinstance(error, SystemExit) and is_good_end(error.code)):
             self.stop()
             return
         if isinstance(error, SystemExit) and self._members is not None:
-            code = error.code if isinstance(error.code, int) else 1
-            exits().fail(f"SystemExit({error.code!r})", "", code)
+            exits().fail(f"SystemExit({error.code!r})", "", error.code)
         self._close()  # what is under way may be what failed: it cannot be waited for
 
     # For services, and for the packages built on this one
@@ -303,12 +303,10 @@ class Server:
             if not any(task in self._own_tasks for task in tasks):
                 raise ValueError(f"{self.target} is not in job {job!r}")
             comm = world().comm
+            ranks = list(range(comm.size))
             if self._members is not None:
                 ranks = [self._members.rank_of(task) for task in tasks]
-                group = comm.Get_group().Incl(ranks)
-                self._groups[job] = ProcessGroup(comm.Create_group(group), job)
-            else:
-                self._groups[job] = ProcessGroup(comm.Dup(), job)
+            self._groups[job] = group_of(comm, ranks, job)
         return self._groups[job]
 
     # Inside

@@ -25,8 +25,8 @@ def open_endpoint(protocol: str | None = None, number: int | None = None) -> End
     """Local. An endpoint over the transport that a protocol name means here.
 
     Args:
-        protocol: ``"mpi"``, ``"inproc"``, a TensorFlow name, or None for the default: mpi in a
-            launched world, inproc in a plain process.
+        protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, a TensorFlow name, or None for the default:
+            mpi in a launched world, inproc in a plain process.
         number: Its number; None takes a free one.
 
     Returns:

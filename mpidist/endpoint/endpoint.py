@@ -53,6 +53,7 @@ class Endpoint:
         self._calls = Calls(transport)
         self._services = Services(transport)
         self._closed = False
+        self._address: Address | None = None
         self._number = transport.attach(self, number)
         # For messages. Only the address says where it can be reached, and asking for it may open
         # a port.
@@ -61,12 +62,13 @@ class Endpoint:
 
     @property
     def address(self) -> Address:
-        """Where others reach it."""
-        port = self._transport.listen(self._number)
-        address = Address(self._transport.protocol, self._transport.host(), port)
-        self._name = str(address)
-        self._services.identify(self._number, self._name)
-        return address
+        """Where others reach it; over tcp, CancelledError if it was closed before anybody asked."""
+        if self._address is None or not self._closed:
+            port = self._transport.listen(self._number)
+            self._address = Address(self._transport.protocol, self._transport.host(), port)
+            self._name = str(self._address)
+            self._services.identify(self._number, self._name)
+        return self._address
 
     # Calling
 
@@ -175,6 +177,13 @@ class Endpoint:
             True if ``until`` ended it, False at the deadline or when the endpoint was closed.
         """
         return self._services.serve(until, deadline)
+
+    def handle_arrived(self) -> None:
+        """Local. Handle the requests that are here, and look for no more; for who serves another.
+
+        What arrives for any endpoint of a process is here once one of them has looked.
+        """
+        self._services.handle_arrived()
 
     def serve_in_thread(self) -> None:
         """Local. Handle requests on a thread of their own until :meth:`close`; idempotent."""

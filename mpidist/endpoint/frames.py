@@ -148,6 +148,11 @@ def unpack(frame: Frame, peer: Any) -> tuple[Message, Sequence[int], int | None]
     return message, (), None
 
 
+def is_small(buffers: Sequence[Array]) -> bool:
+    """Local. Whether buffers travel in the first frame."""
+    return not buffers or sum([array.nbytes for array in buffers]) <= _INLINE_BYTES
+
+
 def split(frame: Frame, start: int, sizes: Sequence[int]) -> list[Array]:
     """Local. Views of buffers that lie one behind the other."""
     buffers = []

@@ -34,6 +34,8 @@ BYE: Final = 5
 """Over tcp: the sender closes the connection."""
 THANKS: Final = 6
 """Over tcp: nothing but the settled replies."""
+LENT: Final = 7
+"""Over tcp, after a welcome; the body is a Hello that says whether its memory was found."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -82,7 +84,11 @@ class Transport(Protocol):
         """Local. Deliver messages for ``number``, or a free one, to the endpoint; the number."""
 
     def listen(self, number: int) -> int:
-        """Local. Make sure that others can reach this number; the port of its address."""
+        """Local. Make sure that others can reach this number; the port of its address.
+
+        Raises:
+            CancelledError: The number was detached, and would need a port.
+        """
 
     def detach(self, number: int) -> None:
         """Local. Deliver nothing more to this number."""

@@ -52,6 +52,9 @@ _TESTS = 100
 # A frame ahead of buffers must not become visible after them, as one can that MPI does not send
 # at once.
 _LONGEST_AHEAD = 1024
+# No cache holds more, so that a second copy, from the shelf into the caller's arrays, costs more
+# than is gained: MPI copies once.
+_LARGEST_REPLY = 8 << 20
 _UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
 
 
@@ -77,7 +80,10 @@ class MpiTransport:
         mates = world.mates
         shelves = {rank: Shelf(memory) for rank, memory in mates.sections.items()}
         self._ring, self._flags, self._places = mates.ring, mates.flags, mates.places
-        self._puts = [shelves[world.rank].put if r in shelves else None for r in range(world.size)]
+        put = shelves[world.rank].put if shelves else None
+        put_reply = put and partial(put, limit=_LARGEST_REPLY)
+        self._puts = [put if rank in shelves else None for rank in range(world.size)]
+        self._reply_puts = [put_reply if rank in shelves else None for rank in range(world.size)]
         self._arrivals = Arrivals(self._comm, inbox, self._into, shelves, config.credit_bytes)
         self._doorbell: Doorbell | None = None
         if len(shelves) == world.size:  # nobody else sends
@@ -148,7 +154,8 @@ class MpiTransport:
         """Local. See :class:`Transport`."""
         fork.check_mpi()
         peer = message.peer
-        frame, views = pack(message, self._puts[peer])
+        puts = self._reply_puts if message.kind == REPLY else self._puts
+        frame, views = pack(message, puts[peer])
         isend = self._comm.Isend
         with self._ordering:  # nothing may come between a frame and what follows it
             if len(frame) <= (_LONGEST_AHEAD if views else LONGEST_BYTES):

@@ -1,9 +1,9 @@
-"""Memory through which large buffers travel between the ranks of a node.
+"""Memory through which large buffers travel between processes that share it.
 
 The sender copies them to its shelf, and the receiver uses them where they lie: one copy, made by
 who sends, at the speed of memory. MPI copies once as well, but looks up every page, and the
-receiver, which mostly has more to do, makes the copy. What finds no room goes by MPI; so does what
-no cache holds: a reply's second copy, into the caller's arrays, would cost more than is gained.
+receiver, which mostly has more to do, makes the copy. A socket copies twice. What finds no room
+goes by MPI, or by the socket.
 
 A shelf is a table with a number for each page, and the pages. From when the sender puts a piece
 there the number of its first page is the piece's own, drawn at random, which the frame tells; the
@@ -17,8 +17,10 @@ import mmap
 import os
 import random
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -33,12 +35,18 @@ _MOST_LOOKS = 8  # at pieces, for each that is put there
 _REFUSALS = 16  # after so many, look at all pieces
 _LARGEST_PART = 8  # of all memory
 _ENTRY_BYTES = 4
+_NO_LIMIT = 1 << 62
 _PIECES = 1 << 32
 _MOST_PAGES = 1 << 32
 
 
+# All of this process.
+_shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
+_adding = threading.Lock()
+
+
 class Shelf:
-    """One rank's shelf; the rank itself puts, the others of its node take.
+    """One process's shelf; it puts itself, others take.
 
     Args:
         memory: Flat uint8; at first all zero.
@@ -53,19 +61,22 @@ class Shelf:
         self._arena = Arena(self._pages.nbytes)
         self._lying: deque[int] = deque()
         self._lock = threading.Lock()
-        self._leases = Leases(self._give_back)
         self._kept: set[int] = set()
+        self._leases = Leases(partial(_give_back, self._owners, self._kept))
         self._random = random.Random()  # not the one that scripts seed
         self._refusals = 0
-        os.register_at_fork(before=self._keep)
+        with _adding:
+            _shelves.add(self)
 
-    def put(self, buffers: Sequence[Array]) -> int | None:
+    def put(self, buffers: Sequence[Array], limit: int = _NO_LIMIT) -> int | None:
         """Local. Copy C-contiguous arrays; where they lie, or None if there is no room.
 
-        Nothing that takes more than an eighth of the shelf is put there.
+        Args:
+            buffers: The arrays.
+            limit: Bytes; what is more is not put there, nor what is an eighth of the shelf.
         """
         nbytes = sum([array.nbytes for array in buffers])
-        if nbytes > self._largest:
+        if nbytes > self._largest or nbytes > limit:
             return None
         with self._lock:
             self._clear_away(_MOST_LOOKS)
@@ -117,10 +128,22 @@ class Shelf:
             else:
                 self._arena.free(place)
 
-    def _give_back(self, number: int) -> None:
-        if number not in self._kept:
-            self._owners[number] = 0
-
-    def _keep(self) -> None:
-        """Never give back what is lent now: a child that is forked sees it, too."""
+    def keep(self) -> None:
+        """Local. Never give back what is lent now: a child that is forked sees it, too."""
         self._kept.update(self._leases.lent())
+
+
+def _give_back(owners: memoryview, kept: set[int], number: int) -> None:
+    if number not in kept:
+        owners[number] = 0
+
+
+def _before_fork() -> None:
+    _adding.acquire()  # until it is done: a child must not find it locked by another thread
+    for shelf in list(_shelves):
+        shelf.keep()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_adding.release, after_in_child=_adding.release
+)

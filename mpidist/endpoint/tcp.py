@@ -4,6 +4,7 @@ An endpoint that serves listens at its own port; it begins to when its address i
 endpoints of a process share one connection to each peer. Without a shared secret (MPIDIST_SECRET)
 only this host is spoken to; with one everything is encrypted, and nobody without it gets as far as
 a message. Connections that break come back by themselves, unless the peer is away for too long.
+Large buffers between processes of one host that see each other travel through shared memory.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from mpidist.endpoint.doorbell import Doorbell
 from mpidist.endpoint.message import Message
 from mpidist.endpoint.tcp_link import Link
 from mpidist.endpoint.tcp_listener import Listener
+from mpidist.endpoint.tcp_shelves import Shelves
 from mpidist.endpoint.tcp_wire import keep_freed_memory
-from mpidist.errors import DistNetworkError, PermissionDeniedError
+from mpidist.errors import CancelledError, DistNetworkError, PermissionDeniedError
 from mpidist.runtime import fork
 
 if TYPE_CHECKING:
@@ -84,18 +86,20 @@ class TcpTransport:
     def listen(self, number: int) -> int:
         """Local. See :class:`Transport`; the port that is listened at from now on."""
         with self._sockets:
+            if number not in self._endpoints:
+                raise CancelledError(f"endpoint number {number} over tcp is closed: it has no port")
             return self._listen(number, None).port
 
     def detach(self, number: int) -> None:
         """Local. See :class:`Transport`."""
         with self._sockets:
             self._endpoints.pop(number, None)
+            if not self._endpoints:  # before the listener: this process may have called itself
+                self._close_links()
             listener = self._listeners.pop(number, None)
             if listener is not None:
                 self._doorbell.ignore(listener.descriptor)
                 listener.close()
-            if not self._endpoints:
-                self._close_links()
 
     def host(self) -> str:
         """Local. The name of this host, or ``localhost`` where only that is listened to."""
@@ -115,7 +119,7 @@ class TcpTransport:
                 if link is not None:
                     self._close_link(self._links.pop(key))
                 try:
-                    link = Link(self._context, self._keys, *key, self._process)
+                    link = Link(self._context, self._keys, *key, self._process, _new_shelves())
                 except zmq.ZMQError as error:
                     raise DistNetworkError(f"cannot connect to {address}: {error}") from None
                 self._links[key] = link
@@ -185,7 +189,7 @@ class TcpTransport:
     def _listen(self, number: int, port: int | None) -> Listener:
         listener = self._listeners.get(number)
         if listener is None:
-            listener = Listener(self._context, self._keys, port, self._process)
+            listener = Listener(self._context, self._keys, port, self._process, _new_shelves)
             self._listeners[number] = listener
             self._doorbell.watch(listener.descriptor)
         return listener
@@ -224,6 +228,10 @@ class TcpTransport:
     def _close_link(self, link: Link) -> None:
         self._doorbell.ignore(link.descriptor)
         link.close()
+
+
+def _new_shelves() -> Shelves:
+    return Shelves(config.shelf_bytes)
 
 
 def _is_loopback(host: str) -> bool:

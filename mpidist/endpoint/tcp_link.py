@@ -12,8 +12,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mpidist.endpoint.curve import Keys
-from mpidist.endpoint.frames import BadFrameError
-from mpidist.endpoint.message import BYE, HELLO, REPLY, REQUEST, THANKS, WELCOME, Message
+from mpidist.endpoint.frames import BadFrameError, is_small
+from mpidist.endpoint.message import BYE, HELLO, LENT, REPLY, REQUEST, THANKS, WELCOME, Message
+from mpidist.endpoint.tcp_shelves import Shelves
 from mpidist.endpoint.tcp_wire import (
     GRACE_S,
     frames_of,
@@ -22,6 +23,8 @@ from mpidist.endpoint.tcp_wire import (
     is_readable,
     message_of,
     new_socket,
+    receive_frames,
+    send_frames,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,15 +46,23 @@ class Link:
         host: Of the peer.
         port: Of the peer.
         own: This process's random name.
+        shelves: For large buffers, if the peer is on this host.
 
     Attributes:
         loss: Why no reply can come any more; None as long as one can.
     """
 
     def __init__(
-        self, context: zmq.Context[Any], keys: Keys | None, host: str, port: int, own: bytes
+        self,
+        context: zmq.Context[Any],
+        keys: Keys | None,
+        host: str,
+        port: int,
+        own: bytes,
+        shelves: Shelves,
     ) -> None:
         self._own = own
+        self._shelves = shelves
         self._server: bytes | None = None
         self._unanswered: dict[int, Message] = {}
         self._settled: list[int] = []
@@ -91,9 +102,9 @@ class Link:
         """Local. Replies that have arrived."""
         replies = []
         while self.loss is None and is_readable(self._socket):
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames = receive_frames(self._socket)
             try:
-                message = message_of(frames, self)
+                message = message_of(frames, self, self._shelves.take)
                 if message.kind == WELCOME:
                     self._welcomed(message)
             except BadFrameError as error:
@@ -104,7 +115,7 @@ class Link:
             elif message.kind == REPLY and self._unanswered.pop(message.id, None) is not None:
                 replies.append(message)
                 self._settled.append(message.id)
-                if len(frames) > 1:  # the server keeps large ones until then
+                if not is_small(message.buffers):  # the server keeps large ones until then
                     self.send(Message(THANKS))
         return replies
 
@@ -132,23 +143,31 @@ class Link:
 
     def close(self) -> None:
         """Local. Say goodbye, and close the socket once what was sent is on its way."""
-        self._transmit(Message(BYE))
+        self.receive()  # perhaps the other side has said goodbye, too: then nobody listens
+        self.look_for_losses()
+        if self.loss is None:
+            self._transmit(Message(BYE))
         self._socket.disable_monitor()
         self._monitor.close(0)
         gone = self.loss is not None or self._broken_at is not None
         self._socket.close(0 if gone else None)
+        self._shelves.close()
 
     def _hello(self) -> None:
-        self._transmit(hello_message(HELLO, self._own))
+        self._transmit(hello_message(HELLO, self._own, self._shelves.offer()))
 
     def _welcomed(self, message: Message) -> None:
         if message.failure is not None:
             self.loss = message.failure.message
             return
-        server = hello_of(message).process
-        if self._server not in (None, server):
+        said = hello_of(message)
+        if self._server not in (None, said.process):
             self.loss = "the server was started anew; what it was asked may or may not be done"
-        self._server = server
+        self._server = said.process
+        self._shelves.settle(said)
+        found = self._shelves.accept(said.memory)
+        if said.HasField("memory"):
+            self._transmit(hello_message(LENT, self._own, None, said.memory.token, found))
 
     def _resume(self) -> None:
         self._hello()
@@ -157,4 +176,4 @@ class Link:
 
     def _transmit(self, message: Message) -> None:
         with suppress(zmq.Again):  # after a refusal there is no connection, and nothing to say
-            self._socket.send_multipart(frames_of(message), zmq.NOBLOCK, copy=False)
+            send_frames(self._socket, frames_of(message, self._shelves.put))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,18 @@ from zmq.utils.monitor import recv_monitor_message
 from mpidist.endpoint.answers import Answers
 from mpidist.endpoint.curve import Keys
 from mpidist.endpoint.frames import BadFrameError
-from mpidist.endpoint.message import BYE, HELLO, NOTICE, REPLY, REQUEST, WELCOME, Message
+from mpidist.endpoint.message import (
+    BYE,
+    HELLO,
+    LENT,
+    NOTICE,
+    REPLY,
+    REQUEST,
+    WELCOME,
+    Array,
+    Message,
+)
+from mpidist.endpoint.tcp_shelves import Shelves
 from mpidist.endpoint.tcp_wire import (
     GRACE_S,
     PROTOCOL,
@@ -25,12 +37,15 @@ from mpidist.endpoint.tcp_wire import (
     is_readable,
     message_of,
     new_socket,
+    receive_frames,
+    send_frames,
 )
 from mpidist.errors import DistNetworkError, FailedPreconditionError
 
 logger = logging.getLogger(__name__)
 
 _UNBIND_MS = 1000
+_GONE = float("-inf")  # when a client was lost that said goodbye
 
 
 @dataclass
@@ -41,11 +56,13 @@ class Client:
         process: Its own random name.
         handle: Descriptor of its connection, as the socket's monitor names it.
         answers: To its requests, which it may send again.
+        shelves: For large buffers, if it is on this host.
         lost_at: When its connection broke, if it has not come back.
     """
 
     process: bytes
     handle: int
+    shelves: Shelves
     answers: Answers = field(default_factory=Answers)
     lost_at: float | None = None
 
@@ -58,6 +75,7 @@ class Listener:
         keys: Guard it, and let it listen to other hosts; without them it listens to this one only.
         port: To bind; None takes a free one.
         own: This process's random name.
+        new_shelves: Makes those of a client.
 
     Attributes:
         port: That it is bound to.
@@ -68,9 +86,15 @@ class Listener:
     """
 
     def __init__(
-        self, context: zmq.Context[Any], keys: Keys | None, port: int | None, own: bytes
+        self,
+        context: zmq.Context[Any],
+        keys: Keys | None,
+        port: int | None,
+        own: bytes,
+        new_shelves: Callable[[], Shelves],
     ) -> None:
         self.closed = False
+        self._new_shelves = new_shelves
         self._own = own
         self._clients: dict[bytes, Client] = {}
         self._reported = False
@@ -106,7 +130,7 @@ class Listener:
         """Local. Requests and notices that have arrived; answers hellos and repeated requests."""
         messages = []
         while is_readable(self._socket):
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames = receive_frames(self._socket)
             try:
                 message = self._message(frames)
             except BadFrameError as error:
@@ -121,7 +145,8 @@ class Listener:
         client = self._clients.get(name)
         if client is not None and message.kind == REPLY:
             client.answers.store(message.id, message)
-        self._socket.send_multipart([name, *frames_of(message)], copy=False)
+        put = None if client is None else client.shelves.put
+        send_frames(self._socket, [name, *frames_of(message, put)])
 
     def process_of(self, name: bytes) -> str:
         """Local. What a client is called in events."""
@@ -147,11 +172,13 @@ class Listener:
         """Local. Tell the clients, and close the socket once what was sent is on its way."""
         self.closed = True
         for name in self._clients:
-            self._socket.send_multipart([name, *frames_of(Message(BYE))])
+            send_frames(self._socket, [name, *frames_of(Message(BYE))])
         self._free_port()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
+        for client in self._clients.values():
+            client.shelves.close()
 
     def _free_port(self) -> None:
         """Wait until the port can be bound again, which another thread sees to."""
@@ -165,21 +192,26 @@ class Listener:
         name = frames[0].bytes
         if len(frames) < 2:
             raise BadFrameError("no frame came with the name")
-        message = message_of(frames[1:], (self, name))
+        client = self._clients.get(name)
+        take = _nothing_lent if client is None else client.shelves.take
+        message = message_of(frames[1:], (self, name), take)
         if message.kind == HELLO:
             self._welcome(name, message, frames[1].get(zmq.SRCFD))
             return None
-        client = self._clients.get(name)
         if client is None:
             if message.kind == REQUEST:
                 unknown = FailedPreconditionError("this connection has not said hello")
                 self.send(name, failed(message, unknown))
             return None
+        if client.lost_at == _GONE:  # it has said goodbye
+            return None
         client.lost_at = None
         client.answers.settle(message.settled)
         if message.kind == BYE:
-            client.lost_at = float("-inf")
+            client.lost_at = _GONE
             return None
+        if message.kind == LENT:
+            client.shelves.settle(hello_of(message))
         if message.kind not in (REQUEST, NOTICE):
             return None
         if message.kind == NOTICE or client.answers.admit(message.id):
@@ -191,16 +223,24 @@ class Listener:
 
     def _welcome(self, name: bytes, hello: Message, handle: int) -> None:
         said = hello_of(hello)
-        welcome = hello_message(WELCOME, self._own)
         if said.protocol != PROTOCOL:
             error = FailedPreconditionError(
                 f"the server speaks protocol {PROTOCOL} and the client {said.protocol} (mpidist "
                 f"{said.version}): install the same version of mpidist on both sides"
             )
+            welcome = hello_message(WELCOME, self._own)
             welcome.failure = failed(hello, error).failure
         else:
-            client = self._clients.setdefault(name, Client(said.process, handle))
+            client = self._clients.get(name)
+            if client is None:
+                client = Client(said.process, handle, self._new_shelves())
+                self._clients[name] = client
             client.handle, client.lost_at = handle, None
+            shelves = client.shelves
+            shelves.close()  # of a connection before
+            found = shelves.accept(said.memory)
+            own = shelves.offer() if found else None
+            welcome = hello_message(WELCOME, self._own, own, said.memory.token, found)
         self.send(name, welcome)
 
     def _report(self, frames: list[zmq.Frame], error: BadFrameError) -> None:
@@ -208,3 +248,7 @@ class Listener:
         self._reported = True  # whoever sends garbage sends much of it
         origin = frames[0].bytes.hex()
         logger.log(level, "tcp port %d: client %s sent no message: %s", self.port, origin, error)
+
+
+def _nothing_lent(place: int, sizes: Sequence[int]) -> list[Array]:
+    raise BadFrameError("a client that has not said hello has lent no memory")

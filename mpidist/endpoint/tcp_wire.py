@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import zmq
 from google.protobuf.message import DecodeError
 
 from mpidist.config import distribution_version
-from mpidist.endpoint.frames import BadFrameError, pack, unpack
+from mpidist.endpoint.frames import BadFrameError, Put, pack, unpack
 from mpidist.endpoint.message import REPLY, Array, Message
 from mpidist.errors import OpError
-from mpidist.proto.mpidist_pb2 import Failure, Hello
+from mpidist.proto.mpidist_pb2 import Failure, Hello, Memory
 
 # Of the messages and frames; raised by a change that the other side would not understand.
-PROTOCOL = 2
+PROTOCOL = 3
+
+Take = Callable[[int, Sequence[int]], list[Array]]
+"""Gives the buffers of some sizes that lie somewhere in shared memory; BadFrameError if not."""
 
 # How long a broken connection may take to come back before its other end counts as lost.
 GRACE_S = 5.0
@@ -29,6 +32,12 @@ _SILENCE_MS = 5000
 _CONNECT_MS = 1000
 # Larger buffers are cut: ZeroMQ takes a frame that needs longer than that for a dead network.
 _PIECE_BYTES = 16 << 20
+
+# As plain numbers: to combine pyzmq's enumerations takes longer than to ask ZeroMQ.
+_EVENTS = int(zmq.EVENTS)
+_READABLE = int(zmq.POLLIN)
+_MORE = int(zmq.SNDMORE)
+_NOW = int(zmq.NOBLOCK)
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -63,17 +72,53 @@ def new_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
 
 def is_readable(socket: zmq.Socket[Any]) -> bool:
     """Local. Whether a message can be received without waiting."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return cast("int", socket.getsockopt(_EVENTS)) & _READABLE != 0
 
 
-def hello_message(kind: int, process: bytes) -> Message:
-    """Local. A HELLO or WELCOME of this process."""
+def send_frames(socket: zmq.Socket[Any], frames: Sequence[bytes | memoryview]) -> None:
+    """Local. Send frames as one message; large ones are not copied.
+
+    Raises:
+        zmq.Again: There is nobody to send to.
+    """
+    last = len(frames) - 1
+    for number, frame in enumerate(frames):
+        socket.send(frame, _NOW if number == last else _NOW | _MORE, copy=False)
+
+
+def receive_frames(socket: zmq.Socket[Any]) -> list[zmq.Frame]:
+    """Local. The frames of a message that has arrived."""
+    frames = [socket.recv(_NOW, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOW, copy=False))
+    return frames
+
+
+def hello_message(
+    kind: int,
+    process: bytes,
+    memory: Memory | None = None,
+    offered: bytes = b"",
+    borrowed: bool = False,
+) -> Message:
+    """Local. A HELLO, WELCOME or LENT of this process.
+
+    Args:
+        kind: Which of them.
+        process: Its random name.
+        memory: That it lends to the other side.
+        offered: Token of the memory that the other side lends.
+        borrowed: Whether this process has found that.
+    """
     hello = Hello(protocol=PROTOCOL, version=distribution_version(), process=process)
+    hello.offered, hello.borrowed = offered, borrowed
+    if memory is not None:
+        hello.memory.CopyFrom(memory)
     return Message(kind, body=hello.SerializeToString())
 
 
 def hello_of(message: Message) -> Hello:
-    """Local. What a HELLO or WELCOME says.
+    """Local. What a HELLO, WELCOME or LENT says.
 
     Raises:
         BadFrameError: It cannot be read.
@@ -90,9 +135,14 @@ def failed(request: Message, error: OpError) -> Message:
     return Message(REPLY, request.id, request.sender, failure=failure)
 
 
-def frames_of(message: Message) -> list[bytes | memoryview]:
-    """Local. What a message is sent as."""
-    first, views = pack(message)
+def frames_of(message: Message, put: Put | None = None) -> list[bytes | memoryview]:
+    """Local. What a message is sent as.
+
+    Args:
+        message: The message.
+        put: See :data:`Put`; takes large buffers, or leaves them to the frames.
+    """
+    first, views = pack(message, put)
     pieces = [
         view[start : start + _PIECE_BYTES] for view in views for start in _starts(view.nbytes)
     ]
@@ -104,19 +154,23 @@ def array_of(frame: zmq.Frame) -> Array:
     return np.frombuffer(frame.buffer, np.uint8) if len(frame) else np.empty(0, np.uint8)
 
 
-def message_of(frames: Sequence[zmq.Frame], peer: Any) -> Message:
-    """Local. The message that frames make; large buffers may be cut.
+def message_of(frames: Sequence[zmq.Frame], peer: Any, take: Take) -> Message:
+    """Local. The message that frames make; large buffers may be cut, or lie elsewhere.
 
     Args:
         frames: At least one; buffers become views of them.
         peer: Whom they came from.
+        take: Gives the buffers that lie in shared memory.
 
     Raises:
         BadFrameError: They make none.
     """
     message, sizes, place = unpack(frames[0].buffer, peer)
     if place is not None:
-        raise BadFrameError("its buffers are said to lie in shared memory")
+        if len(frames) > 1:
+            raise BadFrameError("its buffers cannot both follow and lie in shared memory")
+        message.buffers = take(place, sizes)
+        return message
     here = [len(frame) for frame in frames[1:]]
     # No endless list for absurd sizes.
     if sum(here) != sum(sizes) or here != _pieces_of(sizes):

@@ -109,14 +109,30 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "process")
+    __slots__ = ("protocol", "version", "process", "memory", "offered", "borrowed")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    BORROWED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     process: bytes
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., process: _Optional[bytes] = ...) -> None: ...
+    memory: Memory
+    offered: bytes
+    borrowed: bool
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., process: _Optional[bytes] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., offered: _Optional[bytes] = ..., borrowed: bool = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("pid", "descriptor", "token")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    descriptor: int
+    token: bytes
+    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class TaskState(_message.Message):
     __slots__ = ("job", "task", "state", "cluster_digest", "rank")

@@ -77,7 +77,7 @@ def test_serving_on_the_main_thread(world):
 
 @pytest.mark.ranks(2)
 def test_request_to_an_endpoint_that_opens_later(world):
-    number = 1000 * world.size  # of rank 0, and not used before
+    number = 1_000_000 * world.size  # of rank 0, and not used before
     if world.rank == 1:
         with open_endpoint() as endpoint:
             host = endpoint.address.host
@@ -105,7 +105,7 @@ def test_request_to_an_endpoint_that_opens_later(world):
 
 @pytest.mark.ranks(2)
 def test_request_to_an_endpoint_that_was_closed(world):
-    number = 2000 * world.size
+    number = 2_000_000 * world.size
     with open_endpoint() as endpoint:
         if world.rank == 0:
             open_endpoint(number=number).close()
@@ -225,6 +225,31 @@ def test_cases_as_between_nodes(tmp_path):
     ended = run_ranks(tmp_path, 2, source, timeout_s=60, env={"PYTHONPATH": tests})
     assert ended.status == 0, ended.err
     assert f"all {len(CASES)}" in ended.out
+
+
+def test_large_buffers_where_mpi_cannot_read_the_memory_of_others(tmp_path):
+    """A frame that MPI does not send at once must not come after the buffers behind it."""
+    source = """
+        from _cases.endpoints import Service, case_long_bodies_ahead_of_large_buffers as case
+        from mpidist import open_endpoint
+        from mpidist.runtime import world
+        comm = world().comm
+        with open_endpoint("mpi") as endpoint:
+            address = comm.bcast(str(endpoint.address))
+            Service(endpoint)
+            if comm.rank == 0:
+                endpoint.serve_in_thread()
+            else:
+                case(endpoint, address, b"")
+            comm.Barrier()
+    """
+    env = {
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "MPIR_CVAR_CH4_CMA_ENABLE": "0",
+        "OMPI_MCA_smsc": "^cma,xpmem",
+    }
+    ended = run_ranks(tmp_path, 2, source, timeout_s=90, env=env)
+    assert ended.status == 0, ended.err
 
 
 def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):

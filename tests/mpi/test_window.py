@@ -216,3 +216,18 @@ def test_sizes_that_cannot_be(world, kind):
         kind(world, 10.5)
     with pytest.raises(errors.ResourceExhaustedError):
         kind(world, 1 << 60)
+
+
+@pytest.mark.ranks(1, 2)
+def test_shared_memory_is_zero_at_first(world):
+    """Also that of a rank alone, whose heap is full of what was there before."""
+    from mpi4py import MPI
+
+    rubbish = [np.full(1 << 16, 255, np.uint8) for _ in range(50)]
+    del rubbish
+    window = Window.shared(MPI.COMM_SELF, 1 << 16)
+    assert not window.local.any()
+    window.add(0, 0, np.ones(2, np.float16))
+    assert list(window.local[:4].view(np.float16)) == [1, 1]
+    assert window.fetch_add(0, 8, 3) == 0
+    window.free()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.endpoint import shelf
 from mpidist.endpoint.frames import BadFrameError
 from mpidist.endpoint.shelf import Shelf
 
@@ -46,6 +47,27 @@ def test_a_piece_is_kept_as_long_as_one_view_of_it():
     del view
     gc.collect()
     assert page(ours.put(data)) == page(places[3])
+
+
+def test_a_child_finds_no_lock_of_another_thread():
+    over = threading.Event()
+
+    def hold():
+        while not over.is_set():
+            with shelf._adding:
+                over.wait(0.001)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                os._exit(0 if shelf._adding.acquire(timeout=5) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        over.set()
+        holder.join()
 
 
 def test_what_takes_too_large_a_part():

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ from _cases.footprint import resident
 from _cases.garbage import frames_of
 from _cases.proxy import Proxy
 
-from mpidist import Address, DistNetworkError, Endpoint, errors, open_endpoint
-from mpidist.endpoint import tcp_link, tcp_listener
+from mpidist import Address, DistNetworkError, Endpoint, Reply, errors, open_endpoint
+from mpidist.config import config
+from mpidist.endpoint import tcp, tcp_link, tcp_listener, tcp_shelves
 from mpidist.endpoint.frames import pack, unpack
-from mpidist.endpoint.message import HELLO, REQUEST, WELCOME, Message
+from mpidist.endpoint.message import BYE, HELLO, LENT, REQUEST, THANKS, WELCOME, Message
 from mpidist.endpoint.tcp import TcpTransport
-from mpidist.endpoint.tcp_wire import hello_message
-from mpidist.proto.mpidist_pb2 import Hello
+from mpidist.endpoint.tcp_wire import PROTOCOL, hello_message, hello_of
+from mpidist.proto.mpidist_pb2 import Hello, Memory
 
 
 @pytest.fixture
@@ -47,6 +50,12 @@ def proxy(pair):
     made = Proxy(pair[0].address.port)
     yield made
     made.close()
+
+
+@pytest.fixture
+def between_hosts(monkeypatch):
+    """Nothing is shared: everything goes by the sockets."""
+    monkeypatch.setattr(tcp_shelves, "borrow", lambda offer: None)
 
 
 @pytest.fixture
@@ -82,7 +91,7 @@ def test_an_endpoint_that_calls_itself(transports, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
-def test_with_a_secret(case):
+def test_with_a_secret(case, between_hosts):
     transports = [TcpTransport("a secret"), TcpTransport("a secret")]
     with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
         Service(server)
@@ -166,7 +175,7 @@ def test_a_connection_that_breaks_comes_back_and_nothing_is_done_twice(pair, pro
 
 
 @pytest.mark.parametrize("kept", [10, 1000, 100_000])
-def test_a_connection_that_breaks_inside_a_payload(pair, proxy, kept):
+def test_a_connection_that_breaks_inside_a_payload(between_hosts, pair, proxy, kept):
     _, client = pair
     address = Address("tcp", "localhost", proxy.port)
     ask(client, address, "Echo", b"hello")
@@ -175,6 +184,139 @@ def test_a_connection_that_breaks_inside_a_payload(pair, proxy, kept):
     reply = client.call(address, "test/Echo", b"x", [data]).result(LIMIT_S)
     np.testing.assert_array_equal(reply.buffers[0], data)
     assert proxy.connections == 2
+
+
+def lies_on_shelf(array):
+    """Whether an array lies in memory that processes share."""
+    start = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(word, 16) for word in line.split()[0].split("-"))
+        if first <= start < last:
+            return "memfd:mpidist-shelf" in line
+    raise AssertionError(f"{start:#x} is not mapped")
+
+
+def shelved(request):
+    """Tell whether each buffer lies on a shelf, and give the buffers back."""
+    return Reply(bytes(map(lies_on_shelf, request.buffers)), request.buffers)
+
+
+@pytest.mark.parametrize("secret", [None, "a secret"])
+def test_large_buffers_need_no_socket(secret):
+    transports = [TcpTransport(secret), TcpTransport(secret)]
+    with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
+        Service(server)
+        server.register("shelf", {"Lies": shelved})
+        address = Address("tcp", "127.0.0.1", server.address.port)
+        server.serve_in_thread()
+        ask(client, address, "Echo", b"whoever comes first meets no shelf")
+        data = [pattern(100_000), pattern(5), np.zeros((0, 3)), np.ones((30, 70))]
+        into = [np.zeros(array.nbytes, np.uint8) for array in data]
+        for target in (None, into):
+            work = client.call(address, "shelf/Lies", b"", data, into=target)
+            reply = work.result(LIMIT_S)
+            assert reply.body == bytes([1, 1, 1, 1])
+            for got, sent in zip(reply.buffers, data, strict=True):
+                assert lies_on_shelf(got) == (target is None)
+                np.testing.assert_array_equal(got, sent.reshape(-1).view(np.uint8))
+        small = client.call(address, "shelf/Lies", b"", [pattern(16_384)]).result(LIMIT_S)
+        assert small.body == b"\0"
+        assert not lies_on_shelf(small.buffers[0])
+    kept = reply.buffers[0].copy()
+    for transport in transports:
+        transport.close()
+    np.testing.assert_array_equal(reply.buffers[0], kept)
+
+
+def test_what_finds_no_room_goes_by_the_socket(pair, monkeypatch):
+    monkeypatch.setattr(tcp, "config", replace(config, credit_bytes=16 << 10))  # a piece is 8 KiB
+    server, client = pair
+    server.register("shelf", {"Lies": shelved})
+    ask(client, server.address, "Echo", b"hello")
+    reply = client.call(server.address, "shelf/Lies", b"", [pattern(20_000)]).result(LIMIT_S)
+    assert reply.body == b"\0"
+    monkeypatch.setattr(tcp, "config", replace(config, credit_bytes=1 << 20))  # 512 KiB
+    other = Address("tcp", "127.0.0.1", server.address.port)  # another connection
+    ask(client, other, "Echo", b"hello")
+    data = pattern(400_000)
+    kept = [client.call(other, "shelf/Lies", b"", [data]).result(LIMIT_S) for _ in range(20)]
+    assert {reply.body for reply in kept} == {b"\1"}  # requests are given back, replies are kept
+    assert {lies_on_shelf(reply.buffers[0]) for reply in kept} == {True, False}
+    for reply in kept:
+        np.testing.assert_array_equal(reply.buffers[0], data)
+
+
+def test_large_buffers_over_connections_that_break(pair, proxy):
+    """What was lost with a connection is sent again; its memory goes with the connection."""
+    _, client = pair
+    address = Address("tcp", "localhost", proxy.port)
+    rng = random.Random(2)
+    ask(client, address, "Echo", b"hello")
+    memory, works = resident(), []
+    for number in range(300):
+        data = np.full(200_000, number % 251, np.uint8)
+        works.append((data, client.call(address, "test/Echo", b"%d" % number, [data])))
+        if len(works) > 5:
+            check_echo(*works.pop(rng.randrange(len(works))))
+        if rng.random() < 0.05:
+            proxy.cut()
+    for work in works:
+        check_echo(*work)
+    assert proxy.connections > 3
+    assert resident() - memory < 64 << 20
+
+
+def check_echo(data, work):
+    np.testing.assert_array_equal(work.result(LIMIT_S).buffers[0], data)
+
+
+LENDER = """
+import os, sys, numpy as np
+from mpidist import Reply, open_endpoint
+server = open_endpoint("tcp")
+server.register("test", {"Give": lambda request: Reply(b"", [np.full(1 << 20, 5, np.uint8)])})
+print(server.address, flush=True)
+server.serve_in_thread()
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_server_has_sent_stays(transports, short_grace):
+    with Endpoint(transports[1]) as client:
+        command = [sys.executable, "-c", LENDER]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, **pipes) as server:
+            address = server.stdout.readline().decode().strip()
+            client.call(address, "test/Give").wait(LIMIT_S)
+            reply = client.call(address, "test/Give").result(LIMIT_S)
+            server.kill()
+        assert lies_on_shelf(reply.buffers[0])
+        assert (reply.buffers[0] == 5).all()
+        with pytest.raises(errors.UnavailableError):
+            client.call(address, "test/Give").wait(LIMIT_S)
+        assert (reply.buffers[0] == 5).all()
+
+
+def test_whoever_lies_about_a_shelf(pair):
+    """Is heard no more than other garbage is."""
+    server, client = pair
+    for offer in (Memory(pid=1, descriptor=1, token=b"x"), Memory(pid=os.getpid(), descriptor=0)):
+        context, stranger = raw_socket(server)
+        stranger.send(pack(hello_message(HELLO, b"p" * 16, offer))[0])
+        welcome = hello_of(unpack(stranger.recv(), None)[0])
+        assert not welcome.borrowed
+        assert not welcome.HasField("memory")
+        stranger.send(pack(hello_message(LENT, b"p" * 16, None, offer.token, True))[0])
+        there = pack(
+            Message(REQUEST, 5, method="test/Count", buffers=[pattern(50_000)]), lambda b: 9
+        )
+        stranger.send(there[0])
+        stranger.send_multipart([there[0], b"x"])
+        stranger.send(pack(Message(REQUEST, 6, method="test/Count"))[0])
+        assert unpack(stranger.recv(), None)[0].id == 6
+        context.destroy(0)
+    assert server.service.counter == 2
+    assert ask(client, server.address, "Echo", b"x").body == b"x"
 
 
 def test_a_connection_that_stays_away(pair, proxy, short_grace):
@@ -213,6 +355,21 @@ def test_a_client_that_says_goodbye(pair, transports):
     client.close()  # the last endpoint of its process
     wait_until(lambda: lost)
     assert lost == processes == [transports[1]._process.hex()]
+
+
+def test_nothing_is_heard_after_a_goodbye(pair):
+    server, _ = pair
+    lost = []
+    server.on_peer_lost(lost.append)
+    context, stranger = raw_socket(server)
+    stranger.send(pack(hello_message(HELLO, b"p" * 16))[0])
+    stranger.recv()
+    for kind in (BYE, LENT, THANKS, REQUEST):
+        stranger.send(pack(Message(kind, 5, method="test/Count"))[0])
+    wait_until(lambda: lost)
+    assert lost == [(b"p" * 16).hex()]
+    assert server.service.counter == 0
+    context.destroy(0)
 
 
 def test_a_server_that_was_started_anew(transports):
@@ -292,7 +449,8 @@ def test_another_version_is_refused(pair):
     hello.body = Hello(protocol=99, version="9.9").SerializeToString()
     stranger.send(pack(hello)[0])
     welcome = unpack(stranger.recv(), None)[0]
-    assert "protocol 2 and the client 99 (mpidist 9.9)" in welcome.failure.message
+    expected = f"protocol {PROTOCOL} and the client 99 (mpidist 9.9)"
+    assert expected in welcome.failure.message
     context.destroy(0)
 
 
@@ -310,7 +468,7 @@ def test_a_hello_that_cannot_be_read(pair):
 
 def test_a_client_of_another_version_is_told(pair, monkeypatch):
     server, client = pair
-    monkeypatch.setattr(tcp_listener, "PROTOCOL", 3)
+    monkeypatch.setattr(tcp_listener, "PROTOCOL", PROTOCOL + 1)
     with pytest.raises(errors.UnavailableError, match="install the same version of mpidist on bo"):
         client.call(server.address, "test/Echo").wait(LIMIT_S)
 
@@ -351,7 +509,8 @@ def descriptors():
 
 def test_a_thousand_clients_leave_nothing(pair, transports):
     server, client = pair
-    ask(client, server.address, "Echo", b"warm")
+    for _ in range(2):  # hellos and what follows them have arrived after the second
+        ask(client, server.address, "Echo", b"warm")
     before = descriptors()
     clients = [Endpoint(transports[1]) for _ in range(1000)]
     assert descriptors() == before
@@ -389,3 +548,13 @@ def test_a_server_is_not_flooded(pair, monkeypatch):
     while not all(work.is_completed() for work in works):
         address = Address("tcp", "127.0.0.1", server.address.port)  # another connection
         released += int(ask(client, address, "Release", b"k").body or 0)
+
+
+def test_the_address_of_a_closed_endpoint_opens_nothing():
+    asked, silent = open_endpoint("tcp"), open_endpoint("tcp")
+    address = asked.address
+    for endpoint in (asked, silent):
+        endpoint.close()
+    assert asked.address == address
+    with pytest.raises(errors.CancelledError, match="is closed"):
+        _ = silent.address

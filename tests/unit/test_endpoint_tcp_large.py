@@ -5,7 +5,7 @@ import pytest
 from _cases.endpoints import Service, ask, pattern
 
 from mpidist import Address, Endpoint, Reply
-from mpidist.endpoint import tcp_wire
+from mpidist.endpoint import tcp_shelves, tcp_wire
 from mpidist.endpoint.tcp import TcpTransport
 
 SIZE = (2 << 30) + 12_345
@@ -45,6 +45,7 @@ def test_large(secret, direction):
 
 def test_buffers_that_travel_in_pieces(monkeypatch):
     monkeypatch.setattr(tcp_wire, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(tcp_shelves, "borrow", lambda offer: None)
     transports = [TcpTransport(None), TcpTransport(None)]
     with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
         Service(server)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
 import threading
 from collections.abc import Callable, Iterator
 from operator import index
@@ -13,27 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.arena import SHARED_MEMORY, shared_memory_space
 from mpidist.arrays import host_view
-from mpidist.errors import FailedPreconditionError, ResourceExhaustedError
+from mpidist.errors import FailedPreconditionError
 from mpidist.runtime import Backoff, fork, together
+from mpidist.window import memory
+from mpidist.window.memory import Bytes, Memory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = NDArray[Any]
-Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 1 << 20
 _MOST_CHUNKS = 32  # under way at once; some MPI libraries fail with more than some hundred
-
-_OWN_BYTES = 1 << 16  # what MPI takes beside the parts, and a page a rank
-
-# Address space without a promise of memory: Linux refuses promises larger than what it has.
-# Python names the flag from 3.13 on.
-_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-# Behind each rank's part lies a word that is 1 while somebody adds numbers unknown to MPI.
-_LOCK_BYTES = 64
 # Type characters of the numbers that MPI adds by itself.
 _ADDED_BY_MPI = frozenset("bBhHiIlLqQfdgFDG")
 
@@ -52,25 +42,17 @@ class Window:
     Make one by :meth:`shared`, :meth:`rma` or :meth:`private`.
 
     Args:
-        sizes: Bytes of each rank's part.
-        own: Which part is this rank's.
-        parts: The parts that this process has mapped, by rank.
-        win: MPI's window, or None for private memory.
+        parts: The memory.
     """
 
-    def __init__(
-        self, sizes: list[int], own: int, parts: dict[int, Bytes], win: MPI.Win | None
-    ) -> None:
-        self._sizes = sizes
-        self._own = own
-        self._parts = parts
-        self._win = win
+    def __init__(self, parts: Memory) -> None:
+        self._sizes, self._own, self._parts, self._win = parts
         self._freed = False
         self._adding = threading.Lock()
 
     @classmethod
     def shared(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
-        """Collective over ``comm``. Map the memory of all its ranks.
+        """Collective over ``comm``. Map the memory of all its ranks; it is zero.
 
         The memory is sparse: a page is taken from /dev/shm when it is first written, and a process
         that writes when there is none left is killed. An Arena over it asks first.
@@ -85,42 +67,11 @@ class Window:
         Raises:
             ResourceExhaustedError: /dev/shm has no room for it, or MPI cannot allocate it.
         """
-        _check_size(nbytes)
-        with together("Window.shared", comm.Get_group()):
-            return cls._make_shared(comm, nbytes)
-
-    @classmethod
-    def _make_shared(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
-        from mpi4py import MPI
-
-        sizes = comm.allgather(nbytes)
-        parts_bytes = [_with_lock(size) for size in sizes]
-        needed = sum(parts_bytes) + _OWN_BYTES + comm.size * mmap.PAGESIZE
-        free, total = comm.bcast(shared_memory_space())
-        win, problem = None, None
-        if free < needed:  # Open MPI would fail on one rank, and leave the others waiting
-            problem = f"{SHARED_MEMORY} has {free >> 10} KiB free of {total >> 10}"
-        else:
-            try:
-                win = MPI.Win.Allocate_shared(parts_bytes[comm.rank], 1, comm=comm)
-            except MPI.Exception as error:
-                problem = str(error)
-        problems = [text for text in comm.allgather(problem) if text is not None]
-        if problems:  # a window that others have got stays: freeing it takes all ranks
-            raise ResourceExhaustedError(
-                f"no {needed} bytes of shared memory for {comm.size} rank(s) of a node: "
-                f"{problems[0]}"
-            )
-        assert win is not None
-        win.Lock_all(MPI.MODE_NOCHECK)
-        parts = {
-            rank: _as_array(win.Shared_query(rank)[0], size) for rank, size in enumerate(sizes)
-        }
-        return cls(sizes, comm.rank, parts, win)
+        return cls(memory.shared(comm, nbytes))
 
     @classmethod
     def rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
-        """Collective over ``comm``. Memory that others reach by MPI's one-sided operations.
+        """Collective over ``comm``. Memory that others reach by MPI's one-sided operations; zero.
 
         Args:
             comm: Any ranks.
@@ -132,45 +83,12 @@ class Window:
         Raises:
             ResourceExhaustedError: MPI cannot allocate it.
         """
-        _check_size(nbytes)
-        with together("Window.rma", comm.Get_group()):
-            return cls._make_rma(comm, nbytes)
-
-    @classmethod
-    def _make_rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
-        from mpi4py import MPI
-
-        # Open MPI would fail on one rank, and leave the others waiting.
-        total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-        sizes = comm.allgather((nbytes, total))
-        for rank, (wanted, there) in enumerate(sizes):
-            if wanted > there:
-                raise ResourceExhaustedError(
-                    f"no window of {wanted} bytes for rank {rank}: its host has {there >> 20} MiB "
-                    "of memory"
-                )
-        # Sums do not depend on the order of additions.
-        info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
-        try:
-            win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
-        except MPI.Exception as error:
-            raise ResourceExhaustedError(f"no window of {nbytes} bytes: {error}") from error
-        info.Free()
-        memory = _as_array(win.tomemory(), _with_lock(nbytes))
-        memory[:] = 0
-        win.Lock_all(MPI.MODE_NOCHECK)
-        win.Sync()
-        comm.Barrier()  # nobody gets beyond it before all locks are zero
-        own = {comm.rank: memory[:nbytes]}
-        return cls([wanted for wanted, _ in sizes], comm.rank, own, win)
+        return cls(memory.rma(comm, nbytes))
 
     @classmethod
     def private(cls, nbytes: int) -> Window:
         """Local. Memory that only threads of this process share; just as sparse."""
-        _check_size(nbytes)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        memory = mmap.mmap(-1, max(nbytes, 1), flags)
-        return cls([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
+        return cls(memory.private(nbytes))
 
     @property
     def local(self) -> Bytes:
@@ -361,25 +279,11 @@ class Window:
     def _exchange_lock(self, rank: int, expected: int, value: int) -> int:
         """Set the lock word if it is as expected; gives what it was."""
         assert self._win is not None
-        place = _with_lock(self._sizes[rank]) - _LOCK_BYTES
+        place = memory.lock_place(self._sizes[rank])
         new, old, before = (np.array([number], np.int64) for number in (value, expected, 0))
         self._win.Compare_and_swap(new, old, before, rank, place)
         self._win.Flush(rank)
         return int(before[0])
-
-
-def _check_size(nbytes: int) -> None:
-    if index(nbytes) < 0:
-        raise ValueError(f"a window cannot have {nbytes} bytes")
-
-
-def _with_lock(nbytes: int) -> int:
-    """The size of a part with its lock word; an empty one needs none."""
-    return (-(-nbytes // _LOCK_BYTES) + 1) * _LOCK_BYTES if nbytes else 0
-
-
-def _as_array(buffer: Any, nbytes: int) -> Bytes:
-    return np.frombuffer(buffer, np.uint8)[:nbytes] if nbytes else np.empty(0, np.uint8)
 
 
 def _contiguous(array: Array, *, write: bool = False) -> Array:
@@ -396,6 +300,6 @@ def _contiguous(array: Array, *, write: bool = False) -> Array:
     return view
 
 
-def _add_to(memory: Bytes, source: Array) -> None:
-    numbers = memory.view(source.dtype)
+def _add_to(part: Bytes, source: Array) -> None:
+    numbers = part.view(source.dtype)
     numbers += source

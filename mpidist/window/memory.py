@@ -1,0 +1,146 @@
+"""Where a window's memory comes from: a node's shared memory, MPI, or this process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist.arena import SHARED_MEMORY, shared_memory_space
+from mpidist.errors import ResourceExhaustedError
+from mpidist.runtime import together
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Bytes = NDArray[np.uint8]
+
+_OWN_BYTES = 1 << 16  # what MPI takes beside the parts, and a page a rank
+# Address space without a promise of memory: Linux refuses promises larger than what it has.
+# Python names the flag from 3.13 on.
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+# Behind each rank's part lies a word that is 1 while somebody adds numbers unknown to MPI.
+_LOCK_BYTES = 64
+
+
+class Memory(NamedTuple):
+    """The parts of some ranks, as far as this process reaches them.
+
+    Attributes:
+        sizes: Bytes of each rank's part.
+        own: Which part is this rank's.
+        parts: The parts that this process has mapped, by rank; flat uint8.
+        win: MPI's window, locked for its life, or None for private memory.
+    """
+
+    sizes: list[int]
+    own: int
+    parts: dict[int, Bytes]
+    win: MPI.Win | None
+
+
+def shared(comm: MPI.Intracomm, nbytes: int) -> Memory:
+    """Collective over ranks of one node. See :meth:`mpidist.Window.shared`."""
+    from mpi4py import MPI
+
+    _check_size(nbytes)
+    if comm.size == 1:  # MPICH's would not be zero, nor sparse
+        return private(nbytes)
+    with together("Window.shared", comm.Get_group()):
+        sizes = comm.allgather(nbytes)
+        win = _allocate_shared(comm, [_with_lock(size) for size in sizes])
+        win.Lock_all(MPI.MODE_NOCHECK)
+    parts = {rank: _as_array(win.Shared_query(rank)[0], size) for rank, size in enumerate(sizes)}
+    return Memory(sizes, comm.rank, parts, win)
+
+
+def rma(comm: MPI.Intracomm, nbytes: int) -> Memory:
+    """Collective. See :meth:`mpidist.Window.rma`."""
+    from mpi4py import MPI
+
+    _check_size(nbytes)
+    with together("Window.rma", comm.Get_group()):
+        sizes = _sizes_with_room(comm, nbytes)
+        # Sums do not depend on the order of additions.
+        info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
+        try:
+            win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
+        except MPI.Exception as error:
+            raise ResourceExhaustedError(f"no window of {nbytes} bytes: {error}") from error
+        info.Free()
+        memory = _as_array(win.tomemory(), _with_lock(nbytes))
+        memory[:] = 0
+        win.Lock_all(MPI.MODE_NOCHECK)
+        win.Sync()
+        comm.Barrier()  # nobody gets beyond it before all locks are zero
+    return Memory(sizes, comm.rank, {comm.rank: memory[:nbytes]}, win)
+
+
+def private(nbytes: int) -> Memory:
+    """Local. See :meth:`mpidist.Window.private`."""
+    _check_size(nbytes)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    memory = mmap.mmap(-1, max(nbytes, 1), flags)
+    return Memory([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
+
+
+def lock_place(nbytes: int) -> int:
+    """Where the lock word behind a part of some bytes lies."""
+    return _with_lock(nbytes) - _LOCK_BYTES
+
+
+def _allocate_shared(comm: MPI.Intracomm, parts_bytes: list[int]) -> MPI.Win:
+    """MPI's window; or the same error on all ranks."""
+    from mpi4py import MPI
+
+    needed = sum(parts_bytes) + _OWN_BYTES + comm.size * mmap.PAGESIZE
+    free, total = comm.bcast(shared_memory_space())
+    win, problem = None, None
+    if free < needed:  # Open MPI would fail on one rank, and leave the others waiting
+        problem = f"{SHARED_MEMORY} has {free >> 10} KiB free of {total >> 10}"
+    else:
+        try:
+            win = MPI.Win.Allocate_shared(parts_bytes[comm.rank], 1, comm=comm)
+        except MPI.Exception as error:
+            problem = str(error)
+    problems = [text for text in comm.allgather(problem) if text is not None]
+    if problems:  # a window that others have got stays: freeing it takes all ranks
+        raise ResourceExhaustedError(
+            f"no {needed} bytes of shared memory for {comm.size} rank(s) of a node: {problems[0]}"
+        )
+    assert win is not None
+    return win
+
+
+def _sizes_with_room(comm: MPI.Intracomm, nbytes: int) -> list[int]:
+    """The size of every rank's part, if each host has so much memory.
+
+    Open MPI would fail on the rank that has not, and leave the others waiting.
+    """
+    total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    sizes = comm.allgather((nbytes, total))
+    for rank, (wanted, there) in enumerate(sizes):
+        if wanted > there:
+            raise ResourceExhaustedError(
+                f"no window of {wanted} bytes for rank {rank}: its host has {there >> 20} MiB "
+                "of memory"
+            )
+    return [wanted for wanted, _ in sizes]
+
+
+def _check_size(nbytes: int) -> None:
+    if index(nbytes) < 0:
+        raise ValueError(f"a window cannot have {nbytes} bytes")
+
+
+def _with_lock(nbytes: int) -> int:
+    """The size of a part with its lock word; an empty one needs none."""
+    return (-(-nbytes // _LOCK_BYTES) + 1) * _LOCK_BYTES if nbytes else 0
+
+
+def _as_array(buffer: Any, nbytes: int) -> Bytes:
+    return np.frombuffer(buffer, np.uint8)[:nbytes] if nbytes else np.empty(0, np.uint8)
