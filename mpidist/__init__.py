@@ -2,9 +2,10 @@
 
 from mpidist import errors
 from mpidist.arena import Arena
-from mpidist.arrays import ReduceOp, host_view
+from mpidist.arrays import host_view
 from mpidist.cluster import ClusterSpec, Server, started_server
 from mpidist.collectives import (
+    DeviceMesh,
     GroupMember,
     P2POp,
     all_gather,
@@ -19,6 +20,7 @@ from mpidist.collectives import (
     batch_isend_irecv,
     broadcast,
     broadcast_object_list,
+    coalescing_manager,
     destroy_process_group,
     gather,
     gather_object,
@@ -29,12 +31,14 @@ from mpidist.collectives import (
     get_process_group_ranks,
     get_rank,
     get_world_size,
+    init_device_mesh,
     init_process_group,
     irecv,
     is_available,
     is_initialized,
     isend,
     monitored_barrier,
+    new_cartesian_group,
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
@@ -54,15 +58,19 @@ from mpidist.collectives import (
 from mpidist.config import config as settings
 from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.errors import (
+    DeadlineExceededError,
     DistBackendError,
     DistError,
     DistNetworkError,
     DistStoreError,
     Error,
     GroupBrokenError,
+    QueueEmptyError,
 )
-from mpidist.group import ProcessGroup
+from mpidist.group import CartesianGroup, Prepared, ProcessGroup
+from mpidist.reduce_op import ReduceOp
 from mpidist.runtime import Backoff, launched
+from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
 from mpidist.window import Window
 from mpidist.work import Work, gather_works
 
@@ -72,22 +80,32 @@ __all__ = [
     "Address",
     "Arena",
     "Backoff",
+    "CartesianGroup",
     "ClusterSpec",
+    "DeadlineExceededError",
+    "DeviceMesh",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
     "DistStoreError",
     "Endpoint",
     "Error",
+    "FileStore",
     "GroupBrokenError",
     "GroupMember",
+    "HashStore",
     "LATER",
+    "MPIStore",
     "P2POp",
+    "PrefixStore",
+    "Prepared",
     "ProcessGroup",
+    "QueueEmptyError",
     "ReduceOp",
     "Reply",
     "Request",
     "Server",
+    "Store",
     "Window",
     "Work",
     "all_gather",
@@ -102,6 +120,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "coalescing_manager",
     "destroy_process_group",
     "errors",
     "gather",
@@ -115,6 +134,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "host_view",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",
@@ -122,6 +142,7 @@ __all__ = [
     "isend",
     "launched",
     "monitored_barrier",
+    "new_cartesian_group",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",

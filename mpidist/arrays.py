@@ -2,93 +2,48 @@
 
 from __future__ import annotations
 
-import enum
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.foreign import ON_DEVICE, view_by_dlpack, view_of_tensor
+
 Array = NDArray[Any]
 Finish = Callable[[], None] | None
 
-_WORTH_A_LOOK = 65536  # bytes: for less, a copy costs no more
-# Type characters whose arrays MPI takes, moves and reduces as they are.
-_NATIVE = frozenset("bBhHiIlLqQfdgFDG")
-# Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
-_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
-_WIDER = dict.fromkeys(
-    ("float16", "bfloat16", *(f"float8_{kind}" for kind in _FLOAT8)), np.dtype(np.float32)
-)
-
-
-class ReduceOp(enum.IntEnum):
-    """How values of several ranks become one; the names of torch.distributed, and MEAN for AVG.
-
-    Wherever an operation is asked for, its name as a string serves too: ``"sum"``.
-    """
-
-    SUM = 0
-    AVG = 1
-    MEAN = 1
-    PRODUCT = 2
-    MIN = 3
-    MAX = 4
-    BAND = 5
-    BOR = 6
-    BXOR = 7
-
-    @classmethod
-    def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Local. The operation meant by a member or a name, in either case of letters.
-
-        Raises:
-            ValueError: The name is unknown.
-        """
-        if op.__class__ is cls:
-            return op
-        try:
-            return cls[str(op).upper()]
-        except KeyError:
-            known = ", ".join(cls.__members__)
-            raise ValueError(f"unknown reduction {op!r}; the known ones are {known}") from None
-
-
-_REAL = frozenset("bBhHiIlLqQfdg")
-_INTEGER = frozenset("bBhHiIlLqQ")
-# By operation, the types whose arrays MPI reduces as they are, with nothing left to do afterwards.
-_DIRECT = (_NATIVE, frozenset(""), _NATIVE, _REAL, _REAL, _INTEGER, _INTEGER, _INTEGER)
-# bool arrays reduce by logic: SUM is "any", PRODUCT is "all".
-_LOGICAL = {
-    ReduceOp.SUM: ReduceOp.BOR,
-    ReduceOp.MAX: ReduceOp.BOR,
-    ReduceOp.PRODUCT: ReduceOp.BAND,
-    ReduceOp.MIN: ReduceOp.BAND,
-}
+# Type characters whose arrays MPI moves as they are, and reduces. Those of complex long doubles are
+# not among them: MPICH 5.0.2 aborts while it gathers them over four ranks. They move as bytes.
+NATIVE = frozenset("bBhHiIlLqQfdgFD")
 
 
 def host_view(array: Any) -> Array:
-    """Local. The memory of an array as a NumPy array, never a copy.
+    """Local. The memory of an array as a NumPy array, never a copy of what can be written.
 
     Args:
         array: A NumPy array, or anything in host memory with DLPack or the buffer protocol.
 
     Returns:
-        A NumPy array over the same memory.
+        A NumPy array over the same memory; read-only where the array cannot change, as JAX's.
 
     Raises:
-        TypeError: It has neither, or its memory is on a device.
+        TypeError: It has neither, its memory is on a device or no plain array, or NumPy and
+            ml_dtypes do not know its dtype.
+        ValueError: It is a torch tensor that requires grad, or that is conjugated or negated only
+            when it is read.
     """
     if isinstance(array, np.ndarray):
         return array
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return view_of_tensor(array, torch)
     kind = type(array).__name__
-    if hasattr(array, "__cuda_array_interface__"):
-        raise TypeError(
-            f"a {kind} in device memory cannot be sent by this version; pass a host copy, "
-            "for example cupy.asnumpy(array)"
-        )
     if hasattr(array, "__dlpack__"):
-        return np.from_dlpack(array)
+        return view_by_dlpack(array)
+    if hasattr(array, "__cuda_array_interface__"):
+        raise TypeError(ON_DEVICE.format(kind))
     try:
         return np.asarray(memoryview(array))
     except TypeError:
@@ -96,6 +51,14 @@ def host_view(array: Any) -> Array:
             f"a {kind} is not an array: expected a NumPy array, or one with DLPack or the buffer "
             "protocol; lists and numbers go through numpy.asarray first"
         ) from None
+
+
+def is_plain(array: Any) -> bool:
+    """Local. Whether MPI takes an array as it is: contiguous, of a native dtype that it knows."""
+    if array.__class__ is not np.ndarray:
+        return False
+    dtype = array.dtype
+    return array.flags.c_contiguous and dtype.char in NATIVE and dtype.isnative
 
 
 def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
@@ -112,186 +75,81 @@ def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
         TypeError: See :func:`host_view`; also for dtype object.
         ValueError: It is to be written but read-only.
     """
+    if is_plain(array) and (not write or array.flags.writeable):
+        return array, None
     view = host_view(array)
-    _check(view, write)
+    check_usable(view, write)
     direct = view if view.flags.c_contiguous else np.asarray(view, order="C")
     finish = None
     if write and direct is not view:
-        finish = _copier(view, direct)
-    if direct.dtype.char not in _NATIVE or not direct.dtype.isnative:
+        finish = copier(view, direct)
+    if direct.dtype.char not in NATIVE or not direct.dtype.isnative:
         direct = direct.reshape(-1).view(np.uint8)
     return direct, finish
 
 
-def to_reduce(
-    array: Any, op: ReduceOp, count: int, *, write: bool = True
-) -> tuple[Array, ReduceOp, Finish]:
-    """Local. A contiguous array that MPI can reduce in place of this one.
-
-    Args:
-        array: See :func:`host_view`; numbers or bools, any strides.
-        op: The reduction.
-        count: How many ranks take part, for AVG.
-        write: Whether the result goes into the array.
-
-    Returns:
-        The array to hand to MPI, MPI's operation, and what to call once MPI is done.
-
-    Raises:
-        TypeError: The dtype cannot be reduced so.
-        ValueError: The array is read-only.
-    """
-    view = array
-    if view.__class__ is np.ndarray:
-        flags, dtype = view.flags, view.dtype
-        if (
-            flags.c_contiguous
-            and (flags.writeable or not write)
-            and dtype.char in _DIRECT[op]
-            and dtype.isnative
-        ):
-            return view, op, None
-    view = host_view(array)
-    _check(view, write)
-    _check_reducible(view.dtype, op)
-    native = view.dtype if view.dtype.isnative else view.dtype.newbyteorder("=")
-    dtype = _WIDER.get(native.name, native)
-    direct = np.asarray(view, dtype, order="C")
-    average = op is ReduceOp.AVG
-    finish = _copier(view, direct, count if average else None) if write else None
-    if dtype == np.bool_:
-        return direct.view(np.uint8), _LOGICAL.get(op, op), finish
-    return direct, ReduceOp.SUM if average else op, finish
+def apart(source: Array, target: Array) -> Array:
+    """Local. What is read, or a copy of it if it may lie where is written: MPI forbids that."""
+    if source.base is None and target.base is None and source is not target:  # each has its own
+        return source
+    return source.copy() if np.may_share_memory(source, target) else source
 
 
 def movable(array: Array) -> Array:
     """Local. A contiguous array whose bytes MPI can read; of contiguous memory, a view."""
-    return to_move(array, write=False)[0]
+    return array if is_plain(array) else to_move(array, write=False)[0]
 
 
-def collect(arrays: Sequence[Array]) -> Array:
-    """Local. Arrays of one dtype behind each other, flat; a view where they lie like that."""
-    joined = _joined(arrays)
-    if joined is not None:
-        return joined
-    memory = np.empty(sum(array.size for array in arrays), arrays[0].dtype)
-    start = 0
-    for array in arrays:
-        memory[start : start + array.size].reshape(array.shape)[...] = array
-        start += array.size
-    return memory
-
-
-def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
-    """Local. Flat memory for what belongs into arrays of one dtype, one behind the other.
-
-    Args:
-        arrays: Writable, any strides.
-
-    Returns:
-        The memory, and what copies it to the arrays (None where it is their own).
+def check_usable(view: Array, write: bool) -> None:
+    """Local. Whether an array can be sent, or written.
 
     Raises:
-        ValueError: An array is read-only.
+        TypeError: It holds Python objects.
+        ValueError: It is to be written, but is read-only, or has elements that share memory.
     """
-    for array in arrays:
-        _check(array, write=True)
-    joined = _joined(arrays)
-    if joined is not None:
-        return joined, None
-    memory = np.empty(sum(array.size for array in arrays), arrays[0].dtype)
-
-    def finish() -> None:
-        start = 0
-        for array in arrays:
-            array[...] = memory[start : start + array.size].reshape(array.shape)
-            start += array.size
-
-    return memory, finish
-
-
-def _joined(arrays: Sequence[Array]) -> Array | None:
-    """The memory of arrays that lie one behind the other, as those of a list of rows do."""
-    first = arrays[0]
-    if len(arrays) == 1 and first.flags.c_contiguous:
-        return first.reshape(-1)
-    if first.nbytes < _WORTH_A_LOOK or not first.flags.c_contiguous:
-        return None
-    address = first.ctypes.data
-    for array in arrays:
-        if not array.flags.c_contiguous or array.ctypes.data != address:
-            return None
-        if array.base is not first.base or first.base is None:  # neighbours by chance
-            return None
-        address += array.nbytes
-    size = (address - first.ctypes.data) // first.itemsize
-    return np.lib.stride_tricks.as_strided(
-        first.reshape(-1), (size,), (first.itemsize,), writeable=first.flags.writeable
-    )
-
-
-def to_reduce_into(
-    source: Array, target: Array, op: ReduceOp, count: int
-) -> tuple[Array, Array, ReduceOp, Finish]:
-    """Local. Contiguous arrays for a reduction that reads one array and writes another.
-
-    Args:
-        source: Numbers or bools, any strides.
-        target: Writable, of the same dtype.
-        op: The reduction.
-        count: How many ranks take part, for AVG.
-
-    Returns:
-        The arrays to read from and to write to, MPI's operation, and what to call once MPI is done.
-
-    Raises:
-        TypeError: The dtype cannot be reduced so.
-        ValueError: The target is read-only, or of another dtype.
-    """
-    _check(source, write=False)
-    _check(target, write=True)
-    if source.dtype != target.dtype:
-        raise ValueError(f"a reduction of {source.dtype} cannot write into {target.dtype}")
-    _check_reducible(source.dtype, op)
-    native = source.dtype if source.dtype.isnative else source.dtype.newbyteorder("=")
-    dtype = _WIDER.get(native.name, native)
-    send = np.asarray(source, dtype, order="C")
-    recv = target
-    if dtype != target.dtype or not target.flags.c_contiguous:
-        recv = np.empty(target.shape, dtype)
-    average = op is ReduceOp.AVG
-    finish = _copier(target, recv, count if average else None)
-    if dtype == np.bool_:
-        return send.view(np.uint8), recv.view(np.uint8), _LOGICAL.get(op, op), finish
-    return send, recv, ReduceOp.SUM if average else op, finish
-
-
-def _check(view: Array, write: bool) -> None:
     if view.dtype.hasobject:
         raise TypeError(f"dtype {view.dtype} holds Python objects; only numbers can be moved")
-    if write and not view.flags.writeable:
+    if not write or (view.flags.writeable and view.flags.c_contiguous):
+        return
+    if not view.flags.writeable:
         raise ValueError("the array receives a result but is read-only; pass a writable copy")
+    if _overlaps_itself(view):
+        raise ValueError(
+            f"the array receives a result, but elements of it share memory (shape {view.shape}, "
+            f"strides {view.strides} bytes), as in an expanded or sliding view; pass a copy"
+        )
 
 
-def _check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
-    bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-    name = dtype.name
-    if name in _WIDER:
-        possible = not bitwise
-    elif dtype.kind == "b" or dtype.kind in "iu":
-        possible = op is not ReduceOp.AVG
-    elif dtype.kind == "f":
-        possible = not bitwise
-    elif dtype.kind == "c":
-        possible = op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+def _overlaps_itself(view: Array) -> bool:
+    """Whether two elements share memory."""
+    reach = view.itemsize
+    dimensions = sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1)
+    for stride, count in dimensions if view.size else ():
+        if stride < reach:
+            break
+        reach += stride * (count - 1)
     else:
-        possible = False
-    if not possible:
-        raise TypeError(f"arrays of dtype {name} cannot be reduced with {op.name}")
+        return False  # as in all views that slices and transposition make
+    if sum(s * (n - 1) for s, n in dimensions) + view.itemsize < view.nbytes:
+        return True
+    offsets = np.zeros((), np.intp)
+    for stride, count in dimensions:
+        offsets = np.add.outer(offsets, stride * np.arange(count))
+    gaps = np.diff(np.sort(offsets, axis=None))
+    return bool((gaps < view.itemsize).any())
 
 
-def _copier(target: Array, source: Array, divisor: int | None = None) -> Finish:
-    """What is left to do after MPI: divide, and copy back if MPI worked on a copy."""
+def copier(target: Array, source: Array, divisor: int | None = None) -> Finish:
+    """Local. What is left to do after MPI: divide, and copy back if MPI worked on a copy.
+
+    Args:
+        target: Where the result belongs.
+        source: Where MPI has it.
+        divisor: Of the result, for averages.
+
+    Returns:
+        What does it; None if there is nothing to do.
+    """
     if divisor is None and source is target:
         return None
 
@@ -300,5 +158,18 @@ def _copier(target: Array, source: Array, divisor: int | None = None) -> Finish:
             np.divide(source, divisor, out=source)
         if source is not target:
             np.copyto(target, source, casting="unsafe")
+
+    return finish
+
+
+def one_after_the_other(steps: Sequence[Finish]) -> Finish:
+    """Local. All of what is left to do after MPI; None if that is nothing."""
+    left = [step for step in steps if step is not None]
+    if not left:
+        return None
+
+    def finish() -> None:
+        for step in left:
+            step()
 
     return finish

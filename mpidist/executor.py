@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from mpidist.arrays import Finish
+from mpidist.arrays import one_after_the_other
 from mpidist.errors import DistBackendError
-from mpidist.op import LARGEST_COUNT, Op, in_pieces
-from mpidist.runtime import Backoff, Waits, fork
+from mpidist.op import LARGEST_COUNT, RESERVED_TAGS, Op, cut, in_pieces
+from mpidist.runtime import Backoff, Waits
 from mpidist.work import Work
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+_PARTS_TAG = RESERVED_TAGS[0]
+_NEIGHBORS_TAG = _PARTS_TAG + 1  # and one more for each of their sides
 
 
 class HostExecutor:
@@ -26,64 +30,20 @@ class HostExecutor:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
         self._comm = comm
-        mpi_ops, in_place, any_source = _constants()
-        self._run: dict[str, Callable[[Op], None]] = {
-            "all_reduce": lambda o: comm.Allreduce(in_place, o.recv, mpi_ops[o.reduce]),
-            "reduce": lambda o: comm.Reduce(
-                in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce], o.root
-            ),
-            "scan": lambda o: comm.Scan(in_place, o.recv, mpi_ops[o.reduce]),
-            "exscan": lambda o: comm.Exscan(in_place, o.recv, mpi_ops[o.reduce]),
-            "reduce_scatter": lambda o: comm.Reduce_scatter_block(
-                o.send, o.recv, mpi_ops[o.reduce]
-            ),
-            "broadcast": lambda o: comm.Bcast(o.recv, o.root),
-            "all_gather": lambda o: comm.Allgather(in_place if o.send is None else o.send, o.recv),
-            "all_gather_v": lambda o: comm.Allgatherv(o.send, [o.recv, o.recv_counts]),
-            "gather": lambda o: comm.Gather(o.send, o.recv, o.root),
-            "gather_v": lambda o: comm.Gatherv(o.send, _counted(o.recv, o.recv_counts), o.root),
-            "scatter": lambda o: comm.Scatter(o.send, o.recv, o.root),
-            "scatter_v": lambda o: comm.Scatterv(_counted(o.send, o.send_counts), o.recv, o.root),
-            "all_to_all": lambda o: comm.Alltoall(o.send, o.recv),
-            "all_to_all_v": lambda o: comm.Alltoallv(
-                [o.send, o.send_counts], [o.recv, o.recv_counts]
-            ),
-            "send": lambda o: comm.Send(o.send, o.root, o.tag),
-            "recv": self._recv,
-            "barrier": lambda o: comm.Barrier(),
-        }
-        self._start: dict[str, Callable[[Op], MPI.Request]] = {
-            "all_reduce": lambda o: comm.Iallreduce(in_place, o.recv, mpi_ops[o.reduce]),
-            "reduce": lambda o: comm.Ireduce(
-                in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce], o.root
-            ),
-            "scan": lambda o: comm.Iscan(in_place, o.recv, mpi_ops[o.reduce]),
-            "exscan": lambda o: comm.Iexscan(in_place, o.recv, mpi_ops[o.reduce]),
-            "reduce_scatter": lambda o: comm.Ireduce_scatter_block(
-                o.send, o.recv, mpi_ops[o.reduce]
-            ),
-            "broadcast": lambda o: comm.Ibcast(o.recv, o.root),
-            "all_gather": lambda o: comm.Iallgather(in_place if o.send is None else o.send, o.recv),
-            "all_gather_v": lambda o: comm.Iallgatherv(o.send, [o.recv, o.recv_counts]),
-            "gather": lambda o: comm.Igather(o.send, o.recv, o.root),
-            "gather_v": lambda o: comm.Igatherv(o.send, _counted(o.recv, o.recv_counts), o.root),
-            "scatter": lambda o: comm.Iscatter(o.send, o.recv, o.root),
-            "scatter_v": lambda o: comm.Iscatterv(_counted(o.send, o.send_counts), o.recv, o.root),
-            "all_to_all": lambda o: comm.Ialltoall(o.send, o.recv),
-            "all_to_all_v": lambda o: comm.Ialltoallv(
-                [o.send, o.send_counts], [o.recv, o.recv_counts]
-            ),
-            "send": lambda o: comm.Isend(o.send, o.root, o.tag),
-            "recv": lambda o: comm.Irecv(o.recv, any_source if o.root < 0 else o.root, o.tag),
-            "barrier": lambda o: comm.Ibarrier(),
-        }
+        self._mpi_error = MPI.Exception
+        self._run = _calls(lambda name: getattr(comm, name))
+        self._run["recv"] = self._recv
+        self._run["all_to_all_v"] = self._exchange_parts
+        self._start = _calls(lambda name: getattr(comm, f"I{name.lower()}"))
 
     def run(self, op: Op) -> None:
         """Collective, or point to point. Carry an Op out, blocking; recv sets its ``root``."""
-        fork.check_mpi()
         run = self._run[op.name]
-        if op.count() <= LARGEST_COUNT:
+        recv = op.recv
+        if (recv is not None and recv.size <= LARGEST_COUNT) or op.count() <= LARGEST_COUNT:
             run(op)
             return
         for piece in in_pieces(op):
@@ -94,11 +54,61 @@ class HostExecutor:
 
     def start(self, op: Op) -> list[MPI.Request]:
         """Collective, or point to point. Begin an Op; gives MPI's requests."""
-        fork.check_mpi()
+        if op.name == "neighbor_all_to_all":
+            return self._start_neighbors(op)
+        if op.name == "all_to_all_v":
+            return self._start_parts(op)
         pieces = in_pieces(op)
         if len(pieces) > 1:
-            op.finish = _one_after_the_other([*[piece.finish for piece in pieces], op.finish])
+            op.finish = one_after_the_other([*[piece.finish for piece in pieces], op.finish])
         return [self._start[op.name](piece) for piece in pieces]
+
+    def _exchange_parts(self, op: Op) -> None:
+        rank, size = op.group.rank(), op.group.size()
+        other = 1 - rank
+        if size == 2 and max(op.send_parts[other].size, op.recv_parts[other].size) <= LARGEST_COUNT:
+            op.recv_parts[rank][...] = op.send_parts[rank]
+            self._comm.Sendrecv(
+                op.send_parts[other], other, _PARTS_TAG, op.recv_parts[other], other, _PARTS_TAG
+            )
+            return
+        failure = None
+        for request in self._start_parts(op):
+            try:
+                request.Wait()
+            except self._mpi_error as error:  # the others may be under way: MPI uses their arrays
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _start_parts(self, op: Op) -> list[MPI.Request]:
+        # MPICH's Alltoallv takes twice as long from 64 KiB on, for what a rank gives itself goes
+        # by message; and it would want the parts behind each other.
+        comm, rank, size = self._comm, op.group.rank(), op.group.size()
+        op.recv_parts[rank][...] = op.send_parts[rank]
+        # Each rank begins with another one.
+        sources, targets = ([(rank + sign * n) % size for n in range(1, size)] for sign in (-1, 1))
+        parts = [(piece, other) for other in sources for piece in cut(op.recv_parts[other])]
+        requests = [comm.Irecv(piece, other, _PARTS_TAG) for piece, other in parts]
+        parts = [(piece, other) for other in targets for piece in cut(op.send_parts[other])]
+        return requests + [comm.Isend(piece, other, _PARTS_TAG) for piece, other in parts]
+
+    def _start_neighbors(self, op: Op) -> list[MPI.Request]:
+        # Open MPI's Ineighbor_alltoall mixes up the parts of a member that is both neighbours.
+        assert op.send is not None
+        assert op.recv is not None
+        grid = cast("MPI.Cartcomm", self._comm)
+        sides = [rank for dimension in range(grid.ndim) for rank in grid.Shift(dimension, 1)]
+        given, taken = (buffer.reshape(len(sides), -1) for buffer in (op.send, op.recv))
+        receives = [
+            grid.Irecv(taken[side], rank, _NEIGHBORS_TAG + side) for side, rank in enumerate(sides)
+        ]
+        # What leaves on one side arrives, there, on the opposite one.
+        sends = [
+            grid.Isend(given[side], rank, _NEIGHBORS_TAG + (side ^ 1))
+            for side, rank in enumerate(sides)
+        ]
+        return receives + sends
 
     def _recv(self, op: Op) -> None:
         if op.root >= 0:
@@ -111,17 +121,43 @@ class HostExecutor:
         op.root = status.source
 
 
-def _counted(buffer: Any, counts: Sequence[int] | None) -> Any:
-    return None if buffer is None else [buffer, counts]
+def _calls(method: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[[Op], Any]]:
+    """How each operation is given to MPI.
 
-
-def _one_after_the_other(steps: list[Finish]) -> Finish:
-    def finish() -> None:
-        for step in steps:
-            if step is not None:
-                step()
-
-    return finish
+    Args:
+        method: Gives the communicator's method of a name, blocking or not.
+    """
+    mpi_ops, in_place, any_source = _constants()
+    all_reduce, reduce, scan, exscan, reduce_scatter = map(
+        method, ("Allreduce", "Reduce", "Scan", "Exscan", "Reduce_scatter_block")
+    )
+    broadcast, all_gather, all_gather_v, gather, scatter = map(
+        method, ("Bcast", "Allgather", "Allgatherv", "Gather", "Scatter")
+    )
+    all_to_all, send, recv, barrier = map(method, ("Alltoall", "Send", "Recv", "Barrier"))
+    return {
+        "all_reduce": lambda o: all_reduce(in_place, o.recv, mpi_ops[o.reduce]),
+        "reduce": lambda o: reduce(
+            in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce], o.root
+        ),
+        "scan": lambda o: scan(in_place, o.recv, mpi_ops[o.reduce]),
+        "exscan": lambda o: exscan(
+            in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce]
+        ),
+        "reduce_scatter": lambda o: reduce_scatter(o.send, o.recv, mpi_ops[o.reduce]),
+        "broadcast": lambda o: broadcast(o.recv, o.root),
+        "all_gather": lambda o: all_gather(o.send, o.recv),
+        "all_gather_v": lambda o: all_gather_v(o.send, [o.recv, o.recv_counts]),
+        "gather": lambda o: gather(o.send, o.recv, o.root),
+        "scatter": lambda o: scatter(o.send, o.recv, o.root),
+        "all_to_all": lambda o: all_to_all(o.send, o.recv),
+        "send": lambda o: send(o.send, o.root, o.tag),
+        "recv": lambda o: recv(o.recv, any_source if o.root < 0 else o.root, o.tag),
+        "barrier": lambda o: barrier(),
+        # Which only communicators with a topology have.
+        "neighbor_all_gather": lambda o: method("Neighbor_allgather")(o.send, o.recv),
+        "neighbor_all_to_all": lambda o: method("Neighbor_alltoall")(o.send, o.recv),
+    }
 
 
 class RequestWork(Work):
@@ -131,24 +167,33 @@ class RequestWork(Work):
         op: The operation.
         requests: MPI's requests for it.
         waits: Where a blocked thread says what it waits for.
+        begun: Where the group keeps its works by ``id``, until they end.
     """
 
-    def __init__(self, op: Op, requests: list[MPI.Request], waits: Waits) -> None:
+    def __init__(
+        self,
+        op: Op,
+        requests: list[MPI.Request],
+        waits: Waits,
+        begun: dict[int, RequestWork],
+    ) -> None:
         from mpi4py import MPI
 
         super().__init__(op.name, self._drive_requests)
         self._op = op
         self._requests = requests
-        self._statuses = [MPI.Status() for _ in requests]
+        self._status = MPI.Status()
         self._waits = waits
-        self._mpi = MPI
+        self._begun = begun
+        self._mpi_error = MPI.Exception
         self._testing = threading.Lock()
+        self._failure: Exception | None = None
 
     def is_completed(self) -> bool:
         """Local. True once the operation has ended; looks, and never blocks."""
         if not self._done and self._testing.acquire(blocking=False):
             try:
-                self._look(self._mpi.Request.Testall)
+                self._look(wait=False)
             finally:
                 self._testing.release()
         return self._done
@@ -159,7 +204,7 @@ class RequestWork(Work):
             if deadline == float("inf"):
                 with self._testing:
                     if not self._done:
-                        self._look(self._mpi.Request.Waitall)
+                        self._look(wait=True)
             else:
                 backoff = Backoff(spins=5000)
                 while not self.is_completed() and time.monotonic() < deadline:
@@ -167,18 +212,32 @@ class RequestWork(Work):
         finally:
             self._waits.current.pop(id(self._op), None)
 
-    def _look(self, ask: Callable[[list[MPI.Request], list[MPI.Status]], bool]) -> None:
-        try:
-            if not ask(self._requests, self._statuses):
-                return
-        except self._mpi.Exception as error:
-            self.complete(error=backend_error(self._op, error))
+    def _look(self, *, wait: bool) -> None:
+        while self._requests:
+            try:
+                if wait:
+                    self._requests[-1].Wait(self._status)
+                elif not self._requests[-1].Test(self._status):
+                    return
+            except self._mpi_error as error:  # the others may be under way: MPI uses their arrays
+                self._failure = self._failure or error
+            self._requests.pop()
+        if self._failure is not None:
+            self._end(error=backend_error(self._op, self._failure))
             return
-        if self._op.finish is not None:
-            self._op.finish()
+        try:
+            if self._op.finish is not None:
+                self._op.finish()
+        except Exception as error:  # the arrays have become read-only, or memory is short
+            self._end(error=error)
+            return
         group = self._op.group
-        source = self._statuses[-1].source if self._op.name == "recv" else -1
-        self.complete(group.ranks[source] if source >= 0 else None)
+        source = self._status.source if self._op.name == "recv" else -1
+        self._end(group.ranks[source] if source >= 0 else None)
+
+    def _end(self, value: int | None = None, error: BaseException | None = None) -> None:
+        self._begun.pop(id(self), None)
+        self.complete(value, error)
 
 
 def backend_error(op: Op, error: Exception) -> DistBackendError:

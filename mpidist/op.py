@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpidist.arrays import Array, Finish, ReduceOp
+from mpidist.arrays import Array, Finish
+from mpidist.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
     from mpidist.group.core import Core
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
 LARGEST_COUNT = (1 << 31) - 1
 _PIECE_COUNT = 1 << 30
 _COLUMN_COUNT = 1 << 26
+# Of messages that are part of an operation; every MPI has tags up to 32767.
+RESERVED_TAGS = range(29000, 32768)
 # Operations in which each rank has a part of its own.
 BY_PARTS = frozenset(("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"))
+_NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
 
 
 class Op:
@@ -32,26 +37,21 @@ class Op:
         root: Group rank of the root, or of the other side; -1 for any.
         tag: Of a message.
         finish: What is left to do afterwards.
-        send_counts: How many elements go to each member, where they differ.
-        recv_counts: How many come from each member, where they differ.
 
     Attributes:
+        recv_counts: How many come from each member, where they differ.
+        send_parts: What goes to each member, flat; of unequal parts.
+        recv_parts: Where what comes from each member belongs, flat; of unequal parts.
+        limit: Its time limit in seconds; by default the group's.
         sequence: Which collective of the group it is, from 1; 0 for point to point.
     """
 
-    __slots__ = (
-        "finish",
-        "group",
-        "name",
-        "recv",
-        "recv_counts",
-        "reduce",
-        "root",
-        "send",
-        "send_counts",
-        "sequence",
-        "tag",
-    )
+    # What most never set: to have it here makes them cheaper.
+    sequence = 0
+    limit: float | None = None
+    recv_counts: Sequence[int] | None = None
+    send_parts: Sequence[Array] = ()
+    recv_parts: Sequence[Array] = ()
 
     def __init__(
         self,
@@ -63,8 +63,6 @@ class Op:
         root: int = -1,
         tag: int = 0,
         finish: Finish = None,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
     ) -> None:
         self.name = name
         self.group = group
@@ -74,9 +72,6 @@ class Op:
         self.root = root
         self.tag = tag
         self.finish = finish
-        self.send_counts = send_counts
-        self.recv_counts = recv_counts
-        self.sequence = 0
 
     @property
     def group_number(self) -> int:
@@ -99,6 +94,12 @@ class Op:
             return 0 if self.send is None else self.send.size
         return self.recv.size if self.send is None else min(self.send.size, self.recv.size)
 
+    def buffers(self) -> list[tuple[Array, bool]]:
+        """Local. The arrays that MPI uses, each with whether it writes it."""
+        used = [(array, False) for array in (self.send, *self.send_parts) if array is not None]
+        used += [(array, True) for array in (self.recv, *self.recv_parts) if array is not None]
+        return used
+
     def describe(self) -> str:
         """Local. The operation, in words."""
         number = f" number {self.sequence}" if self.sequence else ""
@@ -108,6 +109,13 @@ class Op:
         buffer = self.recv if self.recv is not None else self.send
         what = "" if buffer is None else f", {buffer.dtype}[{buffer.size}]"
         return f"<Op {self.describe()}{what}>"
+
+
+def cut(array: Array) -> list[Array]:
+    """Local. A flat array as several, each small enough for every MPI's counts."""
+    if array.size <= LARGEST_COUNT:
+        return [array]
+    return [array[start : start + _PIECE_COUNT] for start in range(0, array.size, _PIECE_COUNT)]
 
 
 def in_pieces(op: Op) -> list[Op]:
@@ -123,15 +131,15 @@ def in_pieces(op: Op) -> list[Op]:
         The Op itself if it is small enough.
 
     Raises:
-        ValueError: It moves too many elements in unequal parts.
+        ValueError: It moves too many elements between neighbours, or objects that are too long.
     """
     size = op.count()
     if size <= LARGEST_COUNT:
         return [op]
-    if op.send_counts or op.recv_counts:
+    if op.recv_counts or op.name in _NEIGHBORS:
         raise ValueError(
-            f"{op.describe()} moves {size} elements in unequal parts; more than {LARGEST_COUNT} "
-            "are possible in equal parts only"
+            f"{op.describe()} moves {size} elements, and this operation at most {LARGEST_COUNT}; "
+            "send fewer at a time"
         )
     if op.name in BY_PARTS:
         part = size // op.group.size() if op.name == "all_to_all" else size
@@ -139,12 +147,14 @@ def in_pieces(op: Op) -> list[Op]:
             _columns(op, part, start, min(start + _COLUMN_COUNT, part))
             for start in range(0, part, _COLUMN_COUNT)
         ]
-    pieces = []
-    for start in range(0, size, _PIECE_COUNT):
-        cut = slice(start, start + _PIECE_COUNT)
-        send, recv = (None if b is None else b.reshape(-1)[cut] for b in (op.send, op.recv))
-        pieces.append(Op(op.name, op.group, send, recv, op.reduce, op.root, op.tag))
-    return pieces
+    sends, recvs = (
+        itertools.repeat(None) if buffer is None else cut(buffer.reshape(-1))
+        for buffer in (op.send, op.recv)
+    )
+    return [
+        Op(op.name, op.group, send, recv, op.reduce, op.root, op.tag)
+        for send, recv in zip(sends, recvs, strict=False)
+    ]
 
 
 def _columns(op: Op, part: int, start: int, end: int) -> Op:

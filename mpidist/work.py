@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 from mpidist.errors import DeadlineExceededError
+
+logger = logging.getLogger(__name__)
 
 Timeout = float | timedelta | None
 
@@ -24,13 +28,19 @@ def seconds(timeout: Timeout) -> float | None:
         Seconds, or None.
 
     Raises:
-        ValueError: The limit is negative.
+        TypeError: It is none of these.
+        ValueError: The limit is negative, or no number.
     """
     if timeout is None:
         return None
-    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if value < 0:
-        raise ValueError(f"a time limit cannot be negative: {timeout!r}")
+    if isinstance(timeout, str | bytes) or not hasattr(timeout, "__float__"):
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"a time limit is a number of seconds or a timedelta, not {timeout!r}")
+        value = timeout.total_seconds()
+    else:
+        value = float(timeout)
+    if not value >= 0:
+        raise ValueError(f"a time limit cannot be negative, nor NaN: {timeout!r}")
     return value
 
 
@@ -51,6 +61,8 @@ class Work:
     _done = False
     _value: Any = None
     _error: BaseException | None = None
+    limit: float | None = None
+    """Seconds after which ``wait()`` gives up if it is not told another number; None for never."""
 
     def __init__(self, name: str, drive: Callable[[Work, float], None] | None = None) -> None:
         self._name = name
@@ -78,7 +90,8 @@ class Work:
         """Local. Block until the operation has ended.
 
         Args:
-            timeout: Seconds or a timedelta; None waits as long as the operation itself may take.
+            timeout: Seconds or a timedelta; by default the time limit of the group, or of the
+                call, if it has one. It counts from here.
 
         Returns:
             True.
@@ -89,6 +102,7 @@ class Work:
         """
         if not self._done:
             limit = seconds(timeout)
+            limit = self.limit if limit is None else limit
             self.block(float("inf") if limit is None else time.monotonic() + limit)
             if not self._done:
                 raise DeadlineExceededError(
@@ -117,16 +131,28 @@ class Work:
             threading.Thread(target=_drive_to_end, args=(self,), daemon=True).start()
         return future
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """In a coroutine, ``await work`` lets others run until it has ended; gives its result."""
+        import asyncio
+
+        return asyncio.wrap_future(self.get_future()).__await__()
+
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         """Local. Call ``callback(work)`` once the work has ended, at once if it has already.
 
-        It runs on the thread that completes the work, and must not wait.
+        It runs on the thread that completes the work, and must not wait; what it raises is logged.
         """
         with self._lock:
             if not self._done:
                 self._callbacks += (callback,)
                 return
-        callback(self)
+        self._call(callback)
+
+    def _call(self, callback: Callable[[Work], None]) -> None:
+        try:
+            callback(self)
+        except Exception:  # whoever waits for the work has nothing to do with it
+            logger.exception("a callback of %r failed", self)
 
     def complete(self, value: Any = None, error: BaseException | None = None) -> None:
         """Local. End the work; for those who carry the operation out. A second call is ignored."""
@@ -140,7 +166,7 @@ class Work:
         if event is not None:
             event.set()
         for callback in callbacks:
-            callback(self)
+            self._call(callback)
 
     def then(self, transform: Callable[[Any], Any]) -> Work:
         """Local. A Work that ends with this one; its result is ``transform`` of this one's.
@@ -164,7 +190,8 @@ class Work:
             if self._done:  # perhaps on another thread, which is about to end the new work too
                 following.wait_for_event(deadline)
 
-        following = Work(self.name, drive)
+        following = _Following(self.name, drive, [self])
+        following.limit = self.limit
         self.add_done_callback(ended)
         return following
 
@@ -202,6 +229,22 @@ class Work:
         return f"<Work {self.name}: {state}>"
 
 
+class _Following(Work):
+    """A Work that ends with others; to look at it is to look at them."""
+
+    def __init__(
+        self, name: str, drive: Callable[[Work, float], None], parts: Sequence[Work]
+    ) -> None:
+        super().__init__(name, drive)
+        self._parts = parts
+
+    def is_completed(self) -> bool:
+        if not self._done:
+            for part in self._parts:
+                part.is_completed()
+        return self._done
+
+
 def completed(name: str, value: Any = None) -> Work:
     """Local. A work that has ended well already."""
     work = Work(name)
@@ -224,12 +267,17 @@ def gather_works(name: str, works: list[Work]) -> Work:
         if all(part.is_completed() for part in works):
             whole.wait_for_event(deadline)  # another thread is about to end it
 
+    ended = itertools.count(1)
+
     def part_ended(_: Work) -> None:
-        if all(part.is_completed() for part in works):
+        # To ask the others would end them here, one within the other.
+        if next(ended) == len(works):
             error = next((p.exception() for p in works if p.exception() is not None), None)
             whole.complete([part._value for part in works], error)
 
-    whole = Work(name, drive)
+    whole = _Following(name, drive, works)
+    limits = [part.limit for part in works if part.limit is not None]
+    whole.limit = max(limits) if len(limits) == len(works) > 0 else None
     if not works:
         whole.complete([])
     for part in works:

@@ -13,7 +13,7 @@ from rich.table import Table
 PACKAGES = ("mpidist", "numpy", "mpi4py", "mpich", "openmpi", "torch", "tensorflow-cpu")
 
 
-def alternate(sides, rounds, seconds, before=lambda: None):
+def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
     """Median seconds a call of each side, measured in turns so that all meet the same noise.
 
     Args:
@@ -21,6 +21,8 @@ def alternate(sides, rounds, seconds, before=lambda: None):
         rounds: How often each side has its turn.
         seconds: About how long a turn is; a turn is one call at least.
         before: Called before each turn, for instance a barrier.
+        warm: Name to what is called, untimed, at the beginning of a turn: so no side finds the
+            caches as another has left them.
 
     Returns:
         Name to the median over the rounds.
@@ -37,6 +39,8 @@ def alternate(sides, rounds, seconds, before=lambda: None):
     for _ in range(rounds):
         for name, function in sides.items():
             before()
+            if warm is not None:
+                warm[name]()
             begin = time.perf_counter()
             for _ in range(calls[name]):
                 function()

@@ -10,6 +10,7 @@ from mpidist.collectives.arrays import (
     all_to_all_single,
     barrier,
     broadcast,
+    coalescing_manager,
     gather,
     monitored_barrier,
     reduce,
@@ -33,12 +34,14 @@ from mpidist.collectives.default import (
     set_timeout,
 )
 from mpidist.collectives.groups import (
+    new_cartesian_group,
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
     shrink_group,
     split_group,
 )
+from mpidist.collectives.mesh import DeviceMesh, init_device_mesh
 from mpidist.collectives.messages import (
     P2POp,
     batch_isend_irecv,
@@ -57,6 +60,7 @@ from mpidist.collectives.objects import (
 )
 
 __all__ = [
+    "DeviceMesh",
     "GroupMember",
     "P2POp",
     "all_gather",
@@ -71,6 +75,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "coalescing_manager",
     "destroy_process_group",
     "gather",
     "gather_object",
@@ -81,12 +86,14 @@ __all__ = [
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",
     "is_initialized",
     "isend",
     "monitored_barrier",
+    "new_cartesian_group",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from mpidist.arrays import ReduceOp
 from mpidist.collectives.default import Group, acting
+from mpidist.collectives.documentation import as_method
+from mpidist.group import Coalescing
+from mpidist.reduce_op import ReduceOp, Reduction
 from mpidist.work import Timeout, Work
 
 
+@as_method
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -24,9 +28,10 @@ def broadcast(
     return acts.broadcast(tensor, src, async_op, group_src)
 
 
+@as_method
 def all_reduce(
     tensor: Any,
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Reduction | str = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -37,9 +42,10 @@ def all_reduce(
     return acts.all_reduce(tensor, op, async_op)
 
 
+@as_method
 def all_reduce_coalesced(
     tensors: Sequence[Any],
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Reduction | str = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -50,10 +56,11 @@ def all_reduce_coalesced(
     return acts.all_reduce_coalesced(tensors, op, async_op)
 
 
+@as_method
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Reduction | str = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -65,6 +72,7 @@ def reduce(
     return acts.reduce(tensor, dst, op, async_op, group_dst)
 
 
+@as_method
 def all_gather(
     tensor_list: Sequence[Any],
     tensor: Any,
@@ -78,6 +86,7 @@ def all_gather(
     return acts.all_gather(tensor_list, tensor, async_op)
 
 
+@as_method
 def all_gather_into_tensor(
     output_tensor: Any,
     input_tensor: Any,
@@ -91,6 +100,7 @@ def all_gather_into_tensor(
     return acts.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
 
+@as_method
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[Any]],
     input_tensor_list: Sequence[Any],
@@ -104,6 +114,7 @@ def all_gather_coalesced(
     return acts.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
 
 
+@as_method
 def gather(
     tensor: Any,
     gather_list: Sequence[Any] | None = None,
@@ -119,6 +130,7 @@ def gather(
     return acts.gather(tensor, gather_list, dst, async_op, group_dst)
 
 
+@as_method
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any] | None = None,
@@ -134,10 +146,11 @@ def scatter(
     return acts.scatter(tensor, scatter_list, src, async_op, group_src)
 
 
+@as_method
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Reduction | str = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -148,10 +161,11 @@ def reduce_scatter(
     return acts.reduce_scatter(output, input_list, op, async_op)
 
 
+@as_method
 def reduce_scatter_tensor(
     output: Any,
     input: Any,
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Reduction | str = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -162,6 +176,7 @@ def reduce_scatter_tensor(
     return acts.reduce_scatter_tensor(output, input, op, async_op)
 
 
+@as_method
 def all_to_all(
     output_tensor_list: Sequence[Any],
     input_tensor_list: Sequence[Any],
@@ -175,6 +190,7 @@ def all_to_all(
     return acts.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
+@as_method
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -190,6 +206,7 @@ def all_to_all_single(
     return acts.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
 
 
+@as_method
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -201,6 +218,7 @@ def barrier(
     return None if acts is None else acts.barrier(async_op, timeout)
 
 
+@as_method
 def monitored_barrier(
     group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
@@ -208,3 +226,24 @@ def monitored_barrier(
     acts = acting(group)
     if acts is not None:
         acts.monitored_barrier(timeout, wait_all_ranks)
+
+
+@contextmanager
+def coalescing_manager(
+    group: Group = None, device: Any = None, async_ops: bool = False
+) -> Iterator[Coalescing]:
+    """Collective. See :meth:`ProcessGroup.coalesce`; torch's ``_coalescing_manager``.
+
+    Args:
+        group: Whose operations; calls in the block must name it, too.
+        device: Not needed; must be None.
+        async_ops: End the block at once.
+    """
+    if device is not None:
+        raise ValueError("device has no meaning here: leave it None")
+    acts = acting(group)
+    if acts is None:
+        yield Coalescing()
+        return
+    with acts.coalesce(async_ops) as begun:
+        yield begun

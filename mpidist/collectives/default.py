@@ -54,7 +54,7 @@ def init_process_group(
     """Collective. Make the default group, of the whole world; the launcher has said who is who.
 
     Args:
-        backend: None, ``"mpi"``, or ``"cpu:mpi,cuda:nccl"``.
+        backend: None, ``"mpi"``, ``"cpu:mpi"`` or ``"cpu:mpi,cuda:nccl"``.
         init_method: None or ``"env://"``; MPI needs no rendezvous.
         timeout: Time limit of every operation, in seconds or as a timedelta. Unlike torch's, the
             default is none.
@@ -112,11 +112,12 @@ def destroy_process_group(group: Group = None) -> None:
         return
     if ending is _default:
         for made in reversed(_made):
-            made.free()
+            if not made.freed:  # by its own method
+                made.free()
         _made.clear()
         _default = None
-    elif ending in _made:
-        _made.remove(ending)
+        if ending.freed:
+            return
     ending.free()
 
 
@@ -165,7 +166,15 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
 
 def set_timeout(timeout: Timeout, group: Group = None) -> None:
-    """Local. Time limit of every later operation of a group; None for none."""
+    """Local. Time limit of every later operation of a group.
+
+    Args:
+        timeout: Seconds or a timedelta; None for none.
+        group: The group; without it the default group.
+
+    Raises:
+        ValueError: The limit is negative, or no number.
+    """
     acts = acting(group)
     if acts is not None:
         acts.set_timeout(timeout)
@@ -199,6 +208,8 @@ def given(group: Group) -> ProcessGroup:
 
 def acting(group: Group) -> ProcessGroup | None:
     """Local. The group that acts; None, with a warning, if this rank is not a member."""
+    if group is None and _default is not None:
+        return _default
     if group.__class__ is NonGroupMember:
         warnings.warn("this rank is not a member of the group: nothing is done", stacklevel=3)
         return None
@@ -207,4 +218,5 @@ def acting(group: Group) -> ProcessGroup | None:
 
 def keep(group: ProcessGroup) -> None:
     """Local. Have a group end together with the default group."""
+    _made[:] = [made for made in _made if not made.freed]
     _made.append(group)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist.collectives.default import BACKENDS, Group, GroupMember, NonGroupMember, given, keep
-from mpidist.group import ProcessGroup, make_group, split
+from mpidist.group import CartesianGroup, ProcessGroup, make_cartesian, make_group, split
 from mpidist.runtime import world
 from mpidist.work import Timeout
 
@@ -42,7 +42,7 @@ def new_group(
     Raises:
         ValueError: A rank is there twice or not in the world, or an argument has no meaning here.
     """
-    _check_options(backend, pg_options=pg_options, device_id=device_id)
+    check_options(backend, pg_options=pg_options, device_id=device_id)
     parent = given(None)
     members = list(parent.ranks if ranks is None else ranks)
     group = make_group(
@@ -139,7 +139,7 @@ def split_group(
     Raises:
         ValueError: No ranks are given, or one is in two lists or not in the parent.
     """
-    _check_options(backend, pg_options=pg_options)
+    check_options(backend, pg_options=pg_options)
     parent = given(parent_pg)
     if not split_ranks:
         raise ValueError("split_ranks needs the ranks of at least one group")
@@ -151,6 +151,36 @@ def split_group(
     for group in groups:
         keep(group)
     return groups[0] if groups else None
+
+
+def new_cartesian_group(
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    reorder: bool = False,
+    group: Group = None,
+    timeout: Timeout = None,
+    group_desc: str | None = None,
+) -> CartesianGroup:
+    """Collective over a group. The same members on a grid, with neighbours (MPI 4.1, 8.5).
+
+    Args:
+        shape: Members along each dimension; their product is the group's size.
+        periodic: Whether the last along a dimension is a neighbour of the first; one answer for
+            all dimensions, or one each.
+        reorder: Let MPI give other ranks to the members, so that neighbours are close.
+        group: Whose members; the default group.
+        timeout: Time limit of every operation; None for none.
+        group_desc: For messages.
+
+    Returns:
+        A group of its own.
+
+    Raises:
+        ValueError: The shape does not fit the group's size, or this rank is not a member.
+    """
+    made = make_cartesian(given(group), shape, periodic, reorder, _name(group_desc), timeout)
+    keep(made)
+    return made
 
 
 def shrink_group(
@@ -173,7 +203,7 @@ def shrink_group(
     Raises:
         ValueError: Nobody goes, nobody stays, or a rank is not in the group.
     """
-    _check_options(None, pg_options=pg_options)
+    check_options(None, pg_options=pg_options)
     if shrink_flags:
         raise ValueError("shrink_flags has no meaning here: leave it 0")
     parent = given(group)
@@ -195,7 +225,7 @@ def _enumerated(
     pg_options: Any,
     group_desc: str | None,
 ) -> tuple[ProcessGroup | NonGroupMember, list[ProcessGroup | NonGroupMember]]:
-    _check_options(backend, pg_options=pg_options)
+    check_options(backend, pg_options=pg_options)
     groups = [_kept(group) for group in split(parent, lists, _name(group_desc), timeout)]
     mine = next((g for g in groups if isinstance(g, ProcessGroup)), GroupMember.NON_GROUP_MEMBER)
     return mine, groups
@@ -212,7 +242,8 @@ def _name(description: str | None) -> str:
     return description or f"group {next(_numbers)}"
 
 
-def _check_options(backend: str | None, **options: Any) -> None:
+def check_options(backend: str | None, **options: Any) -> None:
+    """Local. ValueError if a backend is unknown, or an option of torch's is given."""
     if backend is not None and backend.lower() not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; the known ones are {', '.join(BACKENDS)}")
     for name, value in options.items():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpidist.collectives.default import Group, acting, given
+from mpidist.collectives.default import Group, acting, get_global_rank, given
+from mpidist.collectives.documentation import as_method
 from mpidist.work import Work
 
 
+@as_method
 def send(
     tensor: Any,
     dst: int | None = None,
@@ -22,6 +24,7 @@ def send(
         acts.send(tensor, dst, tag, group_dst)
 
 
+@as_method
 def recv(
     tensor: Any,
     src: int | None = None,
@@ -29,11 +32,12 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Point to point. See :meth:`ProcessGroup.recv`; -1 on a rank that is no member."""
+    """Point to point. See :meth:`ProcessGroup.recv`."""
     acts = acting(group)
     return -1 if acts is None else acts.recv(tensor, src, tag, group_src)
 
 
+@as_method
 def isend(
     tensor: Any,
     dst: int | None = None,
@@ -41,11 +45,12 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Point to point. See :meth:`ProcessGroup.isend`; None on a rank that is no member."""
+    """Point to point. See :meth:`ProcessGroup.isend`."""
     acts = acting(group)
     return None if acts is None else acts.isend(tensor, dst, tag, group_dst)
 
 
+@as_method
 def irecv(
     tensor: Any,
     src: int | None = None,
@@ -53,7 +58,7 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Point to point. See :meth:`ProcessGroup.irecv`; None on a rank that is no member."""
+    """Point to point. See :meth:`ProcessGroup.irecv`."""
     acts = acting(group)
     return None if acts is None else acts.irecv(tensor, src, tag, group_src)
 
@@ -90,10 +95,10 @@ class P2POp:
         self.tag = tag
         if (peer is None) == (group_peer is None):
             raise ValueError("give the world rank or the group rank of the other side")
-        self.peer = (
-            self.group.ranks[group_peer] if peer is None and group_peer is not None else peer
-        )
-        self.group_peer = self.group.position(self.peer) if self.peer is not None else -1
+        if group_peer is not None:
+            peer = get_global_rank(group, group_peer)
+        assert peer is not None
+        self.peer, self.group_peer = peer, self.group.position(peer)
 
     def __repr__(self) -> str:
         return f"<P2POp {self.op.__name__} of group {self.group.name!r}, peer {self.peer}>"

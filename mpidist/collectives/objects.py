@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist.collectives.default import Group, acting
+from mpidist.collectives.documentation import as_method
 
 
+@as_method
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Group = None, weights_only: bool = False
 ) -> None:
@@ -20,6 +22,7 @@ def all_gather_object(
         acts.all_gather_object(object_list, obj, weights_only)
 
 
+@as_method
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -34,6 +37,7 @@ def gather_object(
         acts.gather_object(obj, object_gather_list, dst, group_dst, weights_only)
 
 
+@as_method
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -48,6 +52,7 @@ def broadcast_object_list(
         acts.broadcast_object_list(object_list, src, group_src, weights_only)
 
 
+@as_method
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: Sequence[Any] | None = None,
@@ -64,6 +69,7 @@ def scatter_object_list(
         )
 
 
+@as_method
 def send_object_list(
     object_list: Sequence[Any],
     dst: int | None = None,
@@ -78,6 +84,7 @@ def send_object_list(
         acts.send_object_list(object_list, dst, group_dst)
 
 
+@as_method
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -87,6 +94,6 @@ def recv_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> int:
-    """Point to point. See :meth:`ProcessGroup.recv_object_list`; -1 on a rank that is no member."""
+    """Point to point. See :meth:`ProcessGroup.recv_object_list`."""
     acts = acting(group)
     return -1 if acts is None else acts.recv_object_list(object_list, src, group_src, weights_only)

@@ -1,6 +1,18 @@
 """Process groups: ranks that act together."""
 
-from mpidist.group.making import make_group, split
+from mpidist.group.cartesian import CartesianGroup, make_cartesian
+from mpidist.group.coalescing import Coalescing
+from mpidist.group.making import group_of, make_group, split
+from mpidist.group.prepared import Prepared
 from mpidist.group.process_group import ProcessGroup
 
-__all__ = ["ProcessGroup", "make_group", "split"]
+__all__ = [
+    "CartesianGroup",
+    "Coalescing",
+    "Prepared",
+    "ProcessGroup",
+    "group_of",
+    "make_cartesian",
+    "make_group",
+    "split",
+]

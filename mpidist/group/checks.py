@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.arrays import Array, host_view
+from mpidist.array_lists import host_views
+from mpidist.arrays import Array
 from mpidist.group.core import Core
 
 
@@ -15,8 +16,9 @@ def check_list(group: Core, name: str, arrays: Sequence[Array], like: Array) -> 
         raise ValueError(
             f"{name} of group {group.name!r} needs {group.size()} arrays, not {len(arrays)}"
         )
+    shape, dtype = like.shape, like.dtype
     for rank, array in enumerate(arrays):
-        if array.shape != like.shape or array.dtype != like.dtype:
+        if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
             raise ValueError(
                 f"{name} of {like.dtype}{list(like.shape)} has {array.dtype}{list(array.shape)} "
                 f"in its list for group rank {rank}"
@@ -25,7 +27,7 @@ def check_list(group: Core, name: str, arrays: Sequence[Array], like: Array) -> 
 
 def check_multiple(group: Core, name: str, whole: Array, part: Array) -> None:
     """Local. ValueError if an array is not as large as one other a member."""
-    if whole.dtype != part.dtype:
+    if whole.dtype is not part.dtype and whole.dtype != part.dtype:
         raise ValueError(f"{name} needs one dtype, not {whole.dtype} and {part.dtype}")
     if whole.size != group.size() * part.size:
         raise ValueError(
@@ -45,7 +47,7 @@ def list_of_root(
     _check_giver(group, name, arrays, root)
     if group.rank() != root:
         return None
-    return [host_view(array) for array in arrays or ()]
+    return host_views(arrays or ())
 
 
 def list_of_root_objects(group: Core, name: str, objects: Sequence[Any] | None, root: int) -> Any:
@@ -66,7 +68,7 @@ def list_of_root_objects(group: Core, name: str, objects: Sequence[Any] | None, 
 def _check_giver(group: Core, name: str, given: Sequence[Any] | None, root: int) -> None:
     if group.rank() == root and given is None:
         raise ValueError(f"{name} is missing on the root, rank {group.ranks[root]}")
-    if group.rank() != root and given:
+    if group.rank() != root and given is not None and len(given):
         raise ValueError(
             f"{name} is only for the root, rank {group.ranks[root]}; leave it None on rank "
             f"{group.ranks[group.rank()]}"

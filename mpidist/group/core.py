@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mpidist.errors import DeadlineExceededError, GroupBrokenError
 from mpidist.executor import HostExecutor, RequestWork, backend_error
 from mpidist.op import Op
-from mpidist.runtime import Waits, World, exits, together, world
-from mpidist.work import Timeout, seconds
+from mpidist.runtime import Waits, World, exits, fork, together, world
+from mpidist.work import Timeout, Work, gather_works, seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,32 +22,36 @@ _counter = itertools.count()
 
 
 class Core:
-    """Collective. The members of a group, their communicator, and the way of every operation.
+    """The members of a group, their communicator, and the way of every operation.
 
-    Args:
-        comm: The communicator; the group owns it from now on.
-        name: For messages.
-        timeout: Time limit of every operation, in seconds or as a timedelta; None for none.
-
-    Attributes:
-        name: For messages.
-        number: Unique, and equal on all members.
-        ranks: World rank of each member.
+    Arguments and attributes as :class:`mpidist.ProcessGroup`, which has the operations.
     """
 
     def __init__(self, comm: MPI.Intracomm, name: str, timeout: Timeout = None) -> None:
         from mpi4py import MPI
 
+        if comm == MPI.COMM_NULL or comm.Is_inter():
+            raise ValueError(
+                f"group {name!r} needs a communicator of which this rank is a member, and of one "
+                "group: not COMM_NULL, nor an intercommunicator"
+            )
         here: World = world()
         self._comm = comm
         self._mpi_error = MPI.Exception
         self._executor = HostExecutor(comm)
         self._waits: Waits = exits().waits
+        self._counts, self._current = self._waits.counts, self._waits.current
         self._timeout = seconds(timeout)
         self._sequence = 0
-        self._late: RequestWork | None = None
+        self._refusing = False  # for one of the three reasons below
         self._freed = False
-        self._abandoned: list[RequestWork] = []
+        self._torn: Op | None = None
+        self._late: Work | None = None
+        # MPI works on their arrays, whether or not somebody keeps their handles.
+        self._begun: dict[int, RequestWork] = {}
+        # MPI wants the collectives of a group one after the other, whichever thread calls them.
+        self._turn = threading.Lock()
+        self._collecting: dict[int, list[Op]] = {}  # by thread
         self._rank, self._size = comm.rank, comm.size
         self.name = name
         with together(f"making group {name!r}", comm.Get_group()):
@@ -54,6 +62,10 @@ class Core:
         group.Free()
         self._position = {rank: position for position, rank in enumerate(self.ranks)}
 
+    def __repr__(self) -> str:
+        state = ", destroyed" if self._freed else ""
+        return f"<{type(self).__name__} {self.name!r}: rank {self._rank} of {self._size}{state}>"
+
     def rank(self) -> int:
         """Local. Rank of this process in the group."""
         return self._rank
@@ -62,9 +74,14 @@ class Core:
         """Local. Number of members."""
         return self._size
 
+    @property
+    def freed(self) -> bool:
+        """Local. Whether the group was destroyed."""
+        return self._freed
+
     def position(self, rank: int) -> int:
         """Local. Group rank of a rank of the world; ValueError if it is not a member."""
-        return self._peer(rank, None)
+        return self._peer("rank", rank, None)
 
     def set_timeout(self, timeout: Timeout) -> None:
         """Local. Time limit of every later operation, seconds or a timedelta; None for none."""
@@ -72,92 +89,224 @@ class Core:
 
     @property
     def comm(self) -> MPI.Intracomm:
-        """Local. The group's mpi4py communicator; operations on it do not mix with the group's."""
+        """Local. The group's mpi4py communicator, for operations of MPI beside the group's.
+
+        Messages must name their tag: what is received with ANY_TAG may be a part of an operation
+        of the group, whose tags are 29000 to 32767.
+
+        Raises:
+            ValueError: The group was destroyed.
+        """
+        self._check_alive()
         return self._comm
 
     def free(self) -> None:
         """Collective. Give the communicator back; every later operation is a ValueError.
 
+        A rank on which operations have not ended keeps it: Open MPI would use its number again,
+        and take what still comes for the messages of another group.
+
         Raises:
             ValueError: That has been done.
         """
         self._check_alive()
-        self._freed = True
+        pending = [work for work in list(self._begun.values()) if not work.is_completed()]
+        self._freed = self._refusing = True
         with together(f"freeing group {self.name!r}", self._comm.Get_group()):
-            self._comm.Free()
+            if not pending and self._torn is None:
+                self._comm.Free()
+
+    def submit(self, op: Op, async_op: bool) -> RequestWork | None:
+        """Collective. Carry out an operation, in the order in which threads submit them.
+
+        Args:
+            op: The operation.
+            async_op: Return at once.
+
+        Returns:
+            A Work if ``async_op``, and nothing is being collected; else None.
+
+        Raises:
+            DeadlineExceededError: The time limit passed.
+            DistBackendError: MPI failed.
+            GroupBrokenError: An earlier operation of the group is past its limit, and pending.
+        """
+        if self._collecting and self._collect(op):
+            return None
+        limit = self._timeout if op.limit is None else op.limit
+        if fork.unusable:  # the lock of a forked child may be locked for ever
+            fork.check_mpi()
+        if self._begun:  # not within the turn: callbacks of what has ended may want theirs
+            self._sweep()
+        with self._turn:
+            if self._refusing:
+                self._check_usable()
+            self._sequence = op.sequence = self._sequence + 1
+            self._counts[self.number] = op.sequence
+            if async_op:
+                work = self._begin(op)
+                work.limit = limit
+                return work
+            if limit is None:
+                self._run(op)
+                return None
+            work = self._begin(op)
+        self._wait_within(op, work, limit)
+        return None
+
+    def wait_for_all(self, name: str, works: Sequence[Work], limit: float) -> None:
+        """Local. Wait for collectives that have begun, within one time limit.
+
+        Args:
+            name: What they are together, for messages.
+            works: Theirs.
+            limit: In seconds.
+
+        Raises:
+            DeadlineExceededError: It passed; the group refuses others until they have ended.
+        """
+        whole = gather_works(name, list(works))
+        whole.block(time.monotonic() + limit)
+        if not whole.is_completed():
+            self._late, self._refusing = whole, True
+            raise self._past_its_limit(name, limit)
+        whole.wait()
+
+    @property
+    def timeout(self) -> float | None:
+        """Local. Time limit of every operation, in seconds; None for none."""
+        return self._timeout
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[Op]]:
+        """Local. Collect the collectives that this thread calls in the block; none begins."""
+        thread = threading.get_ident()
+        outer = self._collecting.get(thread)
+        ops: list[Op] = []
+        self._collecting[thread] = ops
+        try:
+            yield ops
+        finally:
+            del self._collecting[thread]
+            if outer is not None:
+                self._collecting[thread] = outer
 
     # Inside
 
-    def _collective(
-        self, op: Op, async_op: bool, timeout: float | None = None
-    ) -> RequestWork | None:
-        if self._late is not None:
-            self._check_late()
-        self._sequence = op.sequence = self._sequence + 1
-        self._waits.counts[self.number] = op.sequence
-        if async_op:
-            return self._begin(op)
-        self._carry_out(op, timeout)
-        return None
+    def _at_once(self, op: Op) -> None:
+        """Carry out a collective of which the caller needs the result."""
+        if self._collecting and threading.get_ident() in self._collecting:
+            raise ValueError(
+                f"{op.name} of objects or of unequal parts needs its result at once: group "
+                f"{self.name!r} cannot collect it for later"
+            )
+        try:
+            self.submit(op, False)
+        except DeadlineExceededError:
+            self._tear(op)
+            raise
 
-    def _carry_out(self, op: Op, timeout: float | None = None) -> int:
-        """Carry an Op out; group rank of the other side of a message."""
-        limit = self._timeout if timeout is None else timeout
-        if limit is not None:
-            return self._carry_out_within(op, limit)
-        current = self._waits.current
-        current[id(op)] = op
+    def _follow(self, op: Op) -> None:
+        """Carry a message out that is a part of a collective."""
+        try:
+            self._carry_out(op)
+        except DeadlineExceededError:
+            self._tear(op)
+            raise
+
+    def _tear(self, op: Op) -> None:
+        # Others go on with further steps, which this rank will never begin.
+        self._torn, self._refusing = op, True
+
+    def _collect(self, op: Op) -> bool:
+        ops = self._collecting.get(threading.get_ident())
+        if ops is None:
+            return False
+        ops.append(op)
+        return True
+
+    def _carry_out(self, op: Op) -> int:
+        """Carry a message out; group rank of the other side."""
+        fork.check_mpi()
+        self._check_alive()
+        limit = self._timeout if op.limit is None else op.limit
+        if limit is None:
+            return self._run(op)
+        return self._wait_within(op, self._begin(op), limit)
+
+    def _run(self, op: Op) -> int:
+        key = id(op)
+        self._current[key] = op
         try:
             self._executor.run(op)
         except self._mpi_error as error:
             self._check_alive()
             raise backend_error(op, error) from error
         finally:
-            del current[id(op)]
+            self._current.pop(key, None)
         if op.finish is not None:
             op.finish()
         return op.root
 
-    def _carry_out_within(self, op: Op, limit: float) -> int:
-        work = self._begin(op)
+    def _wait_within(self, op: Op, work: RequestWork, limit: float) -> int:
         try:
             work.wait(limit)
         except DeadlineExceededError:
             if op.sequence:
-                self._late = work
-            else:
-                self._abandoned = [w for w in self._abandoned if not w.is_completed()] + [work]
-            raise DeadlineExceededError(
-                f"{op.describe()} has not completed within {limit:g} s on rank "
-                f"{self.ranks[self._rank]}; it stays pending, and its arrays must not be used"
-            ) from None
+                self._late, self._refusing = work, True
+            raise self._past_its_limit(op.describe(), limit) from None
         sender = work.result()
         return op.root if sender is None else self._position[sender]
 
+    def _past_its_limit(self, what: str, limit: float) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"{what} has not completed within {limit:g} s on rank {self.ranks[self._rank]}; it "
+            "stays pending, and its arrays must not be used"
+        )
+
     def _begin(self, op: Op) -> RequestWork:
+        fork.check_mpi()
+        self._check_alive()  # Open MPI's nonblocking calls may crash where blocking ones fail
         try:
-            return RequestWork(op, self._executor.start(op), self._waits)
+            work = RequestWork(op, self._executor.start(op), self._waits, self._begun)
         except self._mpi_error as error:
-            self._check_alive()
             raise backend_error(op, error) from error
+        self._begun[id(work)] = work
+        return work
+
+    def _sweep(self) -> None:
+        """Look after works that nobody waits for; the oldest first, as far as they have ended."""
+        if self._late is not None:
+            self._late.is_completed()
+        for work in list(self._begun.values()):
+            if not work.is_completed():
+                return
 
     def _check_alive(self) -> None:
         if self._freed:
             raise ValueError(f"group {self.name!r} was destroyed and cannot be used any more")
 
-    def _check_late(self) -> None:
+    def _check_usable(self) -> None:
+        self._check_alive()
+        here = f"group {self.name!r} takes no collective on rank {self.ranks[self._rank]}: "
+        if self._torn is not None:
+            raise GroupBrokenError(
+                f"{here}its {self._torn.name} of objects was left halfway at its time limit, and "
+                "the others may have gone on; make a new group"
+            )
         if self._late is not None and not self._late.is_completed():
             raise GroupBrokenError(
-                f"group {self.name!r} takes no collective on rank {self.ranks[self._rank]}: its "
-                f"{self._late.name} is past its time limit and still pending; wait until the "
-                "missing ranks have joined it, or make a new group of those that answer"
+                f"{here}its {self._late.name} is past its time limit and still pending; wait until "
+                "the missing ranks have joined it, or make a new group of those that answer"
             )
-        self._late = None
+        self._late, self._refusing = None, False
 
-    def _peer(self, rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-        """Group rank of the other side, from either way to name it."""
+    def _peer(
+        self, name: str, rank: int | None, group_rank: int | None, default: int | None = None
+    ) -> int:
+        """Group rank of the other side, from either argument that names it."""
         if rank is not None and group_rank is not None:
-            raise ValueError("give the world rank or the group rank of the other side, not both")
+            raise ValueError(f"give {name}, a world rank, or group_{name}, a group rank, not both")
         if rank is not None:
             position = self._position.get(rank, -1)
         elif group_rank is not None:
@@ -165,8 +314,12 @@ class Core:
         elif default is not None:
             return default
         else:
-            raise ValueError("the rank of the other side is missing")
+            raise ValueError(
+                f"{name}, the rank of the other side, is missing: give {name} or group_{name}"
+            )
         if position < 0:
-            named = f"world rank {rank!r}" if rank is not None else f"group rank {group_rank!r}"
-            raise ValueError(f"{named} is not in group {self.name!r}, whose ranks are {self.ranks}")
+            given = f"world rank {rank!r}" if rank is not None else f"group rank {group_rank!r}"
+            raise ValueError(
+                f"{name}: {given} is not in group {self.name!r}, whose ranks are {self.ranks}"
+            )
         return position

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpidist.group.process_group import ProcessGroup
 from mpidist.runtime import together
 from mpidist.work import Timeout
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def make_group(
@@ -31,13 +35,27 @@ def make_group(
         raise ValueError(f"a group needs distinct ranks, at least one, not {list(ranks)}")
     if parent.rank() not in positions:
         return None
-    whole = parent.comm.Get_group()
+    return group_of(parent.comm, positions, name, timeout)
+
+
+def group_of(
+    comm: MPI.Intracomm, positions: Sequence[int], name: str, timeout: Timeout = None
+) -> ProcessGroup:
+    """Collective over the new members. A group of some ranks of a communicator.
+
+    Args:
+        comm: The communicator.
+        positions: Ranks in it, this one among them; the same on all.
+        name: For messages.
+        timeout: Time limit of every operation.
+    """
+    whole = comm.Get_group()
     members = whole.Incl(positions)
     with together(f"making group {name!r}", members.Dup()):
-        comm = parent.comm.Create_group(members)
+        made = comm.Create_group(members)
     members.Free()
     whole.Free()
-    return ProcessGroup(comm, name, timeout)
+    return ProcessGroup(made, name, timeout)
 
 
 def split(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-import numpy as np
-
-from mpidist.arrays import Array, Finish, collect, host_view, movable, spread, to_move
+from mpidist.array_lists import (
+    apart_lists,
+    check_outputs,
+    collect,
+    flat_parts,
+    host_views,
+    spread,
+)
+from mpidist.arrays import Array, Finish, apart, host_view, movable, to_move
 from mpidist.group.checks import check_list, check_multiple, list_of_root
+from mpidist.group.coalescing import coalesce
 from mpidist.group.core import Core
 from mpidist.op import Op
-from mpidist.work import Timeout, Work, gather_works, seconds
+from mpidist.work import Timeout, Work, seconds
 
 
 class Moves(Core):
@@ -20,7 +27,8 @@ class Moves(Core):
     The types of all: any dtype without Python objects. All raise ValueError where an array is
     read-only but receives, or has not the shape, size or dtype that it should, or where the root
     is not a member; DeadlineExceededError when the group's time limit passes; and GroupBrokenError
-    while an earlier operation of the group is past its limit, and pending.
+    while an earlier operation of the group is past its limit, and pending. What is read may lie
+    where results are written; it is copied first.
     """
 
     def broadcast(
@@ -46,10 +54,10 @@ class Moves(Core):
             DeadlineExceededError: The group's time limit passed.
             GroupBrokenError: An earlier operation of the group is past its limit, and pending.
         """
-        root = self._peer(src, group_src, default=0)
+        root = self._peer("src", src, group_src, default=0)
         buffer, finish = to_move(array, write=self._rank != root)
         record = Op("broadcast", self, None, buffer, root=root, finish=finish)
-        return self._collective(record, async_op)
+        return self.submit(record, async_op)
 
     def all_gather(
         self, array_list: Sequence[Any], array: Any, async_op: bool = False
@@ -64,11 +72,11 @@ class Moves(Core):
         Returns:
             A Work if ``async_op``, else None.
         """
-        outputs, own = [host_view(output) for output in array_list], host_view(array)
+        outputs, own = host_views(array_list), host_view(array)
         check_list(self, "all_gather", outputs, own)
         memory, finish = spread(outputs)
-        part, gathered = movable(own), movable(memory)
-        return self._collective(Op("all_gather", self, part, gathered, finish=finish), async_op)
+        part, gathered = movable(apart(own, memory)), movable(memory)
+        return self.submit(Op("all_gather", self, part, gathered, finish=finish), async_op)
 
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False
@@ -76,8 +84,7 @@ class Moves(Core):
         """Collective. Collect every member's ``input`` in ``output``, by group rank.
 
         Args:
-            output: Writable, with one part a member in C order, of the dtype of ``input``. May be
-                the memory of ``input`` too, where this rank's part lies.
+            output: Writable, with one part a member in C order, of the dtype of ``input``.
             input: Same shape and dtype on all members.
             async_op: Return at once.
 
@@ -86,11 +93,9 @@ class Moves(Core):
         """
         target, own = host_view(output), host_view(input)
         check_multiple(self, "all_gather_into_tensor", target, own)
-        if np.may_share_memory(target, own):
-            own = own.copy()
-        part = movable(own)
+        part = movable(apart(own, target))
         gathered, finish = to_move(target, write=True)
-        return self._collective(Op("all_gather", self, part, gathered, finish=finish), async_op)
+        return self.submit(Op("all_gather", self, part, gathered, finish=finish), async_op)
 
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Any]], inputs: Sequence[Any], async_op: bool = False
@@ -116,11 +121,10 @@ class Moves(Core):
                     f"all_gather_coalesced of {len(inputs)} arrays cannot write into the "
                     f"{len(outputs)} of group rank {rank}"
                 )
-        works = [
-            self.all_gather([outputs[number] for outputs in output_lists], array, async_op)
-            for number, array in enumerate(inputs)
-        ]
-        return gather_works("all_gather_coalesced", [w for w in works if w]) if async_op else None
+        with coalesce(self, "all_gather_coalesced", async_op) as together:
+            for number, array in enumerate(inputs):
+                self.all_gather([outputs[number] for outputs in output_lists], array)
+        return together.work
 
     def gather(
         self,
@@ -142,16 +146,16 @@ class Moves(Core):
         Returns:
             A Work if ``async_op``, else None.
         """
-        root = self._peer(dst, group_dst, default=0)
+        root = self._peer("dst", dst, group_dst, default=0)
         outputs = list_of_root(self, "gather_list", gather_list, root)
         own = host_view(array)
-        part = movable(own)
         if outputs is None:
-            return self._collective(Op("gather", self, part, root=root), async_op)
+            return self.submit(Op("gather", self, movable(own), root=root), async_op)
         check_list(self, "gather", outputs, own)
         memory, finish = spread(outputs)
+        part = movable(apart(own, memory))
         record = Op("gather", self, part, movable(memory), root=root, finish=finish)
-        return self._collective(record, async_op)
+        return self.submit(record, async_op)
 
     def scatter(
         self,
@@ -173,17 +177,15 @@ class Moves(Core):
         Returns:
             A Work if ``async_op``, else None.
         """
-        root = self._peer(src, group_src, default=0)
+        root = self._peer("src", src, group_src, default=0)
         inputs = list_of_root(self, "scatter_list", scatter_list, root)
         own = host_view(array)
         parts = None
         if inputs is not None:
             check_list(self, "scatter", inputs, own)
-            parts = movable(collect(inputs))
+            parts = movable(apart(collect(inputs), own))
         part, finish = to_move(own, write=True)
-        return self._collective(
-            Op("scatter", self, parts, part, root=root, finish=finish), async_op
-        )
+        return self.submit(Op("scatter", self, parts, part, root=root, finish=finish), async_op)
 
     def all_to_all(
         self, output_list: Sequence[Any], input_list: Sequence[Any], async_op: bool = False
@@ -198,19 +200,22 @@ class Moves(Core):
         Returns:
             A Work if ``async_op``, else None.
         """
-        outputs, inputs = ([host_view(a) for a in arrays] for arrays in (output_list, input_list))
+        outputs, inputs = host_views(output_list), host_views(input_list)
         for what, arrays in (("output", outputs), ("input", inputs)):
             if len(arrays) != self._size:
                 raise ValueError(
                     f"all_to_all of group {self.name!r} needs {self._size} {what} arrays, not "
                     f"{len(arrays)}"
                 )
-        kinds = {array.dtype for array in (*outputs, *inputs)}
-        if len(kinds) > 1:
-            raise ValueError(f"all_to_all needs arrays of one dtype, not {sorted(map(str, kinds))}")
-        given, taken = ([array.size for array in arrays] for arrays in (inputs, outputs))
-        memory = (collect(inputs), *spread(outputs))
-        return self._exchange(memory, (given, taken), async_op)
+        dtype = inputs[0].dtype
+        if [array for array in (*outputs, *inputs) if array.dtype != dtype]:
+            kinds = sorted({str(array.dtype) for array in (*outputs, *inputs)})
+            raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
+        check_outputs(outputs)
+        self._check_own(inputs[self._rank].size, outputs[self._rank].size)
+        given, _ = flat_parts(apart_lists(inputs, outputs), write=False)
+        taken, finish = flat_parts(outputs, write=True)
+        return self._exchange(given, taken, finish, async_op)
 
     def all_to_all_single(
         self,
@@ -226,7 +231,8 @@ class Moves(Core):
             output: Writable, same dtype as ``input``, and rows of the same size.
             input: The rows, along the first dimension.
             output_split_sizes: How many rows come from each member; without, equally many.
-            input_split_sizes: How many rows go to each member; without, equally many.
+            input_split_sizes: How many rows go to each member; without, equally many. If one
+                member gives sizes, all must, also where they are equal.
             async_op: Return at once.
 
         Returns:
@@ -235,11 +241,23 @@ class Moves(Core):
         target, source = host_view(output), host_view(input)
         if target.dtype != source.dtype:
             raise ValueError(f"all_to_all_single of {source.dtype} cannot write {target.dtype}")
-        given = self._rows("input", source, input_split_sizes)
-        taken = self._rows("output", target, output_split_sizes)
-        equal = not (input_split_sizes or output_split_sizes)
-        memory = (collect([source]), *spread([target]))
-        return self._exchange(memory, None if equal else (given, taken), async_op)
+        send = movable(apart(source, target))
+        recv, finish = to_move(target, write=True)
+        if _are_given(input_split_sizes) or _are_given(output_split_sizes):
+            unit = source.itemsize // send.itemsize  # dtypes that MPI does not know are bytes
+            gives = self._rows("input", source, input_split_sizes)
+            takes = self._rows("output", target, output_split_sizes)
+            self._check_own(gives[self._rank], takes[self._rank])
+            given, taken = _stretches(send, gives, unit), _stretches(recv, takes, unit)
+            return self._exchange(given, taken, finish, async_op)
+        self._equal_rows("input", source)
+        self._equal_rows("output", target)
+        if source.size != target.size:
+            raise ValueError(
+                f"all_to_all_single in equal parts needs as many elements of output as of input, "
+                f"not {target.size} and {source.size}"
+            )
+        return self.submit(Op("all_to_all", self, send, recv, finish=finish), async_op)
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Collective. Return once all members have entered.
@@ -255,40 +273,61 @@ class Moves(Core):
             DeadlineExceededError: The time limit passed.
             GroupBrokenError: An earlier operation of the group is past its limit, and pending.
         """
-        return self._collective(Op("barrier", self), async_op, seconds(timeout))
+        record = Op("barrier", self)
+        record.limit = seconds(timeout)
+        return self.submit(record, async_op)
 
     # Inside
+
+    def _equal_rows(self, what: str, array: Array) -> int:
+        """How many rows of an array belong to each member, where all have equally many."""
+        length = array.shape[0] if array.ndim else 1
+        if length % self._size:
+            raise ValueError(
+                f"all_to_all_single cannot divide {length} rows of {what} among the "
+                f"{self._size} members of group {self.name!r}: give {what}_split_sizes"
+            )
+        return length // self._size
 
     def _rows(self, what: str, array: Array, splits: Sequence[int] | None) -> list[int]:
         """How many elements of an array belong to each member."""
         length = array.shape[0] if array.ndim else 1
-        if not splits:
-            if length % self._size:
-                raise ValueError(
-                    f"all_to_all_single cannot divide {length} rows of {what} among the "
-                    f"{self._size} members of group {self.name!r}: give {what}_split_sizes"
-                )
-            splits = [length // self._size] * self._size
+        if not _are_given(splits):
+            splits = [self._equal_rows(what, array)] * self._size
         if len(splits) != self._size or min(splits) < 0 or sum(splits) != length:
             raise ValueError(
                 f"{what}_split_sizes of {list(splits)} do not divide {length} rows among the "
                 f"{self._size} members of group {self.name!r}"
             )
         row = array.size // length if length else 0
-        return [split * row for split in splits]
+        return [int(split) * row for split in splits]
+
+    def _check_own(self, given: int, taken: int) -> None:
+        """What a rank gives itself is no message, whose length MPI would look at."""
+        if given != taken:
+            raise ValueError(
+                f"rank {self.ranks[self._rank]} of group {self.name!r} has {given} elements for "
+                f"itself in what it gives, but {taken} in what it receives"
+            )
 
     def _exchange(
-        self,
-        arrays: tuple[Array, Array, Finish],
-        counts: tuple[list[int], list[int]] | None,
-        async_op: bool,
+        self, given: Sequence[Array], taken: Sequence[Array], finish: Finish, async_op: bool
     ) -> Work | None:
-        source, target, finish = arrays
-        send, recv = movable(source), movable(target)
-        if counts is None:
-            return self._collective(Op("all_to_all", self, send, recv, finish=finish), async_op)
-        unit = source.itemsize // send.itemsize
-        given, taken = ([unit * count for count in side] for side in counts)
-        record = Op("all_to_all_v", self, send, recv, finish=finish)
-        record.send_counts, record.recv_counts = given, taken
-        return self._collective(record, async_op)
+        """Parts of any sizes, one a member."""
+        record = Op("all_to_all_v", self, finish=finish)
+        record.send_parts, record.recv_parts = given, taken
+        return self.submit(record, async_op)
+
+
+def _stretches(array: Array, counts: Sequence[int], unit: int) -> list[Array]:
+    """An array, flat, in stretches of so many elements of a number of units."""
+    flat, parts, start = array.reshape(-1), [], 0
+    for count in counts:
+        parts.append(flat[start : start + unit * count])
+        start += unit * count
+    return parts
+
+
+def _are_given(splits: Sequence[int] | None) -> TypeGuard[Sequence[int]]:
+    """Whether split sizes are given; an empty list says as little as None, as torch has it."""
+    return splits is not None and len(splits) > 0

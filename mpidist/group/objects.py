@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import io
-import itertools
-import pickle
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import Array, host_view, movable, spread
+from mpidist.array_lists import spread
+from mpidist.arrays import Array, host_view, movable
 from mpidist.group.checks import list_of_root_objects
 from mpidist.group.messages import Messages
 from mpidist.group.moves import Moves
-from mpidist.op import LARGEST_COUNT, Op
+from mpidist.group.pickles import (
+    BLOCK_BYTES,
+    BYTE,
+    ROOM_BYTES,
+    as_array,
+    block_of,
+    cut,
+    cut_blocks,
+    dump,
+    loader,
+    padded,
+)
+from mpidist.op import LARGEST_COUNT, RESERVED_TAGS, Op
 
-# Small objects travel together with their size.
-_SIZE = struct.Struct("<Q")
-_BLOCK_BYTES = 512
-_ROOM_BYTES = _BLOCK_BYTES - _SIZE.size
-
-# What may be built without pickle: data, and nothing that runs code.
-_HARMLESS = frozenset(
-    {("builtins", name) for name in ("bytearray", "complex", "frozenset", "range", "set", "slice")}
-    | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in
-       ("_reconstruct", "scalar")}
-    | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
-    | {("numpy", "dtype"), ("numpy", "ndarray"), ("collections", "OrderedDict")}
-    | {("ml_dtypes", name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
-)  # fmt: skip
+_TAG = RESERVED_TAGS[100]  # of what does not fit a block
 
 
 class Objects(Moves, Messages):
@@ -60,7 +56,7 @@ class Objects(Moves, Messages):
                 f"all_gather_object of group {self.name!r} needs a list of {self._size}, not "
                 f"{len(object_list)}"
             )
-        object_list[:] = [_load(data, weights_only) for data in self._all_gather_bytes(_dump(obj))]
+        object_list[:] = map(loader(weights_only), self._all_gather_bytes(dump(obj)))
 
     def gather_object(
         self,
@@ -82,20 +78,23 @@ class Objects(Moves, Messages):
         Raises:
             ValueError: The list has another length, is missing on the root, or given elsewhere.
         """
-        root = self._peer(dst, group_dst, default=0)
+        root = self._peer("dst", dst, group_dst, default=0)
         target = list_of_root_objects(self, "object_gather_list", object_gather_list, root)
-        data = _dump(obj)
-        sizes = np.empty(self._size, np.int64) if target is not None else None
-        self._collective(Op("gather", self, np.array([data.size]), sizes, root=root), False)
-        if target is None or sizes is None:
-            self._collective(Op("gather_v", self, data, root=root), False)
+        data = dump(obj)
+        if target is None:
+            self._at_once(Op("gather", self, block_of(data), root=root))
+            if len(data) > ROOM_BYTES:
+                self._follow(Op("send", self, as_array(data), root=root, tag=_TAG))
             return
-        counts = [int(size) for size in sizes]
-        memory = np.empty(sum(counts), np.uint8)
-        record = Op("gather_v", self, data, memory, root=root)
-        record.recv_counts = counts
-        self._collective(record, False)
-        target[:] = [_load(part, weights_only) for part in _cut(memory, counts)]
+        blocks = np.empty(self._size * BLOCK_BYTES, BYTE)
+        self._at_once(Op("gather", self, block_of(data), blocks, root=root))
+        sizes, parts = cut_blocks(blocks, self._size)
+        # All of them before the first is built: one that cannot be must leave nothing behind.
+        whole = [
+            data if rank == root else self._whole(size, part, rank)
+            for rank, (size, part) in enumerate(zip(sizes, parts, strict=True))
+        ]
+        target[:] = map(loader(weights_only), whole)
 
     def broadcast_object_list(
         self,
@@ -115,11 +114,11 @@ class Objects(Moves, Messages):
         Raises:
             ValueError: The list has another length than the root's.
         """
-        root = self._peer(src, group_src, default=0)
+        root = self._peer("src", src, group_src, default=0)
         if self._rank == root:
-            self._broadcast_bytes(_dump(list(object_list)), root)
+            self._broadcast_bytes(dump(list(object_list)), root)
             return
-        got = _load(self._broadcast_bytes(None, root), weights_only)
+        got = loader(weights_only)(self._broadcast_bytes(None, root))
         if len(got) != len(object_list):
             raise ValueError(
                 f"broadcast_object_list of group {self.name!r} brings {len(got)} objects, and the "
@@ -147,22 +146,25 @@ class Objects(Moves, Messages):
         Raises:
             ValueError: A list has another length, is missing on the root, or given elsewhere.
         """
-        root = self._peer(src, group_src, default=0)
+        root = self._peer("src", src, group_src, default=0)
         if not scatter_object_output_list:
             raise ValueError("scatter_object_output_list needs one entry to write to")
         given = list_of_root_objects(
             self, "scatter_object_input_list", scatter_object_input_list, root
         )
-        parts = None if given is None else [_dump(obj) for obj in given]
-        counts = None if parts is None else np.array([part.size for part in parts])
-        size = np.empty(1, np.int64)
-        self._collective(Op("scatter", self, counts, size, root=root), False)
-        memory = np.empty(int(size[0]), np.uint8)
-        record = Op("scatter_v", self, None, memory, root=root)
-        if parts is not None and counts is not None:
-            record.send, record.send_counts = np.concatenate(parts), [int(n) for n in counts]
-        self._collective(record, False)
-        scatter_object_output_list[0] = _load(memory, weights_only)
+        if given is None:
+            block = np.empty(BLOCK_BYTES, BYTE)
+            self._at_once(Op("scatter", self, None, block, root=root))
+            (size,), (part,) = cut_blocks(block, 1)
+            scatter_object_output_list[0] = loader(weights_only)(self._whole(size, part, root))
+            return
+        parts = [dump(obj) for obj in given]
+        blocks, own = b"".join(map(padded, parts)), np.empty(BLOCK_BYTES, BYTE)
+        self._at_once(Op("scatter", self, as_array(blocks), own, root=root))
+        for rank, data in enumerate(parts):
+            if rank != root and len(data) > ROOM_BYTES:
+                self._follow(Op("send", self, as_array(data), root=rank, tag=_TAG))
+        scatter_object_output_list[0] = loader(weights_only)(parts[root])
 
     def send_object_list(
         self, object_list: Sequence[Any], dst: int | None = None, group_dst: int | None = None
@@ -174,9 +176,10 @@ class Objects(Moves, Messages):
             dst: World rank of the receiver.
             group_dst: Group rank of the receiver.
         """
-        data = _dump(list(object_list))
-        self.send(np.array([data.size]), dst, group_dst=group_dst)
-        self.send(data, dst, group_dst=group_dst)
+        data = dump(list(object_list))
+        self.send(block_of(data), dst, group_dst=group_dst)
+        if len(data) > ROOM_BYTES:
+            self.send(as_array(data), dst, group_dst=group_dst)
 
     def recv_object_list(
         self,
@@ -199,11 +202,14 @@ class Objects(Moves, Messages):
         Raises:
             ValueError: The list has another length than the sender's.
         """
-        size = np.empty(1, np.int64)
-        sender = self.recv(size, src, group_src=group_src)
-        data = np.empty(int(size[0]), np.uint8)
-        self.recv(data, sender)
-        got = _load(data, weights_only)
+        block = np.empty(BLOCK_BYTES, BYTE)
+        sender = self.recv(block, src, group_src=group_src)
+        (size,), (data,) = cut_blocks(block, 1)
+        if size > ROOM_BYTES:
+            whole = np.empty(size, BYTE)
+            self.recv(whole, sender)
+            data = whole.data
+        got = loader(weights_only)(data)
         if len(got) != len(object_list):
             raise ValueError(
                 f"rank {sender} has sent {len(got)} objects, and the list that receives them has "
@@ -226,78 +232,51 @@ class Objects(Moves, Messages):
         """
         own = host_view(array)
         facts: list[Any] = [None] * self._size
-        self.all_gather_object(facts, (own.dtype.name, own.shape))
-        if len({name for name, _ in facts}) > 1:
+        self.all_gather_object(facts, (own.dtype, own.shape))
+        if any(dtype != own.dtype for dtype, _ in facts):
             raise ValueError(
                 f"all_gather_ragged of group {self.name!r} needs one dtype, not "
-                f"{[name for name, _ in facts]} by group rank"
+                f"{[str(dtype) for dtype, _ in facts]} by group rank"
             )
         outputs = [np.empty(shape, own.dtype) for _, shape in facts]
         memory, finish = spread(outputs)
         gathered = movable(memory)
         record = Op("all_gather_v", self, movable(own), gathered, finish=finish)
         record.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
-        self._collective(record, False)
+        self._at_once(record)
         return outputs
 
     # Inside
 
-    def _all_gather_bytes(self, data: Array) -> list[Array]:
-        blocks = np.empty((self._size, _BLOCK_BYTES), np.uint8)
-        self._collective(Op("all_gather", self, _block(data), blocks), False)
-        counts = [_SIZE.unpack_from(block.data)[0] for block in blocks]
-        if max(counts) <= _ROOM_BYTES:
-            return [
-                block[_SIZE.size :][:count] for block, count in zip(blocks, counts, strict=True)
-            ]
+    def _all_gather_bytes(self, data: bytes) -> list[memoryview]:
+        blocks = np.empty(self._size * BLOCK_BYTES, BYTE)
+        self._at_once(Op("all_gather", self, block_of(data), blocks))
+        counts, parts = cut_blocks(blocks, self._size)
+        if max(counts) <= ROOM_BYTES:
+            return parts
         if sum(counts) > LARGEST_COUNT:  # more than one call of MPI can count
-            parts = [data if r == self._rank else None for r in range(self._size)]
-            return [self._broadcast_bytes(part, root) for root, part in enumerate(parts)]
-        memory = np.empty(sum(counts), np.uint8)
-        record = Op("all_gather_v", self, data, memory)
-        record.recv_counts = counts
-        self._collective(record, False)
-        return _cut(memory, counts)
+            given = [data if rank == self._rank else None for rank in range(self._size)]
+            return [self._broadcast_bytes(part, root) for root, part in enumerate(given)]
+        whole = np.empty(sum(counts), np.uint8)
+        record = Op("all_gather_v", self, as_array(data), whole)
+        record.recv_counts = list(counts)  # which mpi4py takes for numbers, unlike a tuple
+        self._at_once(record)
+        return cut(whole, counts)
 
-    def _broadcast_bytes(self, data: Array | None, root: int) -> Array:
-        block = np.empty(_BLOCK_BYTES, np.uint8) if data is None else _block(data)
-        self._collective(Op("broadcast", self, None, block, root=root), False)
-        (size,) = _SIZE.unpack_from(block.data)
-        if size <= _ROOM_BYTES:
-            return block[_SIZE.size :][:size]
-        if data is None:
-            data = np.empty(size, np.uint8)
-        self._collective(Op("broadcast", self, None, data, root=root), False)
-        return data
+    def _whole(self, size: int, part: memoryview, rank: int) -> memoryview:
+        """Data of which a member has given a block; what does not fit it follows by message."""
+        if size <= ROOM_BYTES:
+            return part
+        whole = np.empty(size, BYTE)
+        self._follow(Op("recv", self, None, whole, root=rank, tag=_TAG))
+        return whole.data
 
-
-class _Restricted(pickle.Unpickler):
-    """Builds data, and nothing that runs code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _HARMLESS:
-            raise pickle.UnpicklingError(
-                f"an object holds {module}.{name}, which weights_only does not let in"
-            )
-        return super().find_class(module, name)
-
-
-def _block(data: Array) -> Array:
-    """The size of data, and as much of them as has room behind it."""
-    head = _SIZE.pack(data.size) + data[:_ROOM_BYTES].tobytes()
-    return np.frombuffer(bytearray(head.ljust(_BLOCK_BYTES)), np.uint8)
-
-
-def _dump(obj: Any) -> Array:
-    return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
-
-
-def _load(data: Array, weights_only: bool) -> Any:
-    if weights_only:
-        return _Restricted(io.BytesIO(data.data)).load()
-    return pickle.loads(data.data)
-
-
-def _cut(memory: Array, counts: Sequence[int]) -> list[Array]:
-    ends = itertools.accumulate(counts)
-    return [memory[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    def _broadcast_bytes(self, data: bytes | None, root: int) -> memoryview:
+        block = np.empty(BLOCK_BYTES, BYTE) if data is None else block_of(data)
+        self._at_once(Op("broadcast", self, None, block, root=root))
+        (size,), (part,) = cut_blocks(block, 1)
+        if size <= ROOM_BYTES:
+            return part
+        whole = np.empty(size, BYTE) if data is None else as_array(data)
+        self._at_once(Op("broadcast", self, None, whole, root=root))
+        return whole.data

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mpidist.errors import DeadlineExceededError
 from mpidist.executor import RequestWork
+from mpidist.group.coalescing import Coalescing, coalesce
 from mpidist.group.objects import Objects
+from mpidist.group.prepared import Prepared, check_repeatable
 from mpidist.group.reductions import Reductions
+from mpidist.op import RESERVED_TAGS, Op
 from mpidist.work import Timeout, seconds
 
-# Every MPI has tags up to 32767; users' messages with these would be taken for ours.
-_FIRST_TAG = 30000
-_TAGS = 2767
+_TAGS = RESERVED_TAGS[1000:]
 _MONITOR_S = 1800.0
 
 
@@ -43,7 +46,75 @@ class ProcessGroup(Reductions, Objects):
         ranks: World rank of each member.
     """
 
+    repeatable: ClassVar[tuple[str, ...]] = (
+        "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scan", "broadcast",
+        "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all",
+        "all_to_all_single", "barrier",
+    )  # fmt: skip
+    """What :meth:`prepare` takes, beside messages; not exscan, whose first rank gets nothing."""
+
     _monitored = 0
+
+    def coalesce(self, async_ops: bool = False) -> AbstractContextManager[Coalescing]:
+        """Collective. Begin all collectives called in a ``with`` block together, at its end.
+
+        Those of arrays up to 256 KiB that are of one kind, dtype and root become one operation;
+        the others follow in order. What a call in the block would return is None, and arrays have
+        their results after the block, or after ``wait()``::
+
+            with group.coalesce(async_ops=True) as begun:
+                for gradient in gradients:
+                    group.all_reduce(gradient)
+            begun.wait()
+
+        What one of them writes must be used by no other, nor change in the block. All members
+        must call the same in the same order. Messages are not collected; operations
+        on objects, and all_gather_ragged, are a ValueError. If the block raises, none begins.
+
+        Args:
+            async_ops: End the block at once; ``wait()`` of what it gives, or its ``work``, tells
+                when the operations have ended.
+        """
+        return coalesce(self, f"coalesced operations of group {self.name!r}", async_ops)
+
+    def prepare(self, name: str, *args: Any, **kwargs: Any) -> Prepared:
+        """Local. One operation that will be repeated, checked once.
+
+        What remains for each repetition is the call of MPI; it matches plain calls of the same
+        operation on other members::
+
+            reduce_gradient = group.prepare("all_reduce", gradient)
+            for batch in batches:
+                gradient[:] = ...
+                reduce_gradient()
+
+        Args:
+            name: One of :attr:`repeatable`, ``"send"`` or ``"recv"``.
+            args: Its arguments, but ``async_op``.
+            kwargs: The same.
+
+        Returns:
+            The operation, to be called, or begun by ``start()``.
+
+        Raises:
+            ValueError: There is no such operation, or it would work on copies of its arrays:
+                they are strided, or of a type that MPI does not reduce.
+        """
+        if "async_op" in kwargs:
+            raise TypeError("prepare takes no async_op: call what it gives, or start() it")
+        if name in ("send", "recv"):
+            make = self._send_op if name == "send" else self._recv_op
+            op, submit = make(*args, **kwargs), self._message
+        elif name in self.repeatable:
+            with self.collecting() as ops:
+                getattr(self, name)(*args, **kwargs)
+            (op,), submit = ops, self.submit
+        else:
+            raise ValueError(
+                f"{name!r} cannot be prepared; what can: {', '.join(self.repeatable)}, send, recv"
+            )
+        check_repeatable(op, (*args, *kwargs.values()))
+        return Prepared(op, submit)
 
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Collective. A barrier that names the ranks that do not come.
@@ -63,8 +134,8 @@ class ProcessGroup(Reductions, Objects):
         limit = self._timeout if limit is None else limit
         limit = _MONITOR_S if limit is None else limit
         # Of this call alone: what comes too late must not be taken for a part of a later one.
-        self._monitored = (self._monitored + 1) % _TAGS
-        tag, deadline = _FIRST_TAG + self._monitored, time.monotonic() + limit
+        self._monitored = (self._monitored + 1) % len(_TAGS)
+        tag, deadline = _TAGS[self._monitored], time.monotonic() + limit
         if self._rank:
             missing = self._report_to_first(tag, deadline + limit)
         else:
@@ -82,8 +153,8 @@ class ProcessGroup(Reductions, Objects):
         missing = self._silent(others, tag, deadline)
         verdict = np.zeros(self._size, np.int8)
         verdict[missing if every else missing[:1]] = 1
-        told = [self._begin(self._send_op(verdict, None, tag, rank)) for rank in others]
-        self._abandoned += [work for work in told if not work.is_completed()]
+        for rank in others:
+            self._begin_message(Op("send", self, verdict, root=rank, tag=tag))
         came = [rank for rank in others if rank not in missing]
         # Those that have given up meanwhile do not answer.
         gone = self._silent(came, tag, max(deadline, time.monotonic() + limit))
@@ -93,22 +164,21 @@ class ProcessGroup(Reductions, Objects):
         """Group ranks that have not come, as far as the first member says so."""
         verdict = np.zeros(self._size, np.int8)
         here = np.ones(1, np.int8)
-        reports = [self._begin(self._send_op(here, None, tag, 0))]
-        answer = self._begin(self._recv_op(verdict, None, tag, 0))
+        self._begin_message(Op("send", self, here, root=0, tag=tag))
+        answer = self._begin_message(Op("recv", self, None, verdict, root=0, tag=tag))
         if not _has_ended(answer, deadline):
-            self._abandoned += [*reports, answer]
             return [0]
-        reports.append(self._begin(self._send_op(here, None, tag, 0)))
-        self._abandoned += [work for work in reports if not work.is_completed()]
+        self._begin_message(Op("send", self, here, root=0, tag=tag))
         return [int(rank) for rank in np.flatnonzero(verdict)]
 
     def _silent(self, ranks: Sequence[int], tag: int, deadline: float) -> list[int]:
         """Which of the members do not send a message in time."""
         said = np.zeros((self._size, 1), np.int8)
-        works = {rank: self._begin(self._recv_op(said[rank], None, tag, rank)) for rank in ranks}
-        silent = [rank for rank, work in works.items() if not _has_ended(work, deadline)]
-        self._abandoned += [works[rank] for rank in silent]
-        return silent
+        works = {
+            rank: self._begin_message(Op("recv", self, None, said[rank], root=rank, tag=tag))
+            for rank in ranks
+        }
+        return [rank for rank, work in works.items() if not _has_ended(work, deadline)]
 
 
 def _has_ended(work: RequestWork, deadline: float) -> bool:

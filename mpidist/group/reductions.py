@@ -7,39 +7,34 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import (
-    Array,
-    Finish,
-    ReduceOp,
-    collect,
-    host_view,
-    to_reduce,
-    to_reduce_into,
-)
+from mpidist.array_lists import collect, host_views
+from mpidist.arrays import Array, apart, host_view
 from mpidist.group.checks import check_list, check_multiple
+from mpidist.group.coalescing import begin_together
 from mpidist.group.core import Core
 from mpidist.op import Op
-from mpidist.work import Work, gather_works
+from mpidist.reduce_op import ReduceOp, Reduction, to_reduce, to_reduce_into
+from mpidist.work import Work
 
 
 class Reductions(Core):
     """all_reduce and its relatives.
 
-    The types of all: numbers and bools; float16 and bfloat16 reduce in float32, bool by logic, AVG
-    needs a floating or complex dtype. All raise TypeError where the dtype cannot be reduced so,
-    ValueError where a result is to be written into a read-only array, DeadlineExceededError when
-    the group's time limit passes, and GroupBrokenError while an earlier operation of the group is
-    past its limit, and pending.
+    The types of all: numbers and bools; float16, bfloat16 and float8 reduce in float32, bool by
+    logic, AVG and PREMUL_SUM need a floating or complex dtype. All raise TypeError where the dtype
+    cannot be reduced so, ValueError where a result is to be written into a read-only array,
+    DeadlineExceededError when the group's time limit passes, and GroupBrokenError while an earlier
+    operation of the group is past its limit, and pending.
     """
 
     def all_reduce(
-        self, array: Any, op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+        self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """Collective. Reduce ``array`` over all members, in place on each.
 
         Args:
-            array: Same shape and dtype on all members; float16 and bfloat16 reduce in float32,
-                bool by logic.
+            array: Same shape and dtype on all members; float16, bfloat16 and float8 reduce in
+                float32, bool by logic.
             op: The reduction; AVG needs a floating or complex dtype.
             async_op: Return at once.
 
@@ -52,15 +47,14 @@ class Reductions(Core):
             DeadlineExceededError: The group's time limit passed.
             GroupBrokenError: An earlier operation of the group is past its limit, and pending.
         """
-        buffer, mpi_op, finish = to_reduce(array, ReduceOp.of(op), self._size)
-        record = Op("all_reduce", self, None, buffer, mpi_op, finish=finish)
-        return self._collective(record, async_op)
+        buffer, mpi_op, finish = to_reduce(array, op, self._size)
+        return self.submit(Op("all_reduce", self, None, buffer, mpi_op, -1, 0, finish), async_op)
 
     def reduce(
         self,
         array: Any,
         dst: int | None = None,
-        op: ReduceOp | str = ReduceOp.SUM,
+        op: Reduction | str = ReduceOp.SUM,
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Work | None:
@@ -76,16 +70,16 @@ class Reductions(Core):
         Returns:
             A Work if ``async_op``, else None. Raises as :meth:`all_reduce`.
         """
-        root = self._peer(dst, group_dst, default=0)
+        root = self._peer("dst", dst, group_dst, default=0)
         is_root = self._rank == root
-        buffer, mpi_op, finish = to_reduce(array, ReduceOp.of(op), self._size, write=is_root)
+        buffer, mpi_op, finish = to_reduce(array, op, self._size, write=is_root)
         send, recv = (None, buffer) if is_root else (buffer, None)
-        return self._collective(Op("reduce", self, send, recv, mpi_op, root, 0, finish), async_op)
+        return self.submit(Op("reduce", self, send, recv, mpi_op, root, 0, finish), async_op)
 
     def all_reduce_coalesced(
-        self, arrays: Sequence[Any], op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+        self, arrays: Sequence[Any], op: Reduction | str = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Collective. Reduce several arrays in place, those of one dtype in one operation.
+        """Collective. Reduce several arrays in place; see :meth:`mpidist.ProcessGroup.coalesce`.
 
         Args:
             arrays: The same shapes and dtypes, in the same order, on all members.
@@ -95,26 +89,17 @@ class Reductions(Core):
         Returns:
             A Work if ``async_op``, else None. Raises as :meth:`all_reduce`.
         """
-        views = [host_view(array) for array in arrays]
-        kinds = dict.fromkeys(view.dtype for view in views)  # in the order of their first
-        works = []
-        for kind in kinds:
-            alike = [view for view in views if view.dtype == kind]
-            for view in alike:
-                if not view.flags.writeable:
-                    raise ValueError("an array receives a result but is read-only")
-            together = collect(alike)
-            buffer, mpi_op, finish = to_reduce(together, ReduceOp.of(op), self._size)
-            parts = _Parts(alike, together, finish)
-            record = Op("all_reduce", self, None, buffer, mpi_op, finish=parts.finish)
-            works.append(self._collective(record, async_op))
-        return gather_works("all_reduce_coalesced", [w for w in works if w]) if async_op else None
+        ops = []
+        for array in arrays:
+            buffer, mpi_op, finish = to_reduce(array, op, self._size)
+            ops.append(Op("all_reduce", self, None, buffer, mpi_op, -1, 0, finish))
+        return begin_together(self, "all_reduce_coalesced", ops, async_op)
 
     def reduce_scatter(
         self,
         output: Any,
         input_list: Sequence[Any],
-        op: ReduceOp | str = ReduceOp.SUM,
+        op: Reduction | str = ReduceOp.SUM,
         async_op: bool = False,
     ) -> Work | None:
         """Collective. Reduce the n-th arrays of all members into the n-th member's ``output``.
@@ -129,7 +114,7 @@ class Reductions(Core):
             A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
             the list has another length, or an array another shape or dtype.
         """
-        target, inputs = host_view(output), [host_view(array) for array in input_list]
+        target, inputs = host_view(output), host_views(input_list)
         check_list(self, "reduce_scatter", inputs, target)
         return self._reduce_scatter(target, collect(inputs), op, async_op)
 
@@ -137,7 +122,7 @@ class Reductions(Core):
         self,
         output: Any,
         input: Any,
-        op: ReduceOp | str = ReduceOp.SUM,
+        op: Reduction | str = ReduceOp.SUM,
         async_op: bool = False,
     ) -> Work | None:
         """Collective. Reduce ``input`` over all members; each keeps its part.
@@ -157,13 +142,13 @@ class Reductions(Core):
         return self._reduce_scatter(target, source, op, async_op)
 
     def scan(
-        self, array: Any, op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+        self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """Collective. Reduce over this and all lower ranks, in place (MPI 4.1, 6.11).
 
         Args:
             array: Same shape and dtype on all members.
-            op: The reduction, but AVG.
+            op: The reduction, but AVG and PREMUL_SUM.
             async_op: Return at once.
 
         Returns:
@@ -172,7 +157,7 @@ class Reductions(Core):
         return self._scan("scan", array, op, async_op)
 
     def exscan(
-        self, array: Any, op: ReduceOp | str = ReduceOp.SUM, async_op: bool = False
+        self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """Collective. Reduce over all lower ranks, in place; rank 0 keeps what it has.
 
@@ -183,36 +168,19 @@ class Reductions(Core):
     # Inside
 
     def _reduce_scatter(
-        self, target: Array, source: Array, op: ReduceOp | str, async_op: bool
+        self, target: Array, source: Array, op: Reduction | str, async_op: bool
     ) -> Work | None:
-        send, recv, mpi_op, finish = to_reduce_into(source, target, ReduceOp.of(op), self._size)
+        source = apart(source, target)
+        send, recv, mpi_op, finish = to_reduce_into(source, target, op, self._size)
         record = Op("reduce_scatter", self, send, recv, mpi_op, finish=finish)
-        return self._collective(record, async_op)
+        return self.submit(record, async_op)
 
-    def _scan(self, name: str, array: Any, op: ReduceOp | str, async_op: bool) -> Work | None:
+    def _scan(self, name: str, array: Any, op: Reduction | str, async_op: bool) -> Work | None:
         kind = ReduceOp.of(op)
-        if kind is ReduceOp.AVG:
-            raise ValueError(f"{name} has no AVG: each rank would divide by another number")
+        if kind.name in ("AVG", "PREMUL_SUM"):
+            raise ValueError(f"{name} has no {kind.name}: divide, or multiply, by itself")
         buffer, mpi_op, finish = to_reduce(array, kind, self._size)
+        send = None
         if name == "exscan" and self._rank == 0:  # MPI may write anything there
-            buffer, finish = buffer.copy(), None
-        return self._collective(Op(name, self, None, buffer, mpi_op, finish=finish), async_op)
-
-
-class _Parts:
-    """Several arrays that were reduced as one."""
-
-    def __init__(self, arrays: Sequence[Array], together: Array, finish: Finish) -> None:
-        self._arrays = arrays
-        self._together = together
-        self._finish = finish
-
-    def finish(self) -> None:
-        if self._finish is not None:
-            self._finish()
-        start = 0
-        for array in self._arrays:
-            part = self._together[start : start + array.size]
-            if not np.may_share_memory(part, array):
-                array[...] = part.reshape(array.shape)
-            start += array.size
+            send, buffer, finish = buffer, np.empty_like(buffer), None
+        return self.submit(Op(name, self, send, buffer, mpi_op, finish=finish), async_op)

@@ -79,19 +79,22 @@ class Shell:
 
     def _take(self, connection: socket.socket) -> None:
         """Do what somebody asks; if he is gone, end what shall not go on without him."""
-        data, handles, _, _ = socket.recv_fds(
-            connection, _MESSAGE_BYTES, 3, socket.MSG_CMSG_CLOEXEC
-        )
+        try:
+            data, handles, _, _ = socket.recv_fds(
+                connection, _MESSAGE_BYTES, 3, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:  # killed before reading what it was sent
+            data, handles = b"", []
         message = json.loads(data or "{}")
         if "command" in message:
             pid = self._start(message, handles)
             self._running[pid] = (connection, message["bound"])
             return
         for pid, (asked, bound) in self._running.items():
-            if asked is connection and message:
-                os.kill(pid, message["signal"])
-            elif asked is connection and bound:
-                with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it has just ended
+                if asked is connection and message:
+                    os.kill(pid, message["signal"])
+                elif asked is connection and bound:
                     os.killpg(pid, signal.SIGKILL)
         if not message:
             self._selector.unregister(connection)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from _ranks import rank_main
 from _ranks.inner import STACKS_SIGNAL, stacks_path
@@ -27,6 +28,13 @@ FAILED_GRACE_S = 5.0
 OUTPUT_LINES = 80
 
 
+class Key(NamedTuple):
+    """Tests that share a world have the same: the number of ranks, and the only test if it is."""
+
+    count: int
+    own: str | None
+
+
 class Launches:
     """The world in use; there is at most one at a time."""
 
@@ -34,12 +42,21 @@ class Launches:
         self._config = config
         self._key = None
         self._launch = None
+        self._files = {}  # by key, those whose tests run there
 
-    def run(self, key, item, follower, count, timeout_s):
+    def plan(self, items, key_of):
+        """Take note of the files that each world needs."""
+        for item in items:
+            key = key_of(item)
+            if key is not None:
+                self._files.setdefault(key, {})[str(item.path)] = None
+
+    def run(self, key, item, follower, timeout_s):
         """Run a test on its world and give the reports to show."""
+        count = key.count
         if self._launch is None or self._key != key:
             self.close()
-            self._key, self._launch = key, Launch(self._config, item.path, count)
+            self._key, self._launch = key, Launch(self._config, self._files[key], count)
         outcome = self._launch.run(item, follower, timeout_s)
         if outcome.failed:
             self.close()  # what a failed test leaves in MPI would trouble the next
@@ -59,7 +76,7 @@ class Launches:
 class Launch:
     """One world: ``mpidist run``, and a connection to the pytest in each rank."""
 
-    def __init__(self, config, path, count):
+    def __init__(self, config, paths, count):
         self._config = config
         self._count = count
         self._folder = Path(tempfile.mkdtemp(prefix="mpidist-test-"))
@@ -73,13 +90,13 @@ class Launch:
         self._pids = {}
         self._lost = False
         self._log = (self._folder / "output.txt").open("w")
-        self._process = self._start(path)
+        self._process = self._start(paths)
         self._ready = False
 
-    def _start(self, path):
+    def _start(self, paths):
         config = self._config
         root = str(config.rootpath)
-        program = [rank_main.__file__, str(path), f"--rank-socket={self._folder / 'socket'}"]
+        program = [rank_main.__file__, str(self._folder), *paths]
         program += ["-p", "no:cacheprovider", "-m", "", f"--rootdir={root}"]
         program += [f"--tb={config.option.tbstyle}", f"--capture={config.option.capture}"]
         program += ["-c", str(config.inipath)] if config.inipath else []
@@ -89,14 +106,14 @@ class Launch:
         words = ["-m", "mpidist", "run", "-n", str(self._count)]
         words += ["--run-dir", str(self._folder / "run")]
         shown = None if config.option.capture == "no" else self._log
-        paths = [root, os.environ.get("PYTHONPATH", "")]
+        search = [root, os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
             [sys.executable, *words, *program],
             stdin=subprocess.DEVNULL,
             stdout=shown,
             stderr=shown,
             cwd=root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in search if p)},
             preexec_fn=die_with_parent,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from _ranks import inner
-from _ranks.launch import Launches
+from _ranks.launch import Key, Launches
 
 DEFAULT_COUNTS = (2, 3)
 DEFAULT_TIMEOUT_S = 60.0
@@ -79,18 +79,19 @@ class Outer:
         if dropped:
             self._config.hook.pytest_deselected(items=dropped)
         files: dict[object, int] = {}
-        launches: dict[object, int] = {}
         for number, item in enumerate(chosen):
             files.setdefault(item.path, number)
-            launches.setdefault(_launch_of(item), number)
 
         def place(item):
-            # Tests without ranks end their file: after the last of them pytest tears down what
-            # belongs to the file, which those that run elsewhere do not have set up.
+            # Worlds are dear: all tests of one run together, whatever their files. Tests without
+            # ranks come last: after the last test of a file pytest tears down what belongs to the
+            # file, which those that run elsewhere do not have set up.
             launch = _launch_of(item)
-            return files[item.path], launch is None, launches[launch] if launch else 0
+            shared = launch is not None and launch.own is None
+            return not shared, launch.count if shared else 0, files[item.path], launch is None
 
         items[:] = sorted(chosen, key=place)
+        self._launches.plan(items, _launch_of)
 
     @property
     def _long(self):
@@ -104,8 +105,7 @@ class Outer:
         follower = nextitem if nextitem is not None and _launch_of(nextitem) == launch else None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         wish = Wish.of(item)
-        count = item.callspec.params["rank_count"]
-        for report in self._launches.run(launch, item, follower, count, wish.timeout_s):
+        for report in self._launches.run(launch, item, follower, wish.timeout_s):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -120,4 +120,4 @@ def _launch_of(item):
     if wish is None:
         return None
     count = item.callspec.params["rank_count"]
-    return (item.path, count, item.nodeid if wish.own_launch else None)
+    return Key(count, item.nodeid if wish.own_launch else None)

@@ -165,7 +165,7 @@ def test_arguments_that_cannot_be(group):
     for call in (group.recv, group.irecv):
         with pytest.raises(ValueError, match=f"rank {here} cannot receive from itself"):
             call(into, group_src=here)
-    with pytest.raises(ValueError, match="the rank of the other side is missing"):
+    with pytest.raises(ValueError, match="dst, the rank of the other side, is missing"):
         group.send(into)
     with pytest.raises(ValueError, match="world rank 2 is not in group"):
         group.send(into, 2)
@@ -174,7 +174,7 @@ def test_arguments_that_cannot_be(group):
     with pytest.raises(ValueError, match="not both"):
         group.isend(into, 1 - here, group_dst=1 - here)
     for call in (group.send, group.irecv):
-        with pytest.raises(ValueError, match="a tag cannot be negative: -1"):
+        with pytest.raises(ValueError, match="tag -1 cannot be used"):
             call(into, 1 - here, tag=-1)
     with pytest.raises(ValueError, match="world rank '0' is not in group"):
         group.send(into, "0")

@@ -95,6 +95,64 @@ def test_messages(group):
 
 
 @pytest.mark.ranks(2)
+def test_all_lengths_about_that_of_a_block(group):
+    """Shorter objects travel in one message, of longer ones the whole follows."""
+    other = 1 - group.rank()
+    for length in range(470, 520):
+        objects = [bytes([rank]) * (length + 7 * rank) for rank in range(2)]
+        own = objects[group.rank()]
+        for root in range(2):
+            is_root = group.rank() == root
+            got = [None, None]
+            group.all_gather_object(got, own)
+            assert got == objects
+            got = [None, None] if is_root else None
+            group.gather_object(own, got, group_dst=root)
+            assert got == (objects if is_root else None)
+            got = [objects[root]] if is_root else [None]
+            group.broadcast_object_list(got, group_src=root)
+            assert got == [objects[root]]
+            got = [None]
+            group.scatter_object_list(got, objects if is_root else None, group_src=root)
+            assert got == [own]
+            if is_root:
+                group.send_object_list([own], group_dst=other)
+            else:
+                group.recv_object_list(got, group_src=other)
+                assert got == [objects[other]]
+
+
+class Broken:
+    """Cannot be built from its pickle."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_an_object_that_cannot_be_built_leaves_nothing_behind(group, weights_only):
+    rank, wrong = group.rank(), (ValueError, pickle.UnpicklingError)
+    for use in range(4):
+        own = Broken() if use == 0 and rank == 1 else f"{use} from {rank}" + "x" * 2000 * (use + 1)
+        expected = [f"{use} from {n}" + "x" * 2000 * (use + 1) for n in range(3)]
+        got = [None] * 3
+        if use == 0:
+            with pytest.raises(wrong):
+                group.all_gather_object(got, own, weights_only)
+        else:
+            group.all_gather_object(got, own, weights_only)
+            assert got == expected
+        got = [None] * 3 if rank == 0 else None
+        if use == 0 and rank == 0:
+            with pytest.raises(wrong):
+                group.gather_object(own, got, group_dst=0, weights_only=weights_only)
+            continue
+        group.gather_object(own, got, group_dst=0, weights_only=weights_only)
+        assert got == (expected if rank == 0 else None)
+
+
+@pytest.mark.ranks(2)
 def test_only_data(group):
     """weights_only lets no code run, and the group goes on."""
     harmless = [*THINGS, np.float32(2), np.ones(3, ml_dtypes.bfloat16), np.array(["a", "b"])]

@@ -201,6 +201,41 @@ def test_limit_of_the_group_that_is_kept(world):
 
 
 @pytest.mark.ranks(2)
+def test_limit_of_the_group_for_what_has_begun(world):
+    """wait() of any Work takes no longer, unless it is told another limit."""
+    group = ProcessGroup(world.Dup(), "limited", timeout=0.2)
+    array, note = np.ones(3), np.zeros(1)
+    if group.rank() == 0:
+        with group.coalesce(async_ops=True) as together:
+            group.all_reduce(np.ones(2))
+            group.all_reduce(np.ones(2, np.int32))
+        works = [
+            group.all_reduce(array, async_op=True),
+            group.irecv(np.zeros(1), 1, tag=5),
+            together.work,
+        ]
+        works += [works[0].then(lambda value: value), gather_works("both", works[:2])]
+        for work in works:
+            with pytest.raises(errors.DeadlineExceededError, match=r"within 0\.2 s"):
+                work.wait()
+        group.set_timeout(None)
+        group.send(note, 1)
+        for work in works:
+            assert work.wait(LIMIT_S)
+        np.testing.assert_array_equal(array, 2)
+    else:
+        group.set_timeout(None)
+        group.recv(note, 0)
+        with group.coalesce(async_ops=True) as together:
+            group.all_reduce(np.ones(2))
+            group.all_reduce(np.ones(2, np.int32))
+        work = group.all_reduce(array, async_op=True)
+        group.isend(note, 0, tag=5)
+        assert work.wait()
+        assert together.wait()
+
+
+@pytest.mark.ranks(2)
 def test_groups_of_several_threads(world):
     groups = [ProcessGroup(world.Dup(), f"thread {n}") for n in range(3)]
     sums = [[] for _ in groups]

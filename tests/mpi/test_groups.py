@@ -1,6 +1,8 @@
 """Groups made from groups, and what they are asked for."""
 
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -147,6 +149,7 @@ def test_after_the_end(default):
         with pytest.raises(ValueError, match=r"group 'group .*' was destroyed"):
             use()
     assert total(other) == 1
+    dist.new_group().free()
     dist.destroy_process_group()  # and with it all others
     with pytest.raises(ValueError, match="was destroyed"):
         other.barrier()
@@ -200,3 +203,92 @@ def test_monitored_barrier(default, world):
             world.Barrier()
         world.Barrier()
     dist.monitored_barrier(timeout=20)
+
+
+@pytest.mark.ranks(2)
+def test_the_default_group_ended_by_its_own_method(default):
+    default.free()
+    dist.destroy_process_group()
+    again = dist.init_process_group()
+    assert repr(again) == f"<ProcessGroup 'world': rank {again.rank()} of 2>"
+    assert repr(default).endswith(", destroyed>")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["plain", "grid"])
+def test_nothing_works_on_a_destroyed_group(default, kind):
+    group = dist.new_group() if kind == "plain" else dist.new_cartesian_group((2,))
+    group.free()
+    one, whole = np.ones(2), np.ones((2, 2))
+    uses = [
+        lambda: group.all_gather(list(whole), one),
+        lambda: group.all_gather_into_tensor(whole, one),
+        lambda: group.all_gather_coalesced([[one.copy()], [one.copy()]], [one]),
+        lambda: group.all_reduce(one, async_op=True),
+        lambda: group.isend(one, 1 - default.rank()),
+        lambda: group.recv(one, 1 - default.rank()),
+        lambda: dist.split_group(group, [[0], [1]]),
+        lambda: dist.new_subgroups(1, group),
+        lambda: dist.new_cartesian_group((2,), group=group),
+        lambda: group.comm,
+    ]
+    if kind == "grid":
+        uses += [lambda: group.rank_at((0,)), lambda: group.shift(0)]
+        uses += [lambda: group.coordinates_of(0)]
+    for use in uses:
+        with pytest.raises(ValueError, match="was destroyed and cannot be used any more"):
+            use()
+
+
+@pytest.mark.ranks(2)
+def test_groups_that_freed_themselves_are_forgotten(default):
+    groups = [weakref.ref(dist.new_group()) for _ in range(5)]
+    for number in range(5):
+        groups[number]().free()
+    dist.new_group()
+    gc.collect()
+    assert [group() for group in groups] == [None] * 5
+
+
+@pytest.mark.ranks(2)
+def test_partners_of_a_batch(default):
+    peer = 1 - default.rank()
+    assert dist.P2POp(dist.isend, np.ones(1), group_peer=peer).peer == peer
+    for wrong in (-1, 99):
+        with pytest.raises(ValueError, match=f"group rank {wrong} is not in a group of 2"):
+            dist.P2POp(dist.isend, np.ones(1), group_peer=wrong)
+
+
+@pytest.mark.ranks(2)
+def test_ragged_parts_have_one_dtype(default):
+    dtype = ">i4" if default.rank() else "<i4"
+    with pytest.raises(ValueError, match="needs one dtype"):
+        default.all_gather_ragged(np.array([1, 2], dtype))
+
+
+@pytest.mark.ranks(2)
+def test_split_sizes_as_arrays(default):
+    output, given = np.empty(2, int), np.array([0, 1]) + 10 * default.rank()
+    dist.all_to_all_single(output, given, np.ones(2, int), np.ones(2, int))
+    np.testing.assert_array_equal(output, [default.rank(), default.rank() + 10])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("tag", [-1, 29000, 30001, 32767])
+def test_tags_that_are_taken(default, tag):
+    with pytest.raises(ValueError, match=f"tag {tag} cannot be used"):
+        default.isend(np.ones(1), 1 - default.rank(), tag)
+
+
+@pytest.mark.ranks(1)
+def test_communicators_that_are_no_group(world):
+    from mpi4py import MPI
+
+    with pytest.raises(ValueError, match="group 'x' needs a communicator of which this rank"):
+        dist.ProcessGroup(MPI.COMM_NULL, "x")
+
+
+@pytest.mark.ranks(1)
+def test_what_prepare_does_not_take(default):
+    with pytest.raises(TypeError, match="prepare takes no async_op"):
+        default.prepare("all_reduce", np.ones(3), async_op=True)

@@ -1,12 +1,13 @@
 """Lists of arrays as one stretch of memory, and operations in pieces."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import op as ops
-from mpidist.arrays import collect, spread
+from mpidist.array_lists import apart_lists, check_outputs, collect, spread
 from mpidist.op import Op, in_pieces
 
 LARGE = 1 << 15  # elements of 8 bytes that are worth a look
@@ -24,6 +25,28 @@ def test_collect_and_spread(shapes):
         finish()
     for array, output in zip(arrays, outputs, strict=True):
         np.testing.assert_array_equal(array, output)
+
+
+@pytest.mark.parametrize("kind", ["f4", "?", "c16"])
+def test_rows_stay_writable_whatever_their_owner_is(kind):
+    bases = [np.zeros(96, np.uint8), np.zeros((4, 24), np.uint8), np.zeros((24, 4), "u1").T.copy()]
+    for base in bases:
+        rows = list(base.reshape(-1).view(np.uint8)[: 2 * 48].view(kind).reshape(2, -1))
+        flat = collect(rows)
+        assert np.shares_memory(flat, base)
+        assert flat.flags.writeable
+        for row in rows:
+            row.flags.writeable = False
+        assert not collect(rows).flags.writeable
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<i8", "bfloat16", "float8_e4m3fn", "i2,f8", "?"])
+def test_every_dtype_stays_what_it_is(dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    parts = [np.ones(n, kind) for n in (3, 1, 2)]
+    flat = collect(parts)
+    assert flat.dtype == kind
+    assert flat.tobytes() == b"".join(part.tobytes() for part in parts)
 
 
 def test_rows_of_one_array_need_no_copy():
@@ -61,6 +84,71 @@ def test_an_output_that_is_read_only():
         spread([np.zeros(3), array])
 
 
+def shared_memory(name):
+    """Two or three arrays, some of which have memory in common."""
+    whole = np.zeros((4, 6))
+    return {
+        "the same": [whole[0], whole[0]],
+        "parts": [whole[1], whole[0], whole.reshape(-1)[5:8]],
+        "not neighbours": [whole[0], whole[2], whole[0, 2:4]],
+        "columns": [whole[:, :3], whole[:, 2:]],
+        "an owner": [whole, whole[3]],
+        "an owner twice": [whole, whole],
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["the same", "parts", "not neighbours", "columns", "an owner", "an owner twice"]
+)
+def test_outputs_that_overlap(name):
+    arrays = shared_memory(name)
+    for order in (arrays, arrays[::-1]):
+        with pytest.raises(ValueError, match="have memory in common"):
+            check_outputs(order)
+        with pytest.raises(ValueError, match="have memory in common"):
+            spread(order)
+
+
+def test_outputs_that_lie_side_by_side():
+    whole = np.zeros((4, 6))
+    for arrays in (
+        [whole[:, :3], whole[:, 3:]],
+        [whole[::2], whole[1::2]],
+        list(whole[::-1]),
+        [whole[:0], whole[:0], whole],
+        [whole.T[:2], whole.T[2:]],
+    ):
+        check_outputs(arrays)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_output_whose_elements_share_memory(count):
+    base = np.zeros(12)
+    tiled = np.lib.stride_tricks.as_strided
+    for view in (
+        tiled(base, (4, 3), (0, 8)),
+        tiled(base, (5, 3), (16, 8)),
+        np.lib.stride_tricks.sliding_window_view(base, 3, writeable=True),
+        tiled(base, (3, 2), (8, 16)),
+    ):
+        with pytest.raises(ValueError, match="elements of it share memory"):
+            spread([view] + [np.zeros(view.shape)] * (count - 1))
+    for view in (base[::-1], base.reshape(3, 4).T, tiled(base, (3, 2), (16, 24)), base[:0]):
+        spread([view])
+
+
+def test_inputs_are_copied_where_they_lie_in_outputs():
+    whole, other = np.arange(12.0).reshape(4, 3), np.zeros((4, 3))
+    rows = list(whole)
+    assert apart_lists(rows, list(other)) is rows
+    apart = apart_lists(list(whole), [other[0], whole[1, 1:], other[1]])
+    assert [np.shares_memory(array, whole) for array in apart] == [True, False, True, True]
+    np.testing.assert_array_equal(apart, whole)
+    buffers = [np.frombuffer(bytearray(24)) for _ in range(2)]
+    assert np.shares_memory(apart_lists(buffers, [np.zeros(3)])[0], buffers[0])
+    assert not np.shares_memory(apart_lists(buffers, [buffers[0][1:]])[0], buffers[0])
+
+
 class Three:
     """A group of three."""
 
@@ -93,7 +181,7 @@ def test_parts_are_cut_by_columns(monkeypatch):
 
 def test_unequal_parts_that_are_too_many(monkeypatch):
     monkeypatch.setattr(ops, "LARGEST_COUNT", 10)
-    op = Op("all_to_all_v", Three(), np.zeros(12), np.zeros(12))
-    op.send_counts = op.recv_counts = [4, 4, 4]
-    with pytest.raises(ValueError, match="12 elements in unequal parts"):
+    op = Op("all_gather_v", Three(), np.zeros(12), np.zeros(12))
+    op.recv_counts = [4, 4, 4]
+    with pytest.raises(ValueError, match="moves 12 elements, and this operation at most 10"):
         in_pieces(op)

@@ -243,3 +243,47 @@ def test_completing_from_many_threads():
             for n in range(4):
                 pool.submit(work.complete, n)
         assert log == [work.result()]
+
+
+def test_a_callback_that_raises_concerns_nobody_else(caplog):
+    work = Work("read")
+
+    def fail(_):
+        raise KeyError("lost")
+
+    work.add_done_callback(fail)
+    whole, following = gather_works("all", [work]), work.then(lambda value: value + 1)
+    work.complete(3)
+    assert whole.result(5) == [3]
+    assert following.result(5) == 4
+    work.add_done_callback(fail)
+    assert caplog.text.count("a callback of <Work read: done> failed") == 2
+
+
+@pytest.mark.parametrize("limit", ["30", b"1", object(), [1]])
+def test_what_is_no_time_limit(limit):
+    with pytest.raises(TypeError, match="number of seconds or a timedelta"):
+        seconds(limit)
+
+
+def test_nan_is_no_time_limit():
+    with pytest.raises(ValueError, match="NaN"):
+        seconds(float("nan"))
+
+
+class EndsWhenLookedAt(Work):
+    """Ends when it is looked at, as requests of MPI do."""
+
+    def is_completed(self):
+        self.complete(1)
+        return True
+
+
+def test_looking_at_the_whole_looks_at_its_parts(caplog):
+    following = EndsWhenLookedAt("read").then(lambda value: value + 1)
+    assert following.is_completed()
+    assert following.result() == 2
+    whole = gather_works("all", [EndsWhenLookedAt("read") for _ in range(5000)])
+    assert whole.is_completed()
+    assert whole.result() == [1] * 5000
+    assert not caplog.records  # none ended within another, until that was too deep

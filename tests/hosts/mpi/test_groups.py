@@ -36,3 +36,19 @@ def test_collectives(jobs, places):
     ended = jobs.ranks(places, jobs.script(COLLECTIVES))
     assert ended.status == 0, ended.err
     assert ended.out.count("right") == sum(places.values())
+
+
+EVERY_ONE = """
+    from _cases.collectives import COLLECTIVES, check
+    from mpidist.runtime import world
+
+    for collective in COLLECTIVES:
+        check(collective, world().comm, range(4))
+    print("all", len(COLLECTIVES))
+"""
+
+
+def test_every_collective_in_random_groups(jobs):
+    ended = jobs.ranks({"node1": 2, "node2": 2}, jobs.script(EVERY_ONE), timeout_s=120)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("all 25") == 4

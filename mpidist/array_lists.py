@@ -1,0 +1,215 @@
+"""Lists of arrays as one stretch of memory, and what of them overlaps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from mpidist.arrays import (
+    Array,
+    Finish,
+    check_usable,
+    host_view,
+    one_after_the_other,
+    to_move,
+)
+
+
+def host_views(arrays: Sequence[object]) -> list[Array]:
+    """Local. The memory of each array; see :func:`mpidist.host_view`."""
+    return [a if a.__class__ is np.ndarray else host_view(a) for a in arrays]
+
+
+def collect(arrays: Sequence[Array]) -> Array:
+    """Local. Arrays of one dtype behind each other, flat; a view where they lie like that."""
+    joined = _joined(arrays)
+    if joined is not None:
+        return joined
+    # Without dtype, the bytes of a foreign order would be swapped.
+    return np.concatenate([array.reshape(-1) for array in arrays], dtype=arrays[0].dtype)
+
+
+def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
+    """Local. Flat memory for what belongs into arrays of one dtype, one behind the other.
+
+    Args:
+        arrays: Writable, any strides; no two have memory in common.
+
+    Returns:
+        The memory, and what copies it to the arrays (None where it is their own).
+
+    Raises:
+        ValueError: An array is read-only, or overlaps another or itself.
+    """
+    joined = _joined(arrays, write=True)
+    if joined is not None:
+        return joined, None
+    check_outputs(arrays)
+    memory = np.empty(sum([array.size for array in arrays]), arrays[0].dtype)
+
+    def finish() -> None:
+        hand_out(memory, arrays)
+
+    return memory, finish
+
+
+def flat_parts(arrays: Sequence[Array], *, write: bool) -> tuple[list[Array], Finish]:
+    """Local. Each array flat, as MPI can move it; see :func:`mpidist.arrays.to_move`."""
+    parts, steps = [], []
+    for array in arrays:
+        part, finish = to_move(array, write=write)
+        parts.append(part if part.ndim == 1 else part.reshape(-1))
+        if finish is not None:
+            steps.append(finish)
+    return parts, one_after_the_other(steps) if steps else None
+
+
+def hand_out(memory: Array, arrays: Sequence[Array]) -> None:
+    """Local. Copy flat memory into the arrays that belong into it, one behind the other."""
+    start = 0
+    for array in arrays:
+        end = start + array.size
+        part = memory[start:end]
+        array[...] = part if array.ndim == 1 else part.reshape(array.shape)
+        start = end
+
+
+def check_outputs(arrays: Sequence[Array]) -> None:
+    """Local. ValueError if an array is read-only, or overlaps another of the list or itself.
+
+    Args:
+        arrays: Of one dtype.
+    """
+    if arrays[0].dtype.hasobject or [array for array in arrays if not array.flags.carray]:
+        for array in arrays:
+            check_usable(array, write=True)
+    if own_memory(arrays) or _ascending(arrays):
+        return
+    spans = [(*span, number) for number, array in enumerate(arrays) for span in _span(array)]
+    for one, other in overlaps(spans):
+        if one != other and np.shares_memory(arrays[one], arrays[other]):
+            raise ValueError(
+                f"arrays {min(one, other)} and {max(one, other)} of a list that receives have "
+                "memory in common: what arrives for one would overwrite the other"
+            )
+
+
+def _ascending(arrays: Sequence[Array]) -> bool:
+    """Whether contiguous arrays lie one behind the other, perhaps with gaps."""
+    address_of, end = address_function(), 0
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            return False
+        start = address_of(array)
+        if start < end:
+            return False
+        end = start + array.nbytes
+    return True
+
+
+def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[Array]:
+    """Local. What is read; copies of those arrays that may lie where is written."""
+    if own_memory((*sources, *targets)):
+        return sources
+    read, written = _owners(sources), _owners(targets)
+    if None not in read and None not in written and read.isdisjoint(written):
+        return sources
+    spans = [
+        (*span, number)
+        for number, array in enumerate((*sources, *targets))
+        for span in _span(array)
+    ]
+    count = len(sources)
+    mixed = {min(pair) for pair in overlaps(spans) if min(pair) < count <= max(pair)}
+    return [array.copy() if n in mixed else array for n, array in enumerate(sources)]
+
+
+def _owners(arrays: Sequence[Array]) -> set[int | None]:
+    """By ``id``, the arrays that own the memory of these; None among them for anything else."""
+    owners: set[int | None] = set()
+    for array in arrays:
+        owner = array if array.base is None else array.base
+        owned = owner.__class__ is np.ndarray and owner.flags.owndata
+        owners.add(id(owner) if owned else None)
+    return owners
+
+
+def own_memory(arrays: Sequence[Array]) -> bool:
+    """Local. Whether each array is known to have memory of its own, without a look at addresses."""
+    return len({id(array) for array in arrays if array.base is None}) == len(arrays)
+
+
+def overlaps(spans: Iterable[tuple[int, int, int]]) -> Iterable[tuple[int, int]]:
+    """Local. Numbers of stretches of memory that overlap, in pairs.
+
+    Args:
+        spans: Where each begins, where it ends, and its number.
+    """
+    reaching: list[tuple[int, int]] = []  # ends and numbers of those that go on
+    for start, end, number in sorted(spans):
+        reaching = [(stop, other) for stop, other in reaching if stop > start]
+        for _, other in reaching:
+            yield other, number
+        reaching.append((end, number))
+
+
+def address(array: Array) -> int:
+    """Local. Where the memory of a contiguous array begins."""
+    return address_function()(array)
+
+
+def address_function() -> Callable[[Array], int]:
+    """Local. What tells where the memory of a contiguous array begins."""
+    mpi = sys.modules.get("mpi4py.MPI")  # ten times as quick as NumPy's own attributes
+    return _numpys_address if mpi is None else mpi.Get_address
+
+
+def _numpys_address(array: Array) -> int:
+    return array.ctypes.data
+
+
+def _span(array: Array) -> list[tuple[int, int]]:
+    """Where an array begins and ends; nothing if it is empty."""
+    if not array.size:
+        return []
+    if array.flags.c_contiguous:
+        start = address(array)
+        return [(start, start + array.nbytes)]
+    return [np.lib.array_utils.byte_bounds(array)]
+
+
+def _joined(arrays: Sequence[Array], write: bool = False) -> Array | None:
+    """The memory of arrays that lie one behind the other, as those of a list of rows do.
+
+    Args:
+        arrays: Of one dtype.
+        write: Whether all must be writable.
+    """
+    first = arrays[0]
+    base = first.base
+    if base is None and len(arrays) > 1:  # what belongs to another is a neighbour by chance
+        return None
+    address_of = address_function()
+    start = end = address_of(first) if first.flags.c_contiguous else 0
+    writeable = True
+    for array in arrays:
+        flags = array.flags
+        if array.base is not base or not flags.c_contiguous or address_of(array) != end:
+            return None
+        writeable = writeable and flags.writeable
+        end += array.nbytes
+    if write and not writeable:
+        return None
+    if len(arrays) == 1:
+        return first.reshape(-1)
+    count = (end - start) // first.itemsize
+    if base.__class__ is np.ndarray and base.dtype == first.dtype and base.flags.c_contiguous:
+        begin, rest = divmod(start - address_of(base), first.itemsize)
+        whole = base.reshape(-1)[begin : begin + count]
+        if not rest and whole.flags.writeable >= writeable:
+            return whole
+    return np.lib.stride_tricks.as_strided(  # much slower
+        first.reshape(-1), (count,), (first.itemsize,), writeable=writeable
+    )

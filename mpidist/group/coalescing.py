@@ -1,0 +1,131 @@
+"""Several operations of a group, begun together; small ones become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from mpidist.array_lists import address, collect, hand_out, overlaps, own_memory
+from mpidist.group.core import Core
+from mpidist.op import Op
+from mpidist.work import Timeout, Work, gather_works
+
+# Bytes. Larger arrays gain less by travelling together than it costs to copy them.
+_WORTH_OWN_CALL = 256 << 10
+_ELEMENTWISE = frozenset(("all_reduce", "broadcast"))
+
+
+class Coalescing:
+    """What a coalescing manager gives: the handle of all that it has begun.
+
+    Attributes:
+        work: The Work of all operations, where the manager was asked for one.
+    """
+
+    def __init__(self) -> None:
+        self.work: Work | None = None
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Local. Block until all operations have ended; see :meth:`mpidist.Work.wait`.
+
+        Raises:
+            ValueError: The operations have not begun, or the manager was not asked for a Work.
+        """
+        if self.work is None:
+            raise ValueError(
+                "there is nothing to wait for: give async_ops=True, and wait after the with block"
+            )
+        return self.work.wait(timeout)
+
+
+@contextmanager
+def coalesce(group: Core, name: str, async_ops: bool) -> Iterator[Coalescing]:
+    """Collective. See :meth:`mpidist.ProcessGroup.coalesce`.
+
+    Args:
+        group: Whose operations.
+        name: For messages.
+        async_ops: Whether to give a Work.
+    """
+    begun = Coalescing()
+    with group.collecting() as ops:
+        yield begun
+    begun.work = begin_together(group, name, ops, async_ops)
+
+
+def begin_together(group: Core, name: str, ops: Sequence[Op], async_op: bool) -> Work | None:
+    """Collective. Begin several operations, and wait for them if no Work is wanted.
+
+    Args:
+        group: Whose operations.
+        name: For messages.
+        ops: The operations; no memory that one writes is used by another.
+        async_op: Whether to give a Work.
+
+    Returns:
+        A Work of all if ``async_op``, unless a block of another manager collects them; else None.
+    """
+    check_distinct(ops)
+    limit = group.timeout
+    at_once = limit is None and not async_op
+    works = [group.submit(op, not at_once) for op in merged(ops)]
+    under_way: list[Work] = [work for work in works if work is not None]
+    if at_once or len(under_way) < len(works):  # in a block of another manager none begins
+        return None
+    if async_op:
+        return gather_works(name, under_way)
+    if limit is not None:
+        group.wait_for_all(name, under_way, limit)
+    return None
+
+
+def check_distinct(ops: Sequence[Op]) -> None:
+    """Local. ValueError if what one operation writes is read or written by another."""
+    used = [(op, *use) for op in ops for use in op.buffers() if use[0].size]
+    if own_memory([buffer for _, buffer, _ in used]):
+        return
+    spans = []
+    for number, (_, buffer, _) in enumerate(used):
+        start = address(buffer)
+        spans.append((start, start + buffer.nbytes, number))
+    for one, other in overlaps(spans):
+        (first, _, writes), (second, _, writes_too) = used[one], used[other]
+        if first is not second and (writes or writes_too):
+            raise ValueError(
+                f"{first.name} and {second.name} use the same memory, which one of them writes: "
+                "collect operations whose arrays have nothing in common"
+            )
+
+
+def merged(ops: Sequence[Op]) -> list[Op]:
+    """Local. The operations, with small ones of one kind, dtype and root made one."""
+    kinds: dict[tuple[object, ...], list[Op]] = {}
+    for number, op in enumerate(ops):
+        buffer = op.recv
+        if op.name in _ELEMENTWISE and buffer is not None and buffer.nbytes <= _WORTH_OWN_CALL:
+            key: tuple[object, ...] = (op.name, op.reduce, op.root, buffer.dtype)
+        else:
+            key = (number,)
+        kinds.setdefault(key, []).append(op)
+    return [_as_one(alike) for alike in kinds.values()]
+
+
+def _as_one(ops: list[Op]) -> Op:
+    first = ops[0]
+    if len(ops) == 1:
+        return first
+    buffers = [op.recv for op in ops if op.recv is not None]
+    together = collect(buffers)
+    receives = first.name != "broadcast" or first.group.rank() != first.root
+    is_copy = not np.may_share_memory(together, buffers[0])
+
+    def finish() -> None:
+        if receives and is_copy:
+            hand_out(together, buffers)
+        for op in ops:
+            if op.finish is not None:
+                op.finish()
+
+    return Op(first.name, first.group, None, together, first.reduce, first.root, finish=finish)

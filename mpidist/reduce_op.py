@@ -1,0 +1,225 @@
+"""How values of several ranks become one, and arrays that MPI can reduce so."""
+
+from __future__ import annotations
+
+import enum
+from operator import index
+from typing import Any, cast
+
+import numpy as np
+
+from mpidist.arrays import NATIVE, Array, Finish, check_usable, copier, host_view, is_plain
+
+# Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+_WIDER = dict.fromkeys(
+    ("float16", "bfloat16", *(f"float8_{kind}" for kind in _FLOAT8)), np.dtype(np.float32)
+)
+
+
+class ReduceOp(enum.IntEnum):
+    """How values of several ranks become one; the names of torch.distributed, and MEAN for AVG.
+
+    Wherever an operation is asked for, its name as a string serves too: ``"sum"``.
+    ``ReduceOp.PREMUL_SUM(factor)`` is the sum of each rank's values times that rank's factor.
+    """
+
+    SUM = 0
+    AVG = 1
+    MEAN = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+    PREMUL_SUM = 8
+
+    def __call__(self, factor: float | Array) -> PremulSum:
+        """Local. PREMUL_SUM with its factor.
+
+        Args:
+            factor: A number, or an array that broadcasts against those that are reduced; each
+                rank may have its own.
+
+        Raises:
+            TypeError: The operation takes no factor.
+        """
+        if self is not ReduceOp.PREMUL_SUM:
+            raise TypeError(f"{self.name} takes no factor; PREMUL_SUM does")
+        return PremulSum(factor)
+
+    @classmethod
+    def of(cls, op: Reduction | str) -> Reduction:
+        """Local. The operation meant by a member or a name, in either case of letters.
+
+        Raises:
+            ValueError: The name is unknown.
+        """
+        if isinstance(op, (cls, PremulSum)):
+            return op
+        try:
+            return cls[str(op).upper()]
+        except KeyError:
+            known = ", ".join(cls.__members__)
+            raise ValueError(f"unknown reduction {op!r}; the known ones are {known}") from None
+
+
+class PremulSum:
+    """A sum of values that are multiplied first; made by ``ReduceOp.PREMUL_SUM(factor)``.
+
+    Args:
+        factor: See there.
+    """
+
+    def __init__(self, factor: float | Array) -> None:
+        self.factor = factor
+
+    def __index__(self) -> int:
+        return int(ReduceOp.PREMUL_SUM)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "PREMUL_SUM"
+
+    def times(self, values: Array) -> Array:
+        """Local. The values times the factor, in their dtype; a new array."""
+        return np.multiply(values, self.factor, out=np.empty_like(values), casting="same_kind")
+
+    def __repr__(self) -> str:
+        return f"ReduceOp.PREMUL_SUM({self.factor!r})"
+
+
+Reduction = ReduceOp | PremulSum
+"""What an ``op`` argument takes, beside names."""
+
+
+_REAL = frozenset("bBhHiIlLqQfdg")
+_INTEGER = frozenset("bBhHiIlLqQ")
+# By operation, the types whose arrays MPI reduces as they are, with nothing left to do afterwards.
+_NONE: frozenset[str] = frozenset()
+_NUMBERS = NATIVE | {"G"}
+_DIRECT = (_NUMBERS, _NONE, _NUMBERS, _REAL, _REAL, _INTEGER, _INTEGER, _INTEGER, _NONE)
+# bool arrays reduce by logic: SUM is "any", PRODUCT is "all".
+_LOGICAL = {
+    ReduceOp.SUM: ReduceOp.BOR,
+    ReduceOp.MAX: ReduceOp.BOR,
+    ReduceOp.PRODUCT: ReduceOp.BAND,
+    ReduceOp.MIN: ReduceOp.BAND,
+}
+
+
+def to_reduce(
+    array: Any, op: Reduction | str, count: int, *, write: bool = True
+) -> tuple[Array, ReduceOp, Finish]:
+    """Local. A contiguous array that MPI can reduce in place of this one.
+
+    Args:
+        array: See :func:`host_view`; numbers or bools, any strides.
+        op: The reduction, or its name.
+        count: How many ranks take part, for AVG.
+        write: Whether the result goes into the array.
+
+    Returns:
+        The array to hand to MPI, MPI's operation, and what to call once MPI is done.
+
+    Raises:
+        TypeError: The dtype cannot be reduced so.
+        ValueError: The array is read-only.
+    """
+    if array.__class__ is np.ndarray and op.__class__ is ReduceOp:
+        flags, dtype = array.flags, array.dtype
+        if (
+            flags.c_contiguous
+            and (flags.writeable or not write)
+            and dtype.char in _DIRECT[op]
+            and dtype.isnative
+        ):
+            return array, op, None
+    op = ReduceOp.of(op)
+    view = host_view(array)
+    check_usable(view, write)
+    dtype = _reducing_dtype(view.dtype, op)
+    direct = np.asarray(view, dtype, order="C")
+    if isinstance(op, PremulSum):
+        direct, op = op.times(direct), ReduceOp.SUM
+    average = op is ReduceOp.AVG
+    finish = copier(view, direct, count if average else None) if write else None
+    if dtype == np.bool_:
+        return direct.view(np.uint8), _LOGICAL.get(op, op), finish
+    return direct, ReduceOp.SUM if average else op, finish
+
+
+def to_reduce_into(
+    source: Array, target: Array, op: Reduction | str, count: int
+) -> tuple[Array, Array, ReduceOp, Finish]:
+    """Local. Contiguous arrays for a reduction that reads one array and writes another.
+
+    Args:
+        source: Numbers or bools, any strides.
+        target: Writable, of the same dtype.
+        op: The reduction, or its name.
+        count: How many ranks take part, for AVG.
+
+    Returns:
+        The arrays to read from and to write to, MPI's operation, and what to call once MPI is done.
+
+    Raises:
+        TypeError: The dtype cannot be reduced so.
+        ValueError: The target is read-only, or of another dtype.
+    """
+    op = ReduceOp.of(op)
+    dtype = source.dtype
+    if (
+        dtype is target.dtype
+        and dtype.char in _DIRECT[op]
+        and is_plain(source)
+        and is_plain(target)
+        and target.flags.writeable
+    ):
+        return source, target, cast("ReduceOp", op), None
+    check_usable(source, write=False)
+    check_usable(target, write=True)
+    if source.dtype != target.dtype:
+        raise ValueError(f"a reduction of {source.dtype} cannot write into {target.dtype}")
+    dtype = _reducing_dtype(source.dtype, op)
+    send = np.asarray(source, dtype, order="C")
+    if isinstance(op, PremulSum):
+        send, op = op.times(send), ReduceOp.SUM
+    recv = target
+    if dtype != target.dtype or not target.flags.c_contiguous:
+        recv = np.empty(target.shape, dtype)
+    average = op is ReduceOp.AVG
+    finish = copier(target, recv, count if average else None)
+    if dtype == np.bool_:
+        return send.view(np.uint8), recv.view(np.uint8), _LOGICAL.get(op, op), finish
+    return send, recv, ReduceOp.SUM if average else op, finish
+
+
+def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]:
+    """What numbers are reduced in; TypeError if they cannot be."""
+    if reduction is ReduceOp.PREMUL_SUM:
+        raise ValueError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(0.5)")
+    op = ReduceOp(index(reduction))
+    bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+    name = dtype.name
+    if name in _WIDER:
+        possible = not bitwise
+    elif dtype.kind == "b" or dtype.kind in "iu":
+        possible = op not in (ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+    elif dtype.kind == "f":
+        possible = not bitwise
+    elif dtype.kind == "c":
+        possible = op in (
+            ReduceOp.SUM,
+            ReduceOp.AVG,
+            ReduceOp.PRODUCT,
+            ReduceOp.PREMUL_SUM,
+        )
+    else:
+        possible = False
+    if not possible:
+        raise TypeError(f"arrays of dtype {name} cannot be reduced with {op.name}")
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    return _WIDER.get(native.name, native)
