@@ -9,8 +9,9 @@ from mpidist import LATER, Reply, Request, errors
 from strategy.growth import Creation, Growth
 from strategy.host import Host, workers_of
 from strategy.memory import Memory, Place, needed_bytes
+from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shard import BLOCK_BYTES, Layout, OwnedShard, Scratch
+from strategy.shard import BLOCK_BYTES, Layout
 from strategy.staging import STAGED_BYTES, Ring, ring_bytes, slots_for
 
 
@@ -25,6 +26,7 @@ class ServedVariable:
         shard: Its contents.
         place: Where its versions and its data lie.
         waiting: Requests of workers that wait for its first value.
+        abandoned: Whether the next worker to ask has to give it.
     """
 
     identity: int
@@ -33,6 +35,7 @@ class ServedVariable:
     shard: OwnedShard
     place: Place
     waiting: list[Request] = field(default_factory=list)
+    abandoned: bool = False
 
 
 @dataclass
@@ -122,13 +125,13 @@ class Catalogue:
     def announce(self, request: Request) -> None:
         """Local. A worker tells of a variable, which may be another server's."""
         asked = pb.CreateRequest.FromString(request.body)
-        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}"
+        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}, on ps {asked.server}"
         first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
         if first != what:
             raise errors.InvalidArgumentError(
                 f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
                 f"worker {worker} as {first}: all workers must create the same variables in the "
-                "same order"
+                "same order, and place them alike"
             )
 
     def create(self, request: Request) -> Reply:
@@ -149,11 +152,22 @@ class Catalogue:
                     f"variable {asked.name!r} of ps {self._index} does not lie in shared memory, "
                     "for which there was no room: transport 'shared' cannot reach it; use 'auto'"
                 )
-            # The creator asks again if it could not compute the first value.
-            if variable.shard.version == 0 and asked.worker != variable.creator:
+            if variable.abandoned:
+                variable.abandoned, variable.creator = False, asked.worker
+            elif variable.shard.version == 0 and asked.worker != variable.creator:
                 variable.waiting.append(request)
                 return LATER
         return self.created(variable, request, must_initialize=variable.shard.version == 0)
+
+    def abandon(self, request: Request) -> None:
+        """Local. A worker could not compute a first value; the next one is to try."""
+        variable = self.variables[pb.ReadRequest.FromString(request.body).variable]
+        if not variable.waiting:
+            variable.abandoned = True
+            return
+        following = variable.waiting.pop(0)
+        variable.creator = pb.CreateRequest.FromString(following.body).worker
+        following.reply(self.created(variable, following, must_initialize=True).body)
 
     def created(self, variable: ServedVariable, request: Request, must_initialize: bool) -> Reply:
         """Local. What a worker is told of a variable."""
@@ -167,6 +181,7 @@ class Catalogue:
             must_initialize=must_initialize,
             segment=place.segment or 0,
             private=place.segment is None,
+            version=variable.shard.version,
         )
         connection = self.connections[asked.connection]
         if connection.lacks_ring(variable.shard.layout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Work, gather_works
+from strategy.kernels import copy_scaled
 from strategy.shard import Layout
 
 if TYPE_CHECKING:
-    from strategy.client import Remote
+    from strategy.remote import Remote
 
 Array = NDArray[Any]
 
@@ -26,19 +28,31 @@ class Change:
         remote: The variable.
         rule: See ``Rule`` in the messages, or what :meth:`Connection.configure` gave.
         data: Any strides, the variable's shape; converted to its dtype.
+        scale: What it is multiplied with on the way.
+        ids: The rows that ``data`` are of, each once, int64; None for the whole variable.
     """
 
     remote: Remote
     rule: int
     data: Array
+    scale: float = 1.0
+    ids: Array | None = None
 
 
-def check_change(name: str, layout: Layout, data: Array) -> None:
-    """Local. ValueError or TypeError unless an array can change a variable."""
-    if data.shape != layout.shape:
+def check_change(name: str, layout: Layout, data: Array, rows: int | None = None) -> None:
+    """Local. ValueError or TypeError unless an array can change a variable.
+
+    Args:
+        name: Of the variable.
+        layout: Of the variable.
+        data: The array.
+        rows: How many rows it is for; None for all.
+    """
+    shape = layout.shape if rows is None else (rows, *layout.shape[1:])
+    if data.shape != shape:
+        what = "the variable" if rows is None else f"{rows} rows of the variable"
         raise ValueError(
-            f"the change of variable {name!r} has shape {data.shape}, and the variable "
-            f"{layout.shape}"
+            f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
         )
     if not np.can_cast(data.dtype, layout.dtype, "same_kind"):
         raise TypeError(
@@ -49,10 +63,39 @@ def check_change(name: str, layout: Layout, data: Array) -> None:
 
 def converted(change: Change) -> Array:
     """Local. A flat copy in the variable's dtype: the caller may change its array at once."""
-    layout = change.remote.layout
-    flat = np.empty(layout.size, layout.dtype)
-    np.copyto(flat.reshape(layout.shape), change.data, casting="same_kind")
+    flat = np.empty(change.data.size, change.remote.layout.dtype)
+    copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
     return flat
+
+
+def global_norm(changes: Sequence[Change]) -> float:
+    """Local. The Euclidean norm of all changes together.
+
+    Raises:
+        ValueError: It is infinite or no number.
+    """
+    norms = [_norm(np.ravel(change.data)) for change in changes]
+    for change, norm in zip(changes, norms, strict=True):
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"the gradient of variable {change.remote.name!r} cannot be clipped: its norm is "
+                f"{norm}"
+            )
+    return math.hypot(*norms)
+
+
+def _norm(flat: Array) -> float:
+    if flat.dtype not in (np.float32, np.float64):
+        flat = flat.astype(np.float64 if flat.dtype.kind in "iu" else np.float32)
+    square = float(np.vdot(flat, flat))
+    # Squares may be too large, or too small, for their type.
+    if 1e-30 < square < math.inf or not flat.any():
+        return math.sqrt(square)
+    largest = float(np.abs(flat).max())
+    if not 0 < largest < math.inf:
+        return largest
+    scaled = flat / flat.dtype.type(largest)
+    return largest * math.sqrt(float(np.vdot(scaled, scaled)))
 
 
 def push_all(changes: Sequence[Change]) -> Work:

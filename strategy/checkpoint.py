@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mpidist import errors
-from strategy.shard import Layout, OwnedShard
+from strategy.owned_shard import OwnedShard
+from strategy.shard import Layout
 
 Array = NDArray[Any]
 

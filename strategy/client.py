@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from mpidist import Reply, Work, errors, settings
 from strategy.change import Change, converted
 from strategy.host import Host, workers_of
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.remote import Remote
 from strategy.shard import Layout, SharedShard
 from strategy.staging import STAGED_BYTES, Ring
 
@@ -25,31 +25,6 @@ TRANSPORTS = ("auto", "shared", "p2p")
 
 # Pushes to one server that may be under way at once; each holds a copy of its small changes.
 _MOST_PUSHES = 16
-_PULL_TRIES = 3
-
-
-@dataclass(slots=True)
-class Remote:
-    """A variable as a worker knows it.
-
-    Attributes:
-        name: Of the variable.
-        layout: Shape and dtype.
-        connection: To its server.
-        number: The server's for it.
-        shared: Its memory, or None if this worker cannot reach it.
-        seen: Version of the last pull, plus this worker's own pushes since: what the version will
-            be if nobody else pushes.
-        known: Version after the last pull or push that is complete.
-    """
-
-    name: str
-    layout: Layout
-    connection: Connection
-    number: int
-    shared: SharedShard | None
-    seen: int = 0
-    known: int = 0
 
 
 class Connection:
@@ -89,18 +64,19 @@ class Connection:
         self._ring: Ring | None = None
         self._take_ring(reply)
 
-    def announce(self, name: str, layout: Layout, ordinal: int) -> None:
+    def announce(self, name: str, layout: Layout, ordinal: int, server: int) -> None:
         """Local. Have one server compare the order in which workers create variables.
 
         Args:
             name: Of the variable, wherever it is placed.
             layout: Shape and dtype.
             ordinal: How many variables this worker created before.
+            server: Index of the ps task on which it is placed.
 
         Raises:
             InvalidArgumentError: Another worker created another variable at this place.
         """
-        asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker)
+        asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker, server=server)
         asked.shape.extend(layout.shape)
         asked.dtype = layout.dtype.name
         self._call("Announce", asked)
@@ -143,12 +119,16 @@ class Connection:
             assert memory is not None
             offsets = (reply.versions_offset, reply.data_offset)
             shared = SharedShard(memory, layout, *offsets, self._host.sync)
-        return Remote(name, layout, self, reply.variable, shared), reply.must_initialize
+        remote = Remote(name, layout, self, reply.variable, shared, seen=reply.version)
+        return remote, reply.must_initialize
 
-    def configure(self, kind: str, values: dict[str, float]) -> int:
+    def abandon(self, remote: Remote) -> None:
+        """Local. Leave the first value of a variable, which this worker should give, to another."""
+        self._call("Abandon", pb.ReadRequest(variable=remote.number))
+
+    def configure(self, optimizer: pb.OptimizerDef) -> int:
         """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
-        asked = pb.OptimizerDef(kind=kind, values=values)
-        return pb.ConfigureReply.FromString(self._call("Configure", asked).body).rule
+        return pb.ConfigureReply.FromString(self._call("Configure", optimizer).body).rule
 
     def push(self, changes: Sequence[Change]) -> Work:
         """Local. Send changes to variables of this server, to be applied in order.
@@ -166,12 +146,15 @@ class Connection:
             inline, streamed = [], []
             for change in changes:
                 layout = change.remote.layout
-                staged = self._ring is not None and layout.data_bytes >= STAGED_BYTES
+                whole = change.ids is None
+                staged = whole and self._ring is not None and layout.data_bytes >= STAGED_BYTES
                 entry = push.entries.add(
                     variable=change.remote.number, rule=change.rule, seen=change.remote.seen
                 )
                 change.remote.seen += 1
-                entry.staged = staged
+                entry.staged, entry.rows = staged, not whole
+                if change.ids is not None:
+                    inline.append(change.ids)
                 if staged:
                     streamed.append(change)
                 else:
@@ -209,18 +192,19 @@ class Connection:
                 if _needs_attention(work):
                     work.wait()
 
-    def read(self, remote: Remote, out: Array) -> int:
+    def read(self, remote: Remote, out: Array, ids: Array | None = None) -> int:
         """Local. Ask the server for a consistent copy.
 
         Args:
             remote: The variable.
-            out: C-contiguous, shape and dtype of the variable.
+            out: C-contiguous, shape and dtype of the variable, or of the rows.
+            ids: Which rows; None for all.
 
         Returns:
             The version of the copy.
         """
         asked = pb.ReadRequest(variable=remote.number)
-        reply = self._call("Read", asked, into=(out,))
+        reply = self._call("Read", asked, () if ids is None else (ids,), into=(out,))
         return pb.ReadReply.FromString(reply.body).version
 
     def save(self, path: str) -> Work:
@@ -257,9 +241,15 @@ class Connection:
         )
         self._call("Restore", asked)
 
-    def _call(self, method: str, message: Any, into: Sequence[Array] | None = None) -> Reply:
-        endpoint = self._host.endpoint
-        work = endpoint.call(self._address, f"ps/{method}", message.SerializeToString(), into=into)
+    def _call(
+        self,
+        method: str,
+        message: Any,
+        buffers: Sequence[Array] = (),
+        into: Sequence[Array] | None = None,
+    ) -> Reply:
+        body = message.SerializeToString()
+        work = self._host.endpoint.call(self._address, f"ps/{method}", body, buffers, into=into)
         reply: Reply = work.result()
         return reply
 
@@ -304,30 +294,7 @@ class Connection:
         for change in changes:
             assert self._ring is not None
             flat = np.ascontiguousarray(change.data).reshape(-1)
-            self._ring.write(flat, change.remote.layout.dtype)
-
-
-def pull(remote: Remote, out: Array, *, consistent: bool = True) -> None:
-    """Local. Copy a variable, with all earlier pushes through its connection applied.
-
-    Args:
-        remote: The variable; its versions become those of the copy.
-        out: C-contiguous, shape and dtype of the variable.
-        consistent: Whether the copy must belong to one version; otherwise each block of 1 MiB may
-            belong to its own.
-    """
-    remote.connection.settle()
-    shared = remote.shared
-    if shared is not None:
-        if not consistent:
-            shared.read_blocks(out)
-            return
-        for _ in range(_PULL_TRIES):
-            version = shared.try_read(out)
-            if version is not None:
-                remote.seen = remote.known = version
-                return
-    remote.seen = remote.known = remote.connection.read(remote, out)
+            self._ring.write(flat, change.remote.layout.dtype, change.scale)
 
 
 def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:

@@ -1,15 +1,13 @@
-"""Update rules, as in-place arithmetic on pieces that fit the cache. Pure.
+"""How a server changes a variable, piece by piece: what a rule is, and the plain ones. Pure.
 
-Nothing is allocated: what lies between goes into scratch arrays. The gradient is only read: it lies
-where the worker writes the next one, and writing to memory that another core has just changed takes
-ten times as long (measured).
+The gradient is only read: it lies where the worker writes the next one, and writing to memory that
+another core has just changed takes ten times as long (measured).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ Array = NDArray[Any]
 
 # Elements of a piece of a rule with many passes: shorter ones lose more to the overhead of NumPy's
 # calls than the cache gains; measured on float32.
-_PIECE = 65536
+PIECE = 65536
 
 
 @dataclass(slots=True)
@@ -45,66 +43,48 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer changes a piece of a variable.
+    """How a piece of a variable is changed.
 
     Attributes:
-        slots: Names of the arrays kept beside the variable, zero at first.
+        slots: Names of the arrays kept beside the variable.
         scratch: How many scratch arrays it needs.
         piece: Elements that it is best given at once; None for whole blocks.
         update: Does it.
+        initial: First values of the slots that are not zero at first.
+        wide: Whether variables of half precision are changed, and kept beside, in float32: what a
+            step adds is mostly less than the last digit of float16 and bfloat16.
     """
 
     slots: tuple[str, ...]
     scratch: int
     piece: int | None
     update: Callable[[Piece], None]
+    initial: Mapping[str, float] = field(default_factory=dict)
+    wide: bool = False
+
+
+def copy_scaled(target: Array, source: Array, scale: float) -> None:
+    """Local. Copy an array, converted to the dtype of the target, and multiplied."""
+    if scale == 1.0:
+        np.copyto(target, source, casting="same_kind")
+    else:  # not in the precision of halves or integers, where the factor may be nothing
+        wide = np.result_type(source.dtype, target.dtype, np.float32)
+        np.multiply(source, scale, out=target, dtype=wide, casting="unsafe")
 
 
 def _assign(piece: Piece) -> None:
     np.copyto(piece.param, piece.grad)
 
 
-def _add(piece: Piece) -> None:
-    np.add(piece.param, piece.grad, out=piece.param)
+def _plain(ufunc: np.ufunc) -> Rule:
+    """The rule that puts the result of a ufunc in the place of the values."""
 
+    def update(piece: Piece) -> None:
+        ufunc(piece.param, piece.grad, out=piece.param)
 
-def _sub(piece: Piece) -> None:
-    np.subtract(piece.param, piece.grad, out=piece.param)
-
-
-def _sgd(piece: Piece) -> None:
-    """``param -= learning_rate * grad``."""
-    (work,) = piece.scratch
-    np.multiply(piece.grad, piece.values["learning_rate"], out=work)
-    np.subtract(piece.param, work, out=piece.param)
-
-
-def _adam(piece: Piece) -> None:
-    """Kingma and Ba, arXiv 1412.6980, in the efficient form at the end of its section 2."""
-    param, grad, values = piece.param, piece.grad, piece.values
-    m, v = piece.slots
-    work, square = piece.scratch
-    beta_1, beta_2 = values["beta_1"], values["beta_2"]
-    correction = math.sqrt(1.0 - beta_2**piece.step)
-    rate = values["learning_rate"] * correction / (1.0 - beta_1**piece.step)
-    np.multiply(m, beta_1, out=m)
-    np.multiply(grad, 1.0 - beta_1, out=work)
-    np.add(m, work, out=m)
-    np.multiply(grad, grad, out=square)
-    np.multiply(square, 1.0 - beta_2, out=square)
-    np.multiply(v, beta_2, out=v)
-    np.add(v, square, out=v)
-    np.sqrt(v, out=work)
-    np.add(work, values["epsilon"] * correction, out=work)
-    np.divide(m, work, out=work)
-    np.multiply(work, rate, out=work)
-    np.subtract(param, work, out=param)
+    return Rule((), 0, None, update)
 
 
 ASSIGN = Rule((), 0, None, _assign)
-ADD = Rule((), 0, None, _add)
-SUB = Rule((), 0, None, _sub)
-OPTIMIZERS: Mapping[str, Rule] = {
-    "SGD": Rule((), 1, None, _sgd),
-    "Adam": Rule(("m", "v"), 2, _PIECE, _adam),
-}
+ADD, SUB, MUL, DIV = map(_plain, (np.add, np.subtract, np.multiply, np.divide))
+MIN, MAX = map(_plain, (np.minimum, np.maximum))

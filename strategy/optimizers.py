@@ -2,137 +2,250 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from mpidist import Work
-from strategy.change import push_all
+import cloudpickle
+
+from strategy.optimizer import Applied, Optimizer, not_negative, part, positive
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.schedules import Schedule
 
-if TYPE_CHECKING:
-    from strategy.client import Connection
-    from strategy.variable import Variable
-
-__all__ = ["SGD", "Adam", "Applied", "Optimizer"]
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What became of gradients that were pushed.
-
-    Attributes:
-        versions: Version of each variable after its gradient was applied.
-        staleness: For each, how many changes by others came between pull and push.
-    """
-
-    versions: tuple[int, ...]
-    staleness: tuple[int, ...]
-
-
-class Optimizer:
-    """Base of the optimizers.
-
-    Args:
-        values: The rule's numbers.
-    """
-
-    def __init__(self, **values: float) -> None:
-        self._values = {name: float(value) for name, value in values.items()}
-        self._rules: dict[Connection, int] = {}
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The rule's numbers, by name."""
-        return dict(self._values)
-
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Work:
-        """Local. Push gradients to the servers, which apply them; advances the global step by one.
-
-        Gradients are any arrays in host memory, of their variables' shapes; None is left out. They
-        may be used again when the call returns.
-
-        Args:
-            grads_and_vars: Pairs of gradient and variable, all variables of one strategy.
-
-        Returns:
-            A Work whose result is :class:`Applied`, without the variables left out.
-
-        Raises:
-            ValueError: There is no gradient, a shape differs, or a variable comes twice.
-            TypeError: A gradient is not an array in host memory, or its dtype does not fit.
-        """
-        pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
-        if not pairs:
-            raise ValueError("there is no gradient to apply: all are None, or the list is empty")
-        strategy = pairs[0][1].strategy
-        if any(var.strategy is not strategy for _, var in pairs):
-            raise ValueError("all variables of one apply_gradients must belong to one strategy")
-        if len({var.name for _, var in pairs}) < len(pairs):
-            raise ValueError("a variable comes twice; add its gradients first")
-        changes = [var.change(self._rule(var.remote.connection), grad) for grad, var in pairs]
-        changes.append(strategy.global_step.change(pb.ADD, 1))
-        return push_all(changes).then(_applied)
-
-    def _rule(self, connection: Connection) -> int:
-        if connection not in self._rules:
-            kind = type(self).__name__
-            self._rules[connection] = connection.configure(kind, self._values)
-        return self._rules[connection]
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value:g}" for name, value in self._values.items())
-        return f"{type(self).__name__}({values})"
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Applied",
+    "Ftrl",
+    "Function",
+    "Optimizer",
+    "RMSprop",
+]
 
 
 class SGD(Optimizer):
     """Stochastic gradient descent: ``variable -= learning_rate * gradient``.
 
+    With momentum, ``velocity = momentum * velocity + gradient`` takes the gradient's place; with
+    Nesterov's, ``momentum * velocity + gradient`` does.
+
     Args:
-        learning_rate: Positive.
+        learning_rate: See :class:`Optimizer`.
+        momentum: In [0, 1).
+        nesterov: Whether it is Nesterov's.
+        weight_decay: This times the variable is added to the gradient.
+        kwargs: See :class:`Optimizer`.
     """
 
-    def __init__(self, learning_rate: float = 0.01) -> None:
-        super().__init__(learning_rate=_positive("learning_rate", learning_rate))
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        if nesterov and not momentum:
+            raise ValueError("nesterov needs a momentum")
+        super().__init__(
+            learning_rate,
+            {
+                "momentum": part(momentum=momentum),
+                "nesterov": bool(nesterov),
+                "weight_decay": not_negative(weight_decay=weight_decay),
+            },
+            **kwargs,
+        )
+
+
+class Adagrad(Optimizer):
+    """Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011).
+
+    Args:
+        learning_rate: See :class:`Optimizer`.
+        initial_accumulator_value: Of the sums of squares; not negative.
+        epsilon: Positive; added to the root of the sums.
+        weight_decay: This times the variable is added to the gradient.
+        kwargs: See :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        weight_decay: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            {
+                "initial_accumulator_value": not_negative(
+                    initial_accumulator_value=initial_accumulator_value
+                ),
+                "epsilon": positive(epsilon=epsilon),
+                "weight_decay": not_negative(weight_decay=weight_decay),
+            },
+            **kwargs,
+        )
+
+
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman and Hinton, 2012).
+
+    Args:
+        learning_rate: See :class:`Optimizer`.
+        rho: Decay of the squares, in [0, 1).
+        momentum: Of the steps, in [0, 1).
+        epsilon: Positive; added to the root of the squares.
+        centered: Whether the mean is taken out of the squares (Graves, arXiv 1308.0850).
+        weight_decay: This times the variable is added to the gradient.
+        kwargs: See :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        weight_decay: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            {
+                "rho": part(rho=rho),
+                "momentum": part(momentum=momentum),
+                "epsilon": positive(epsilon=epsilon),
+                "centered": bool(centered),
+                "weight_decay": not_negative(weight_decay=weight_decay),
+            },
+            **kwargs,
+        )
 
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba, arXiv 1412.6980).
 
     Args:
-        learning_rate: Positive.
+        learning_rate: See :class:`Optimizer`.
         beta_1: Decay of the mean, in [0, 1).
         beta_2: Decay of the squares, in [0, 1).
         epsilon: Positive; added to the root of the corrected squares.
+        weight_decay: This times the variable is added to the gradient.
+        kwargs: See :class:`Optimizer`.
     """
 
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: float | Schedule = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
+        weight_decay: float = 0.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
-            learning_rate=_positive("learning_rate", learning_rate),
-            beta_1=_decay("beta_1", beta_1),
-            beta_2=_decay("beta_2", beta_2),
-            epsilon=_positive("epsilon", epsilon),
+            learning_rate,
+            {
+                "beta_1": part(beta_1=beta_1),
+                "beta_2": part(beta_2=beta_2),
+                "epsilon": positive(epsilon=epsilon),
+                "weight_decay": not_negative(weight_decay=weight_decay),
+            },
+            **kwargs,
         )
 
 
-def _applied(pairs: list[tuple[int, int]]) -> Applied:
-    gradients = pairs[:-1]  # the last one is the global step
-    return Applied(tuple(v for v, _ in gradients), tuple(s for _, s in gradients))
+class AdamW(Adam):
+    """Adam with a weight decay of its own (Loshchilov and Hutter, arXiv 1711.05101).
+
+    Arguments as :class:`Adam`, but that each step takes ``learning_rate * weight_decay`` of the
+    variable away from it.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float = 0.004,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, weight_decay, **kwargs)
 
 
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, not {value!r}")
-    return value
+class Ftrl(Optimizer):
+    """Follow the regularized leader (McMahan et al., KDD 2013), with learning rate power -1/2.
+
+    Args:
+        learning_rate: See :class:`Optimizer`.
+        initial_accumulator_value: Of the sums of squares; not negative.
+        l1: L1 regularization, not negative.
+        l2: L2 regularization, not negative.
+        l2_shrinkage: L2 regularization of the gradient alone, not negative.
+        beta: Added to the root of the sums, not negative.
+        kwargs: See :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        l2_shrinkage: float = 0.0,
+        beta: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            {
+                "initial_accumulator_value": not_negative(
+                    initial_accumulator_value=initial_accumulator_value
+                ),
+                "l1": not_negative(l1=l1),
+                "l2": not_negative(l2=l2),
+                "l2_shrinkage": not_negative(l2_shrinkage=l2_shrinkage),
+                "beta": not_negative(beta=beta),
+            },
+            **kwargs,
+        )
 
 
-def _decay(name: str, value: float) -> float:
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), not {value!r}")
-    return value
+class Function(Optimizer):
+    """A rule of the user's own, which servers call for one piece of a variable after the other.
+
+    Args:
+        update: Called as ``update(param, grad, slots, learning_rate, step)``: the first two flat
+            arrays of one length, of which it changes ``param`` in place; ``slots`` by name, as
+            long, zeros at first; ``step`` from 1. It must be elementwise, for it does not know
+            where a piece lies. It is pickled by cloudpickle.
+        slots: Names of the arrays kept beside each variable.
+        learning_rate: See :class:`Optimizer`.
+        kwargs: See :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        update: Callable[..., Any],
+        slots: Sequence[str] = (),
+        learning_rate: float | Schedule = 0.01,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(update):
+            raise TypeError(f"an update rule must be a function, not {update!r}")
+        if isinstance(slots, str) or any(":" in slot or not slot for slot in slots):
+            raise ValueError(f"slots are a list of names without ':', not {slots!r}")
+        super().__init__(learning_rate, {}, **kwargs)
+        self._update, self._slots = update, tuple(slots)
+
+    def _describe(self) -> pb.OptimizerDef:
+        described = super()._describe()
+        described.function = cloudpickle.dumps(self._update)
+        described.slots.extend(self._slots)
+        return described

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Reply, Request, errors
 from strategy import checkpoint, kernels
-from strategy.catalogue import Catalogue, ServedVariable
+from strategy.catalogue import Catalogue, ServedConnection, ServedVariable
+from strategy.configured import Configured
 from strategy.host import Host
+from strategy.owned_shard import OwnedShard
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.restores import Restores
 from strategy.shard import BLOCK_BYTES
 
-if TYPE_CHECKING:
-    from strategy.kernels import Rule
-
 Array = NDArray[Any]
 
-_PLAIN: Mapping[int, tuple[str, Rule]] = {
-    pb.ASSIGN: ("assign", kernels.ASSIGN),
-    pb.ADD: ("add", kernels.ADD),
-    pb.SUB: ("sub", kernels.SUB),
+# Their names are no optimizer's, which have no colon.
+_PLAIN: Mapping[int, tuple[str, kernels.Rule]] = {
+    pb.ASSIGN: (":assign", kernels.ASSIGN),
+    pb.ADD: (":add", kernels.ADD),
+    pb.SUB: (":sub", kernels.SUB),
+    pb.MUL: (":mul", kernels.MUL),
+    pb.DIV: (":div", kernels.DIV),
+    pb.MIN: (":min", kernels.MIN),
+    pb.MAX: (":max", kernels.MAX),
 }
-
-
-@dataclass
-class _Optimizer:
-    kind: str
-    values: dict[str, float]
-    rule: Rule
 
 
 class ParameterServer:
@@ -52,7 +49,8 @@ class ParameterServer:
         self._variables = self._catalogue.variables
         self._by_name = self._catalogue.by_name
         self._connections = self._catalogue.connections
-        self._optimizers: list[_Optimizer] = []
+        self._optimizers: list[Configured] = []
+        self._numbers: dict[bytes, int] = {}  # of optimizers, by what workers say of them
         self._restores = Restores()
         self._who = f"ps {index}"
         self._endpoint = host.endpoint
@@ -62,6 +60,7 @@ class ParameterServer:
                 "Attach": self._catalogue.attach,
                 "Announce": self._catalogue.announce,
                 "CreateVariable": self._catalogue.create,
+                "Abandon": self._catalogue.abandon,
                 "Grow": self._catalogue.grow,
                 "Withdraw": self._catalogue.withdraw,
                 "Configure": self._configure,
@@ -79,16 +78,12 @@ class ParameterServer:
         self._catalogue.close()
 
     def _configure(self, request: Request) -> Reply:
-        asked = pb.OptimizerDef.FromString(request.body)
-        if asked.kind not in kernels.OPTIMIZERS:
-            known = ", ".join(kernels.OPTIMIZERS)
-            raise errors.UnimplementedError(
-                f"{self._who} has no optimizer {asked.kind!r}; it knows {known}"
-            )
-        optimizer = _Optimizer(asked.kind, dict(asked.values), kernels.OPTIMIZERS[asked.kind])
-        if optimizer not in self._optimizers:
-            self._optimizers.append(optimizer)
-        number = pb.FIRST_OPTIMIZER + self._optimizers.index(optimizer)
+        number = self._numbers.get(request.body)
+        if number is None:
+            asked = pb.OptimizerDef.FromString(request.body)
+            self._optimizers.append(Configured(asked, self._who))
+            number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
+            self._numbers[request.body] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
 
     def _push(self, request: Request) -> Reply:
@@ -103,49 +98,46 @@ class ParameterServer:
         connection.sequence = expected
         inline = iter(request.buffers)
         reply = pb.PushReply()
-        problem: Exception | None = None
+        problem: BaseException | None = None
         for entry in push.entries:
             variable = self._variables[entry.variable]
-            layout = variable.shard.layout
-            if entry.staged:
-                assert connection.ring is not None
-                blocks = connection.ring.read(layout.size, layout.dtype)
-            else:
-                blocks = _blocks(np.array(next(inline)).view(layout.dtype))
+            shard = variable.shard
+            change, rest = _incoming(entry, connection, shard, inline)
             # A bad entry must not leave its blocks in the ring, nor keep the others from applying.
             try:
-                reply.staleness.append(
-                    variable.shard.version - min(entry.seen, variable.shard.version)
-                )
-                self._apply(variable, entry.rule, blocks)
-            except (ValueError, TypeError) as error:
+                reply.staleness.append(shard.version - min(entry.seen, shard.version))
+                self._apply(variable, entry.rule, change)
+            except errors.DeadlineExceededError:
+                raise  # the worker's own end of the ring is stuck or gone: nothing more will come
+            except (Exception, SystemExit) as error:
                 problem = problem or error
-                for _ in blocks:
+                for _ in rest:
                     continue
-            reply.versions.append(variable.shard.version)
+            reply.versions.append(shard.version)
         if problem is not None:
             raise problem
         return Reply(reply.SerializeToString())
 
-    def _apply(self, variable: ServedVariable, number: int, blocks: Iterator[Array]) -> None:
+    def _apply(self, variable: ServedVariable, number: int, change: Callable[..., None]) -> None:
         shard = variable.shard
         dtype = shard.layout.dtype
+        values: Mapping[str, float] = {}
         if number in _PLAIN:
-            kind, rule = _PLAIN[number]
-            values: Mapping[str, float] = {}
+            name, rule = _PLAIN[number]
             if number == pb.SUB and dtype == np.bool_:
                 raise errors.InvalidArgumentError(
                     f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
                 )
         else:
             optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
-            kind, rule, values = optimizer.kind, optimizer.rule, optimizer.values
-            if dtype.kind != "f":
+            name, rule = optimizer.name, optimizer.rule
+            if not shard.layout.is_floating:
                 raise errors.InvalidArgumentError(
-                    f"{kind} cannot change variable {shard.name!r} of dtype {dtype}: optimizers "
-                    "need float16, float32 or float64"
+                    f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
+                    "optimizers need bfloat16, float16, float32 or float64"
                 )
-        shard.apply(kind, rule, values, blocks)
+            values = optimizer.values_at(shard.steps.get(name, 0) + 1)
+        change(name, rule, values)
         for request in variable.waiting:
             reply = self._catalogue.created(variable, request, must_initialize=False)
             request.reply(reply.body)
@@ -155,7 +147,11 @@ class ParameterServer:
         asked = pb.ReadRequest.FromString(request.body)
         shard = self._variables[asked.variable].shard
         body = pb.ReadReply(version=shard.version).SerializeToString()
-        return Reply(body, (shard.flat.copy(),))
+        if not request.buffers:
+            return Reply(body, (shard.flat.copy(),))
+        ids = np.array(request.buffers[0]).view(np.int64)
+        shard.check_rows(ids)
+        return Reply(body, (np.take(shard.data, ids, axis=0),))
 
     def _save(self, request: Request) -> Reply:
         asked = pb.SaveRequest.FromString(request.body)
@@ -185,9 +181,26 @@ class ParameterServer:
     def _load(self, paths: Sequence[str]) -> None:
         for name, values in checkpoint.read_shards(paths, self._fitting(paths)).items():
             shard = self._by_name[name].shard
+            shard.apply(":assign", kernels.ASSIGN, {}, _blocks(values.data.reshape(-1)))
             shard.slots = {key: np.array(slot) for key, slot in values.slots.items()}
-            shard.apply("assign", kernels.ASSIGN, {}, _blocks(values.data.reshape(-1)))
             shard.steps = dict(values.steps)
+
+
+def _incoming(
+    entry: pb.PushEntry, connection: ServedConnection, shard: OwnedShard, inline: Iterator[Array]
+) -> tuple[Callable[..., None], Iterator[Array]]:
+    """What changes a shard, given a rule, and the blocks that it takes one by one, if it does."""
+    layout = shard.layout
+    if entry.rows:
+        ids = np.array(next(inline)).view(np.int64)
+        rows = np.array(next(inline)).view(layout.dtype)
+        return partial(shard.apply_rows, ids=ids, rows=rows), iter(())
+    if entry.staged:
+        assert connection.ring is not None
+        blocks = connection.ring.read(layout.size, layout.dtype)
+    else:
+        blocks = _blocks(np.array(next(inline)).view(layout.dtype))
+    return partial(shard.apply, blocks=blocks), blocks
 
 
 def _blocks(flat: Array) -> Iterator[Array]:

@@ -20,7 +20,7 @@ from strategy.client import TRANSPORTS, Connection
 from strategy.host import Host, LocalHost, check_task, given_spec, workers_of
 from strategy.initializers import initial_value
 from strategy.parameter_server import ParameterServer
-from strategy.placement import ByBytes
+from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import DTYPES, Layout
 from strategy.variable import Variable
@@ -46,6 +46,10 @@ class ParameterServerStrategy:
         task_type: Job of this task, checked against the Server's if given.
         task_id: Index of this task, checked against the Server's if given.
         server: The started Server; found if not given.
+        placement: Which ps task a new variable lives on: ``"bytes"`` (that with the fewest),
+            ``"round_robin"`` (one after the other, as TensorFlow's), ``"hash"`` (by the name), or a
+            function of name, shape and dtype to the index of a ps task. All workers must choose the
+            same; it is checked.
         transport: ``"auto"``, ``"shared"`` (shared memory or an error), or ``"p2p"`` (messages).
 
     Attributes:
@@ -65,6 +69,7 @@ class ParameterServerStrategy:
         task_type: str | None = None,
         task_id: int | None = None,
         server: Host | None = None,
+        placement: str | Place = "bytes",
         transport: str = "auto",
     ) -> None:
         if transport not in TRANSPORTS:
@@ -91,7 +96,7 @@ class ParameterServerStrategy:
             Connection(self._host, index, self._worker, self._workers, transport)
             for index in servers
         ]
-        self._placement = ByBytes(len(servers))
+        self._placement = Placement(placement, len(servers))
         self._variables: dict[str, Variable] = {}
         self._host.on_drain(self._drain)
         self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
@@ -181,15 +186,21 @@ class ParameterServerStrategy:
                 f"variable {name!r} cannot have the dtype {layout.dtype}: what can be changed and "
                 "saved is bool, integers, bfloat16, float16, float32 and float64"
             )
+        server = self._placement.choose(name, layout)
         if len(self._connections) > 1:  # each server sees its own variables only
-            self._connections[0].announce(name, layout, len(self._variables))
-        connection = self._connections[self._placement.place(layout.data_bytes)]
+            self._connections[0].announce(name, layout, len(self._variables), server)
+        connection = self._connections[server]
         remote, must_initialize = connection.create(name, layout, len(self._variables))
         variable = Variable(self, remote, trainable)
         if must_initialize:
-            value = initial_value(initializer, layout.shape, layout.dtype)
+            try:
+                value = initial_value(initializer, layout.shape, layout.dtype)
+            except Exception:
+                connection.abandon(remote)  # others wait for the first value
+                raise
             connection.push([Change(remote, pb.ASSIGN, value)]).wait()
         self._variables[name] = variable
+        self._placement.note(server, layout)
         return variable
 
     def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
@@ -224,7 +235,7 @@ class ParameterServerStrategy:
                 work.wait()
         return writing.path
 
-    def restore(self, path: str) -> int:
+    def restore(self, path: str | None) -> int:
         """Local, on every worker. Take all variables and slots from a checkpoint.
 
         All workers call it, with the same paths in the same order, before they train; the servers
@@ -239,11 +250,16 @@ class ParameterServerStrategy:
             The global step.
 
         Raises:
-            NotFoundError: It is not a checkpoint, or does not have a variable of the program.
+            NotFoundError: It is None, or no checkpoint, or has not all variables of the program.
             DataLossError: It is damaged.
             InvalidArgumentError: A variable has another shape or dtype there, or another worker
                 restored another checkpoint in its place; the message names both.
         """
+        if path is None:
+            raise errors.NotFoundError(
+                "there is no checkpoint to restore: latest_checkpoint() gives None for a folder "
+                "without one"
+            )
         path = os.path.abspath(path)
         files = checkpoint.files_of(path)
         self._drain()

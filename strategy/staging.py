@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mpidist import Backoff, errors
+from strategy.kernels import copy_scaled
 from strategy.shard import BLOCK_BYTES
 
 Array = NDArray[Any]
@@ -75,12 +76,13 @@ class Ring:
         self._pump = pump
         self._limit_s = limit_s
 
-    def write(self, flat: Array, dtype: DTypeLike) -> None:
+    def write(self, flat: Array, dtype: DTypeLike, scale: float = 1.0) -> None:
         """Local. The worker streams an array.
 
         Args:
             flat: 1-D.
             dtype: That it is converted to on the way; the variable's.
+            scale: What it is multiplied with on the way.
 
         Raises:
             DeadlineExceededError: The server takes nothing from the ring.
@@ -92,7 +94,7 @@ class Ring:
             count = self._filled[0]
             self._wait(self._emptied, count + 1 - len(self._slots), "empty")
             slot = self._slots[count % len(self._slots)].view(dtype)[: block.size]
-            np.copyto(slot, block, casting="same_kind")
+            copy_scaled(slot, block, scale)
             self._sync()
             self._filled[0] = count + 1
 

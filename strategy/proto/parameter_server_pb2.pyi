@@ -12,10 +12,18 @@ class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ASSIGN: _ClassVar[Rule]
     ADD: _ClassVar[Rule]
     SUB: _ClassVar[Rule]
+    MUL: _ClassVar[Rule]
+    DIV: _ClassVar[Rule]
+    MIN: _ClassVar[Rule]
+    MAX: _ClassVar[Rule]
     FIRST_OPTIMIZER: _ClassVar[Rule]
 ASSIGN: Rule
 ADD: Rule
 SUB: Rule
+MUL: Rule
+DIV: Rule
+MIN: Rule
+MAX: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
@@ -43,7 +51,7 @@ class AttachReply(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., segment: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared")
+    __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared", "server")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +59,7 @@ class CreateRequest(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     ONLY_SHARED_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
@@ -58,10 +67,11 @@ class CreateRequest(_message.Message):
     worker: int
     connection: int
     only_shared: bool
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ...) -> None: ...
+    server: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ..., server: _Optional[int] = ...) -> None: ...
 
 class CreateReply(_message.Message):
-    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "grow")
+    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "version", "grow")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +79,7 @@ class CreateReply(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     GROW_FIELD_NUMBER: _ClassVar[int]
     variable: int
     versions_offset: int
@@ -77,8 +88,9 @@ class CreateReply(_message.Message):
     segment: int
     private: bool
     ring: AttachReply
+    version: int
     grow: int
-    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., ring: _Optional[_Union[AttachReply, _Mapping]] = ..., grow: _Optional[int] = ...) -> None: ...
+    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., ring: _Optional[_Union[AttachReply, _Mapping]] = ..., version: _Optional[int] = ..., grow: _Optional[int] = ...) -> None: ...
 
 class GrowRequest(_message.Message):
     __slots__ = ("segment", "create")
@@ -97,7 +109,7 @@ class GrowReply(_message.Message):
     def __init__(self, enter: bool = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class OptimizerDef(_message.Message):
-    __slots__ = ("kind", "values")
+    __slots__ = ("kind", "values", "name", "schedule", "function", "slots")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,9 +119,17 @@ class OptimizerDef(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     KIND_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     values: _containers.ScalarMap[str, float]
-    def __init__(self, kind: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    name: str
+    schedule: bytes
+    function: bytes
+    slots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ..., name: _Optional[str] = ..., schedule: _Optional[bytes] = ..., function: _Optional[bytes] = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConfigureReply(_message.Message):
     __slots__ = ("rule",)
@@ -128,16 +148,18 @@ class PushRequest(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class PushEntry(_message.Message):
-    __slots__ = ("variable", "rule", "seen", "staged")
+    __slots__ = ("variable", "rule", "seen", "staged", "rows")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     variable: int
     rule: int
     seen: int
     staged: bool
-    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ...) -> None: ...
+    rows: bool
+    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("versions", "staleness")

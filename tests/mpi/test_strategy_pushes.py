@@ -5,7 +5,7 @@ import pytest
 from _cases.clusters import on_cluster
 
 from mpidist import errors
-from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 
 # Elements of float32: one, a message's worth, the first that is staged, a block, several blocks.
 SIZES = (1, 1000, 4095, 4096, 1 << 18, (5 << 18) + 3)
@@ -309,3 +309,40 @@ def test_two_strategies_of_a_worker(world, transport):
             np.testing.assert_array_equal(value, np.full(size, 3.0 * rounds * count))
         for value, size in zip(made[3:], sizes, strict=True):
             np.testing.assert_array_equal(value, np.full(size, 1.0 * factor * rounds))
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rows_that_all_workers_change_add_up(world, transport):
+    """Whole numbers, whose sums are exact in whatever order; row 0 and the last by all."""
+    steps, count, width = 20, 5000, 16
+
+    def slices(worker, step):
+        random = np.random.default_rng(100 * worker + step)
+        ids = np.append(random.integers(0, count, 300), [0, count - 1, 0])
+        return IndexedSlices(random.integers(-9, 9, (len(ids), width)).astype(np.float32), ids)
+
+    def train(strategy, workers):
+        with strategy.scope():
+            table = get_variable("table", (count, width), initializer="zeros")
+        sgd = optimizers.SGD(1.0)
+        for step in range(steps):
+            given = slices(strategy.worker_index, step)
+            sgd.apply_gradients([(given, table)])
+            table.scatter_sub(given)
+            seen = table.gather(given.indices)
+            assert seen.shape == (303, width)
+        workers.barrier()
+        return table.read_value(), table.gather(np.arange(count)[::-1]), table.version
+
+    result = on_cluster(world, 1, train, transport)
+    if result is not None:
+        whole, backwards, version = result
+        expected = np.zeros((count, width))
+        for worker in range(world.size - 1):
+            for step in range(steps):
+                given = slices(worker, step)
+                np.subtract.at(expected, given.indices, 2.0 * given.values)
+        np.testing.assert_array_equal(whole, expected)
+        np.testing.assert_array_equal(backwards, expected[::-1])
+        assert version == 1 + 2 * steps * (world.size - 1)

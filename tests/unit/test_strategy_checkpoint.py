@@ -16,7 +16,8 @@ from mpidist.errors import (
 from strategy import checkpoint
 from strategy.checkpoint import Writing, check_fits, checkpoints, files_of
 from strategy.kernels import ASSIGN
-from strategy.shard import Layout, OwnedShard
+from strategy.owned_shard import OwnedShard
+from strategy.shard import Layout
 
 VALUES = {
     "scalar": np.array(7, np.int64),

@@ -1,30 +1,106 @@
 """Which ps task a variable lives on."""
 
+import contextlib
+
+import numpy as np
+import pytest
+from _cases.servers import Cluster, variable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.placement import ByBytes
+from mpidist.errors import InvalidArgumentError
+from strategy.placement import PLACEMENTS, Placement
+from strategy.shard import Layout
 
 sizes = st.lists(st.integers(0, 1 << 30), max_size=60)
 
 
+@pytest.fixture
+def cluster():
+    with contextlib.ExitStack() as stack:
+        yield Cluster(stack, servers=3)
+
+
+def places(placement, layouts):
+    """Where variables go that are created one after the other."""
+    chosen = []
+    for number, layout in enumerate(layouts):
+        chosen.append(placement.choose(f"v{number}", layout))
+        placement.note(chosen[-1], layout)
+    return chosen
+
+
+def layouts_of(lengths):
+    return [Layout((nbytes,), np.uint8) for nbytes in lengths]
+
+
 @given(sizes, st.integers(1, 8))
 def test_no_server_is_ahead_by_more_than_one_variable(variables, servers):
-    placement = ByBytes(servers)
     loads = [0] * servers
-    for nbytes in variables:
-        server = placement.place(nbytes)
+    chosen = places(Placement("bytes", servers), layouts_of(variables))
+    for nbytes, server in zip(variables, chosen, strict=True):
         assert loads[server] == min(loads)
         loads[server] += nbytes + 64
     assert max(loads) - min(loads) <= max(variables, default=0) + 64
 
 
-@given(sizes, st.integers(1, 8))
-def test_all_workers_come_to_the_same_result(variables, servers):
-    first, second = ByBytes(servers), ByBytes(servers)
-    assert [first.place(n) for n in variables] == [second.place(n) for n in variables]
+@given(sizes, st.integers(1, 8), st.sampled_from(PLACEMENTS))
+def test_all_workers_come_to_the_same_result(variables, servers, name):
+    first, second = (places(Placement(name, servers), layouts_of(variables)) for _ in range(2))
+    assert first == second
+    assert all(0 <= server < servers for server in first)
 
 
 def test_empty_variables_go_round():
-    placement = ByBytes(3)
-    assert [placement.place(0) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert places(Placement("bytes", 3), layouts_of([0] * 6)) == [0, 1, 2, 0, 1, 2]
+
+
+def test_round_robin_takes_no_account_of_sizes():
+    assert places(Placement("round_robin", 3), layouts_of([9, 1, 1, 0, 5])) == [0, 1, 2, 0, 1]
+
+
+def test_a_variable_that_was_not_created_has_no_place():
+    for name in PLACEMENTS:
+        placement, layout = Placement(name, 3), Layout((5,), np.uint8)
+        assert placement.choose("v", layout) == placement.choose("v", layout)
+
+
+def test_hashes_spread_and_do_not_depend_on_the_order():
+    placement, (one, other) = Placement("hash", 4), layouts_of([1, 7])
+    names = [f"layer{n}/weights" for n in range(400)]
+    chosen = {name: placement.choose(name, one) for name in names}
+    assert chosen == {name: placement.choose(name, other) for name in reversed(names)}
+    assert np.bincount(list(chosen.values()), minlength=4).min() > 60
+
+
+def test_what_is_no_placement():
+    with pytest.raises(ValueError, match="unknown placement 'best'"):
+        Placement("best", 2)
+    with pytest.raises(TypeError, match="or a function, not 3"):
+        Placement(3, 2)
+    for answer, error in ((2, ValueError), (-1, ValueError), (None, TypeError), (True, TypeError)):
+        placement = Placement(lambda *_, answer=answer: answer, 2)
+        with pytest.raises(error, match="placement of variable 'v' gives"):
+            placement.choose("v", Layout((), np.uint8))
+
+
+def test_variables_lie_where_they_are_placed(cluster):
+    def by_axis(name, shape, dtype):
+        return len(shape)
+
+    strategy = cluster.worker(0, placement=by_axis)
+    made = [variable(strategy, f"v{n}", (2,) * n) for n in (2, 0, 1)]
+    found = [strategy._connections.index(v.remote.connection) for v in made]
+    assert found == [2, 0, 1]
+    for v in made:
+        v.assign_add(np.ones(v.shape))
+        np.testing.assert_array_equal(v, np.ones(v.shape))
+
+
+def test_workers_that_place_otherwise_are_told(cluster):
+    for index, placement in enumerate(("round_robin", lambda *_: 0)):
+        strategy = cluster.worker(index, placement=placement)
+        if index == 0:
+            variable(strategy, "v", 5)
+    with pytest.raises(InvalidArgumentError, match=r"'v'.*on ps 0.*'v'.*on ps 1.*place them alike"):
+        variable(strategy, "v", 5)

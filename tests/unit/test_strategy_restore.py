@@ -2,6 +2,7 @@
 
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -37,14 +38,17 @@ def program():
 
 def train(optimizer, v, steps):
     for step in steps:
-        optimizer.apply_gradients([(np.random.default_rng(step).random(v.shape), v)])
+        grad = np.asarray(np.random.default_rng(step).random(v.shape)).astype(v.dtype)
+        optimizer.apply_gradients([(grad, v)])
     return v.read_value()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 200_000)])
 @pytest.mark.parametrize("new_process", [False, True])
-def test_training_resumes_bit_for_bit(program, tmp_path, shape, new_process):
-    start, optimizer = np.full(shape, 0.5), optimizers.Adam(0.1)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "Ftrl"])
+def test_training_resumes_bit_for_bit(program, tmp_path, shape, new_process, dtype, kind):
+    start, optimizer = np.full(shape, 0.5, dtype), getattr(optimizers, kind)(0.1)
     strategy, (v,) = program(v=start)
     train(optimizer, v, range(3))
     path = strategy.save(str(tmp_path))
@@ -66,6 +70,12 @@ def test_state_that_the_checkpoint_does_not_have_is_gone(program, tmp_path):
     strategy.restore(path)
     np.testing.assert_array_equal(v, np.zeros(4))
     np.testing.assert_array_equal(train(adam, v, range(3)), first)
+
+
+def test_the_latest_of_none(program, tmp_path):
+    strategy, _ = program(v=np.zeros(4))
+    with pytest.raises(NotFoundError, match="there is no checkpoint to restore"):
+        strategy.restore(strategy.latest_checkpoint(str(tmp_path)))
 
 
 def test_a_checkpoint_may_have_more_than_the_program(program, tmp_path):

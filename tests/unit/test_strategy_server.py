@@ -1,6 +1,7 @@
 """A parameter server and several workers, as threads and endpoints of one process."""
 
 import threading
+import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -238,9 +239,49 @@ def test_what_a_server_refuses(make):
             call("Push", pb.PushRequest(connection=0, sequence=sequence))
     with pytest.raises(errors.UnimplementedError, match=r"ps 0 has no optimizer 'Magic'.*Adam"):
         call("Configure", pb.OptimizerDef(kind="Magic"))
+    with pytest.raises(errors.InvalidArgumentError, match="Ftrl needs a value of 'l1'"):
+        call("Configure", pb.OptimizerDef(kind="Ftrl"))
     rules = [
-        pb.ConfigureReply.FromString(call("Configure", pb.OptimizerDef(kind=kind)).body).rule
-        for kind in ("SGD", "Adam", "SGD")
+        pb.ConfigureReply.FromString(call("Configure", optimizer._describe()).body).rule
+        for optimizer in (optimizers.SGD(), optimizers.Adam(), optimizers.SGD())
     ]
     assert rules[0] == rules[2] != rules[1]
     assert min(rules) >= pb.FIRST_OPTIMIZER
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_first_value_that_fails_is_left_to_the_next_worker(make, order, waits):
+    cluster = make()
+    first, second = (cluster.worker(index) for index in order)
+    begun, made = threading.Event(), []
+
+    def broken(shape, dtype):
+        if waits:
+            threading.Thread(target=follow, daemon=True).start()
+            assert begun.wait(30)
+        raise ZeroDivisionError
+
+    def follow():
+        begun.set()
+        made.append(variable(second, "v", 3, "ones"))
+
+    with pytest.raises(ZeroDivisionError):
+        variable(first, "v", 3, broken)
+    if not waits:
+        follow()
+    again = variable(first, "v", 3, "zeros")
+    deadline = time.monotonic() + 30
+    while not made:
+        assert time.monotonic() < deadline
+    for v in (*made, again):
+        assert v.numpy().min() == v.numpy().max() == made[0].numpy()[0]
+    if not waits:
+        np.testing.assert_array_equal(again, np.ones(3))
+
+
+def test_a_first_value_is_no_change_by_others(make):
+    cluster = make()
+    variable(cluster.worker(0), "v", 2)
+    v = variable(cluster.worker(1), "v", 2)
+    assert optimizers.SGD().apply_gradients([(np.ones(2), v)]).result().staleness == (0,)

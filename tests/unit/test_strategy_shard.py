@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.kernels import ADD, ASSIGN, OPTIMIZERS, Rule
-from strategy.shard import BLOCK_BYTES, Layout, OwnedShard, SharedShard
+from strategy import optimizers
+from strategy.kernels import ADD, ASSIGN, Rule
+from strategy.owned_shard import OwnedShard
+from strategy.rules import RULES
+from strategy.shard import BLOCK_BYTES, Layout, SharedShard
 
 sizes_near_blocks = st.builds(
     lambda blocks, off: max(blocks * BLOCK_BYTES // 4 + off, 0),
@@ -171,13 +174,13 @@ def test_readers_beside_a_writer_see_whole_versions_only():
 
 def test_slots_and_steps_by_kind():
     owned, _, _ = make((10,))
-    numbers = {"learning_rate": 0.1, "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-8}
-    adam, steps = OPTIMIZERS["Adam"], []
+    numbers = optimizers.Adam().values | optimizers.SGD().values
+    adam, steps = RULES["Adam"](numbers), []
     rule = Rule(adam.slots, adam.scratch, adam.piece, lambda piece: steps.append(piece.step))
     assert not owned.slot("Adam/m").any()
     for _ in range(3):
         change(owned, rule, np.float32(1), "Adam", numbers)
-    change(owned, OPTIMIZERS["SGD"], np.float32(1), "SGD", numbers)
+    change(owned, RULES["SGD"](numbers), np.float32(1), "SGD", numbers)
     assert steps == [1, 2, 3]
     assert owned.steps == {"Adam": 3, "SGD": 1}
     assert set(owned.slots) == {"Adam/m", "Adam/v"}
@@ -188,9 +191,9 @@ def test_slots_and_steps_by_kind():
 def test_an_optimizer_over_several_blocks_and_pieces_equals_numpy():
     size = 2 * BLOCK_BYTES // 8 + 3
     owned, _, _ = make((size,), np.float64)
-    numbers = {"learning_rate": 0.1, "beta_1": 0.9, "beta_2": 0.99, "epsilon": 1e-8}
+    numbers = optimizers.Adam(0.1, 0.9, 0.99, 1e-8).values
     grad = np.random.default_rng(0).standard_normal(size)
-    owned.apply("Adam", OPTIMIZERS["Adam"], numbers, blocks_of(grad))
+    owned.apply("Adam", RULES["Adam"](numbers), numbers, blocks_of(grad))
     np.testing.assert_allclose(owned.data, -0.1 * grad / (abs(grad) + 1e-8), rtol=1e-10)
     np.testing.assert_allclose(owned.slot("Adam/m"), 0.1 * grad, rtol=1e-12)
     np.testing.assert_allclose(owned.slot("Adam/v"), 0.01 * grad**2, rtol=1e-12)

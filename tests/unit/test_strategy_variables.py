@@ -222,3 +222,12 @@ def test_it_cannot_be_changed_as_if_it_were_local():
     with pytest.raises(TypeError):
         v[0] = 5
     np.testing.assert_array_equal(v, [1, 1])
+
+
+def test_operators_that_would_look_like_local_changes():
+    v = variable([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"variable 'v' lives on a ps.*use assign_add"):
+        v += 1
+    with pytest.raises(TypeError, match="use assign_sub"):
+        v -= np.ones(2)
+    np.testing.assert_array_equal(v, [1, 2])

@@ -1,0 +1,131 @@
+"""Embeddings of bags: rows of a variable, combined bag by bag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategy.shard import HALVES
+from strategy.slices import IndexedSlices
+from strategy.variable import Variable
+
+Array = NDArray[Any]
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+class Bags:
+    """Lists of row numbers, of different lengths, whose rows are to be combined.
+
+    As TensorFlow's ``embedding_lookup_sparse`` and torch's ``EmbeddingBag``::
+
+        bags = Bags([[3, 5, 5], [], [7]], combiner="mean")
+        embedded = bags.lookup(table)  # three rows
+        optimizer.apply_gradients([(bags.gradient(of_embedded), table)])
+
+    Args:
+        ids: One list of row numbers a bag; with ``offsets`` all of them, one bag behind the other.
+        weights: Of the rows, as ``ids``; by default 1 each.
+        combiner: ``"sum"``: the weighted rows added; ``"mean"``: divided by the sum of the weights;
+            ``"sqrtn"``: by the root of the sum of their squares. Of an empty bag all give zeros.
+        offsets: Where in ``ids`` each bag begins, from 0, ascending.
+
+    Attributes:
+        ids: All row numbers, one bag behind the other; int64.
+        combiner: See above.
+
+    Raises:
+        TypeError: Row numbers are no integers.
+        ValueError: The combiner is unknown, or weights or offsets do not fit.
+    """
+
+    def __init__(
+        self,
+        ids: Any,
+        weights: Any = None,
+        combiner: str = "mean",
+        *,
+        offsets: Sequence[int] | None = None,
+    ) -> None:
+        if combiner not in COMBINERS:
+            raise ValueError(f"unknown combiner {combiner!r}; the known ones are {COMBINERS}")
+        self.combiner = combiner
+        if offsets is None:
+            lengths = [len(bag) for bag in ids]
+            if weights is not None and [len(bag) for bag in weights] != lengths:
+                raise ValueError("weights must be lists as long as those of the row numbers")
+            ids, weights = _joined(ids), None if weights is None else _joined(weights)
+            self._starts = np.cumsum([0, *lengths])
+        else:
+            ids = np.asarray(ids)
+            self._starts = np.append(np.asarray(offsets, np.int64), len(ids))
+            if not len(offsets) or self._starts[0] != 0 or (np.diff(self._starts) < 0).any():
+                raise ValueError(
+                    f"offsets must ascend from 0 to at most {len(ids)}, the number of row numbers"
+                )
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise TypeError(f"row numbers must be integers, not {ids.dtype}")
+        self.ids: Array = ids.astype(np.int64)
+        self._weights = np.ones(len(ids)) if weights is None else np.asarray(weights, np.float64)
+        if self._weights.shape != self.ids.shape:
+            raise ValueError(f"{len(ids)} row numbers need as many weights, not {weights!r}")
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def lookup(self, variable: Variable) -> Array:
+        """Local. Pull the rows, each once and all of one version, and combine them.
+
+        Args:
+            variable: Of a floating dtype.
+
+        Returns:
+            One row a bag, shape ``(len(bags), *variable.shape[1:])``; float32 for variables of
+            half precision, else of the variable's dtype.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        unique, places = np.unique(self.ids, return_inverse=True)
+        rows = variable.gather(unique)
+        dtype = np.dtype(np.float32) if variable.dtype in HALVES else variable.dtype
+        parts = _times(rows[places].astype(dtype, copy=False), self._factors(dtype))
+        combined = np.zeros((len(self), *variable.shape[1:]), dtype)
+        filled = np.diff(self._starts) > 0
+        if filled.any():
+            combined[filled] = np.add.reduceat(parts, self._starts[:-1][filled], axis=0)
+        return combined
+
+    def gradient(self, upstream: Any) -> IndexedSlices:
+        """Local. The gradient of the rows, given that of the combined ones.
+
+        Args:
+            upstream: Shape ``(len(bags), ...)``.
+        """
+        given = np.asarray(upstream)
+        if given.shape[:1] != (len(self),):
+            raise ValueError(f"{len(self)} bags need as many gradients, not {given.shape[:1]}")
+        spread = np.repeat(given, np.diff(self._starts), axis=0)
+        return IndexedSlices(_times(spread, self._factors(given.dtype)), self.ids)
+
+    def _factors(self, dtype: np.dtype[Any]) -> Array:
+        """What each row is multiplied with before all of a bag are added."""
+        weights = self._weights
+        if self.combiner != "sum":
+            squares = self.combiner == "sqrtn"
+            bag_of = np.repeat(np.arange(len(self)), np.diff(self._starts))
+            sums = np.bincount(bag_of, weights**2 if squares else weights, minlength=len(self))
+            weights = weights / (np.sqrt(sums) if squares else sums)[bag_of]
+        return weights.astype(dtype)
+
+
+def _joined(lists: Sequence[Any]) -> Array:
+    parts: list[Array] = [np.asarray(one).reshape(-1) for one in lists if len(one)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _times(rows: Array, factors: Array) -> Array:
+    return rows * factors.reshape(-1, *(1,) * (rows.ndim - 1))

@@ -1,0 +1,164 @@
+"""What all optimizers are to a worker: a rule that servers know, and gradients to push by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from mpidist import Work
+from strategy.change import Change, global_norm, push_all
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.schedules import Schedule
+
+if TYPE_CHECKING:
+    from strategy.client import Connection
+    from strategy.variable import Variable
+
+_ONE = np.ones((), np.int64)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of gradients that were pushed.
+
+    Attributes:
+        versions: Version of each variable after its gradient was applied.
+        staleness: For each, how many changes by others came between pull and push.
+    """
+
+    versions: tuple[int, ...]
+    staleness: tuple[int, ...]
+
+
+class Optimizer:
+    """Base of the optimizers; those below differ in their rule and its numbers.
+
+    Variables of float16 and bfloat16 are changed in float32: the server keeps them in both.
+
+    Args:
+        learning_rate: Positive, or a schedule: a function from the number of earlier updates of a
+            variable to a learning rate, such as those of :mod:`strategy.schedules`. Servers call
+            it, and what it refers to must be there or can be pickled by cloudpickle.
+        values: The rule's other numbers.
+        global_clipnorm: If the norm of all gradients of an ``apply_gradients`` together is more,
+            they are scaled down to it.
+        name: Under which servers keep the slots, and checkpoints have them; by default that of
+            the class. Optimizers of one name share them.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule,
+        values: Mapping[str, float],
+        *,
+        global_clipnorm: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.name = type(self).__name__ if name is None else name
+        if not self.name or set(self.name) & {":", "/"}:
+            raise ValueError(f"an optimizer needs a name without ':' and '/', not {name!r}")
+        self._clip = None if global_clipnorm is None else positive(global_clipnorm=global_clipnorm)
+        self._schedule = learning_rate if callable(learning_rate) else None
+        if not callable(learning_rate):
+            values = {"learning_rate": positive(learning_rate=learning_rate), **values}
+        self._values = {key: float(value) for key, value in values.items()}
+        self._rules: dict[Connection, int] = {}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The rule's numbers, by name; without the learning rate if that is a schedule."""
+        return dict(self._values)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Work:
+        """Local. Push gradients to the servers, which apply them; advances the global step by one.
+
+        Gradients are any arrays in host memory, of their variables' shapes; None is left out. They
+        may be used again when the call returns.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable, all variables of one strategy.
+
+        Returns:
+            A Work whose result is :class:`Applied`, without the variables left out. It fails with
+            InvalidArgumentError if a schedule or a function of the user's fails on a server.
+
+        Raises:
+            ValueError: There is no gradient, a shape differs, a variable comes twice, or the norm
+                of gradients to be clipped is no number.
+            TypeError: A gradient is not an array in host memory, or its dtype does not fit.
+        """
+        pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
+        if not pairs:
+            raise ValueError("there is no gradient to apply: all are None, or the list is empty")
+        if not all(hasattr(variable, "remote") for _, variable in pairs):
+            raise TypeError(
+                "apply_gradients needs pairs of a gradient and its variable, in this order"
+            )
+        strategy = pairs[0][1].strategy
+        if any(var.strategy is not strategy for _, var in pairs):
+            raise ValueError("all variables of one apply_gradients must belong to one strategy")
+        if len({var.name for _, var in pairs}) < len(pairs):
+            raise ValueError("a variable comes twice; add its gradients first")
+        changes = [var.change(self._rule(var.remote.connection), grad) for grad, var in pairs]
+        if self._clip is not None:
+            self._scale_down(changes, self._clip)
+        changes.append(Change(strategy.global_step.remote, pb.ADD, _ONE))
+        return push_all(changes).then(_applied)
+
+    def _describe(self) -> pb.OptimizerDef:
+        """What servers must know."""
+        schedule = b"" if self._schedule is None else cloudpickle.dumps(self._schedule)
+        kind = type(self).__name__
+        return pb.OptimizerDef(kind=kind, name=self.name, values=self._values, schedule=schedule)
+
+    def _rule(self, connection: Connection) -> int:
+        if connection not in self._rules:
+            self._rules[connection] = connection.configure(self._describe())
+        return self._rules[connection]
+
+    def _scale_down(self, changes: Sequence[Change], limit: float) -> None:
+        norm = global_norm(changes)
+        if norm > limit:
+            for change in changes:
+                change.scale = limit / norm
+
+    def __repr__(self) -> str:
+        rate = [] if self._schedule is None else [f"learning_rate={self._schedule!r}"]
+        values = [f"{name}={value:g}" for name, value in self._values.items()]
+        return f"{type(self).__name__}({', '.join(rate + values)})"
+
+
+def _applied(pairs: list[tuple[int, int]]) -> Applied:
+    gradients = pairs[:-1]  # the last one is the global step
+    return Applied(tuple(v for v, _ in gradients), tuple(s for _, s in gradients))
+
+
+def positive(**named: float) -> float:
+    """Local. The number, given by its name; ValueError unless it is positive."""
+    ((name, value),) = named.items()
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, not {value!r}")
+    return value
+
+
+def not_negative(**named: float) -> float:
+    """Local. The number, given by its name; ValueError if it is negative."""
+    ((name, value),) = named.items()
+    if not value >= 0:
+        raise ValueError(f"{name} must not be negative, not {value!r}")
+    return value
+
+
+def part(**named: float) -> float:
+    """Local. The number, given by its name; ValueError unless it is in [0, 1)."""
+    ((name, value),) = named.items()
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), not {value!r}")
+    return value

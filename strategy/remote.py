@@ -1,0 +1,65 @@
+"""A variable as a worker knows it, and how it is pulled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from strategy.shard import Layout, SharedShard
+
+if TYPE_CHECKING:
+    from strategy.client import Connection
+
+Array = NDArray[Any]
+
+_PULL_TRIES = 3
+
+
+@dataclass(slots=True)
+class Remote:
+    """A variable as a worker knows it.
+
+    Attributes:
+        name: Of the variable.
+        layout: Shape and dtype.
+        connection: To its server.
+        number: The server's for it.
+        shared: Its memory, or None if this worker cannot reach it.
+        seen: Version of the last pull, plus this worker's own pushes since: what the version will
+            be if nobody else pushes.
+        known: Version after the last pull or push that is complete.
+    """
+
+    name: str
+    layout: Layout
+    connection: Connection
+    number: int
+    shared: SharedShard | None
+    seen: int = 0
+    known: int = 0
+
+
+def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bool = True) -> None:
+    """Local. Copy a variable, with all earlier pushes through its connection applied.
+
+    Args:
+        remote: The variable; its versions become those of the copy.
+        out: C-contiguous, shape and dtype of the variable, or of the rows.
+        ids: Which rows; None for all.
+        consistent: Whether the copy must belong to one version; otherwise each block of 1 MiB may
+            belong to its own. Rows always do.
+    """
+    remote.connection.settle()
+    shared = remote.shared
+    if shared is not None:
+        if not consistent:
+            shared.read_blocks(out)
+            return
+        for _ in range(_PULL_TRIES):
+            version = shared.try_read(out, ids)
+            if version is not None:
+                remote.seen = remote.known = version
+                return
+    remote.seen = remote.known = remote.connection.read(remote, out, ids)

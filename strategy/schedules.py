@@ -1,0 +1,150 @@
+"""Learning rates that change with the steps; evaluated by the servers. Pure.
+
+A schedule is any function from the number of earlier updates of a variable to a learning rate;
+those here have the names and the formulas of ``tf.keras.optimizers.schedules``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class ExponentialDecay:
+    """``initial_learning_rate * decay_rate ** (step / decay_steps)``.
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: How many steps make one power; positive.
+        decay_rate: The factor.
+        staircase: Whether only whole powers are taken.
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        _check_steps(self.decay_steps)
+
+    def __call__(self, step: int) -> float:
+        """Local. The learning rate after so many updates."""
+        power = step // self.decay_steps if self.staircase else step / self.decay_steps
+        return float(self.initial_learning_rate * self.decay_rate**power)
+
+
+@dataclass(frozen=True)
+class InverseTimeDecay:
+    """``initial_learning_rate / (1 + decay_rate * step / decay_steps)``; see ExponentialDecay."""
+
+    initial_learning_rate: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        _check_steps(self.decay_steps)
+
+    def __call__(self, step: int) -> float:
+        """Local. The learning rate after so many updates."""
+        time = step // self.decay_steps if self.staircase else step / self.decay_steps
+        return self.initial_learning_rate / (1.0 + self.decay_rate * time)
+
+
+@dataclass(frozen=True)
+class PolynomialDecay:
+    """From one learning rate to another along a polynomial.
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: When the end is reached; positive.
+        end_learning_rate: From then on.
+        power: Of the polynomial; 1 is a straight line.
+        cycle: Whether ``decay_steps`` doubles, triples, ... whenever the end would be reached.
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    end_learning_rate: float = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+
+    def __post_init__(self) -> None:
+        _check_steps(self.decay_steps)
+
+    def __call__(self, step: int) -> float:
+        """Local. The learning rate after so many updates."""
+        length = self.decay_steps
+        if self.cycle:
+            length *= max(math.ceil(step / length), 1)
+        rest = 1.0 - min(step, length) / length
+        fall = self.initial_learning_rate - self.end_learning_rate
+        return float(fall * rest**self.power + self.end_learning_rate)
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """Along half a cosine wave (Loshchilov and Hutter, arXiv 1608.03983), after a linear warm-up.
+
+    Args:
+        initial_learning_rate: At step 0.
+        decay_steps: Steps of the decay; positive.
+        alpha: What is left at its end, as a part of the largest learning rate.
+        warmup_target: Learning rate at the end of the warm-up; None for no warm-up.
+        warmup_steps: Steps of the warm-up, before the decay.
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    alpha: float = 0.0
+    warmup_target: float | None = None
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _check_steps(self.decay_steps)
+
+    def __call__(self, step: int) -> float:
+        """Local. The learning rate after so many updates."""
+        top = self.initial_learning_rate
+        if self.warmup_target is not None:
+            if step < self.warmup_steps:
+                return top + (self.warmup_target - top) * step / self.warmup_steps
+            top, step = self.warmup_target, step - self.warmup_steps
+        wave = 0.5 * (1.0 + math.cos(math.pi * min(step, self.decay_steps) / self.decay_steps))
+        return top * ((1.0 - self.alpha) * wave + self.alpha)
+
+
+@dataclass(frozen=True)
+class PiecewiseConstantDecay:
+    """One value up to and including the first boundary, the next up to the second, and so on.
+
+    Args:
+        boundaries: Steps, ascending.
+        values: One more than boundaries.
+    """
+
+    boundaries: Sequence[int]
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ValueError(
+                f"{len(self.boundaries)} boundaries need one value more, not {len(self.values)}"
+            )
+        if list(self.boundaries) != sorted(self.boundaries):
+            raise ValueError(f"boundaries must ascend: {list(self.boundaries)}")
+
+    def __call__(self, step: int) -> float:
+        """Local. The learning rate after so many updates."""
+        return float(self.values[bisect.bisect_left(self.boundaries, step)])
+
+
+def _check_steps(steps: int) -> None:
+    if not steps > 0:
+        raise ValueError(f"decay_steps must be positive, not {steps!r}")
