@@ -34,7 +34,8 @@ def leave(*_):
     sys.exit(3)
 
 def wait():
-    while not (os.path.isdir(flag) and any(n.startswith("step-") for n in os.listdir(flag))):
+    # One that is being written has a longer name.
+    while not (os.path.isdir(flag) and any(n[5:].isdigit() for n in os.listdir(flag))):
         time.sleep(0.01)
     time.sleep(float(delay))
     if what == "raise":
