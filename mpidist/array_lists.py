@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from mpidist.arrays import (
+    NATIVE,
     Array,
     Finish,
     check_usable,
@@ -60,10 +61,15 @@ def flat_parts(arrays: Sequence[Array], *, write: bool) -> tuple[list[Array], Fi
     parts, steps = [], []
     for array in arrays:
         part, finish = to_move(array, write=write)
-        parts.append(part if part.ndim == 1 else part.reshape(-1))
+        parts.append(part)
         if finish is not None:
             steps.append(finish)
-    return parts, one_after_the_other(steps) if steps else None
+    return flat(parts), one_after_the_other(steps) if steps else None
+
+
+def flat(arrays: Sequence[Array]) -> list[Array]:
+    """Local. Contiguous arrays, each in one dimension."""
+    return [array if array.ndim == 1 else array.reshape(-1) for array in arrays]
 
 
 def hand_out(memory: Array, arrays: Sequence[Array]) -> None:
@@ -109,12 +115,38 @@ def _ascending(arrays: Sequence[Array]) -> bool:
     return True
 
 
+def are_plain_and_apart(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
+    """Local. Whether MPI can read and write two lists of arrays as they are, without further looks.
+
+    It says so of most lists in one quick pass: of contiguous arrays that are all on their own, or
+    where those that are written lie in ascending order, and none that is read lies between them.
+
+    Args:
+        sources: What is read; all arrays are of one dtype.
+        targets: What is written; not empty.
+    """
+    dtype = targets[0].dtype
+    if dtype.char not in NATIVE or not dtype.isnative:
+        return False
+    address_of, low, high = address_function(), address(targets[0]), 0
+    ascending = True
+    for array in targets:
+        if array.__class__ is not np.ndarray or not array.flags.carray:
+            return False
+        start = address_of(array)
+        ascending = ascending and start >= high
+        high = start + array.nbytes
+    for array in sources:
+        if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
+            return False
+        start = address_of(array)
+        ascending = ascending and (start >= high or start + array.nbytes <= low)
+    return ascending or own_memory((*sources, *targets))
+
+
 def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[Array]:
     """Local. What is read; copies of those arrays that may lie where is written."""
     if own_memory((*sources, *targets)):
-        return sources
-    read, written = _owners(sources), _owners(targets)
-    if None not in read and None not in written and read.isdisjoint(written):
         return sources
     spans = [
         (*span, number)
@@ -123,17 +155,9 @@ def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[
     ]
     count = len(sources)
     mixed = {min(pair) for pair in overlaps(spans) if min(pair) < count <= max(pair)}
+    if not mixed:
+        return sources
     return [array.copy() if n in mixed else array for n, array in enumerate(sources)]
-
-
-def _owners(arrays: Sequence[Array]) -> set[int | None]:
-    """By ``id``, the arrays that own the memory of these; None among them for anything else."""
-    owners: set[int | None] = set()
-    for array in arrays:
-        owner = array if array.base is None else array.base
-        owned = owner.__class__ is np.ndarray and owner.flags.owndata
-        owners.add(id(owner) if owned else None)
-    return owners
 
 
 def own_memory(arrays: Sequence[Array]) -> bool:

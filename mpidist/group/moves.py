@@ -7,8 +7,10 @@ from typing import Any, TypeGuard
 
 from mpidist.array_lists import (
     apart_lists,
+    are_plain_and_apart,
     check_outputs,
     collect,
+    flat,
     flat_parts,
     host_views,
     spread,
@@ -208,11 +210,13 @@ class Moves(Core):
                     f"{len(arrays)}"
                 )
         dtype = inputs[0].dtype
-        if [array for array in (*outputs, *inputs) if array.dtype != dtype]:
+        if [a for a in (*outputs, *inputs) if a.dtype is not dtype and a.dtype != dtype]:
             kinds = sorted({str(array.dtype) for array in (*outputs, *inputs)})
             raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
-        check_outputs(outputs)
         self._check_own(inputs[self._rank].size, outputs[self._rank].size)
+        if are_plain_and_apart(inputs, outputs):
+            return self._exchange(flat(inputs), flat(outputs), None, async_op)
+        check_outputs(outputs)
         given, _ = flat_parts(apart_lists(inputs, outputs), write=False)
         taken, finish = flat_parts(outputs, write=True)
         return self._exchange(given, taken, finish, async_op)

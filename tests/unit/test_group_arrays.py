@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import op as ops
-from mpidist.array_lists import apart_lists, check_outputs, collect, spread
+from mpidist.array_lists import (
+    apart_lists,
+    are_plain_and_apart,
+    check_outputs,
+    collect,
+    spread,
+)
 from mpidist.op import Op, in_pieces
 
 LARGE = 1 << 15  # elements of 8 bytes that are worth a look
@@ -185,3 +191,42 @@ def test_unequal_parts_that_are_too_many(monkeypatch):
     op.recv_counts = [4, 4, 4]
     with pytest.raises(ValueError, match="moves 12 elements, and this operation at most 10"):
         in_pieces(op)
+
+
+STRETCHES = st.tuples(
+    st.integers(0, 1), st.integers(0, 9), st.integers(0, 4), st.sampled_from([1, 2, -1])
+)
+
+
+@given(st.lists(STRETCHES, min_size=1, max_size=3), st.lists(STRETCHES, max_size=3))
+def test_lists_that_need_no_care(targets, sources):
+    buffers = np.zeros(14), np.zeros(14)
+
+    def views(stretches):
+        return [
+            buffers[number][start : start + length][::stride]
+            for number, start, length, stride in stretches
+        ]
+
+    written, read = views(targets), views(sources)
+    if are_plain_and_apart(read, written):
+        assert all(array.flags.c_contiguous for array in (*read, *written))
+        assert not [
+            (one, other)
+            for number, one in enumerate(written)
+            for other in (*written[:number], *read)
+            if np.shares_memory(one, other)
+        ]
+
+
+def test_lists_that_are_plain_and_apart():
+    whole, other = np.zeros((4, 3)), np.zeros((4, 3))
+    assert are_plain_and_apart(list(whole), list(other))
+    assert are_plain_and_apart(list(whole[:2]), list(whole[2:]))
+    assert are_plain_and_apart([np.zeros(2), np.zeros(3)], [np.zeros(3), np.zeros(2)])
+    assert not are_plain_and_apart(list(whole), list(whole))
+    assert not are_plain_and_apart(list(whole), [other[:, 0]])
+    assert not are_plain_and_apart([whole[0]], [other[0].astype(">f8")])
+    assert not are_plain_and_apart([whole[0]], [other.view(np.recarray)])
+    other.flags.writeable = False
+    assert not are_plain_and_apart(list(whole), list(other))
