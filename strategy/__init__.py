@@ -1,8 +1,9 @@
 """Parameter servers: variables on ps tasks, pulled and pushed by workers."""
 
-from strategy import initializers, optimizers, schedules
+from strategy import initializers, optimizers, partitioners, schedules
 from strategy.bags import Bags
 from strategy.parameter_server_strategy import ParameterServerStrategy, get_variable
+from strategy.sharded_variable import ShardedVariable
 from strategy.slices import IndexedSlices
 from strategy.variable import Variable
 
@@ -10,9 +11,11 @@ __all__ = [
     "Bags",
     "IndexedSlices",
     "ParameterServerStrategy",
+    "ShardedVariable",
     "Variable",
     "get_variable",
     "initializers",
     "optimizers",
+    "partitioners",
     "schedules",
 ]

@@ -10,6 +10,7 @@ from strategy.growth import Creation, Growth
 from strategy.host import Host, workers_of
 from strategy.memory import Memory, Place, needed_bytes
 from strategy.owned_shard import OwnedShard, Scratch
+from strategy.parts import Origin, Part, whole
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import BLOCK_BYTES, Layout
 from strategy.staging import STAGED_BYTES, Ring, ring_bytes, slots_for
@@ -22,7 +23,8 @@ class ServedVariable:
     Attributes:
         identity: Its number.
         ordinal: How many variables its creator created before.
-        creator: The worker that came first.
+        creator: The connection that gives the first value. Several strategies of a worker, in
+            threads, have one each.
         shard: Its contents.
         place: Where its versions and its data lie.
         waiting: Requests of workers that wait for its first value.
@@ -153,8 +155,8 @@ class Catalogue:
                     "for which there was no room: transport 'shared' cannot reach it; use 'auto'"
                 )
             if variable.abandoned:
-                variable.abandoned, variable.creator = False, asked.worker
-            elif variable.shard.version == 0 and asked.worker != variable.creator:
+                variable.abandoned, variable.creator = False, asked.connection
+            elif variable.shard.version == 0 and asked.connection != variable.creator:
                 variable.waiting.append(request)
                 return LATER
         return self.created(variable, request, must_initialize=variable.shard.version == 0)
@@ -166,7 +168,7 @@ class Catalogue:
             variable.abandoned = True
             return
         following = variable.waiting.pop(0)
-        variable.creator = pb.CreateRequest.FromString(following.body).worker
+        variable.creator = pb.CreateRequest.FromString(following.body).connection
         following.reply(self.created(variable, following, must_initialize=True).body)
 
     def created(self, variable: ServedVariable, request: Request, must_initialize: bool) -> Reply:
@@ -250,10 +252,10 @@ class Catalogue:
     def _make(self, asked: pb.CreateRequest, layout: Layout, place: Place) -> ServedVariable:
         versions, data = place.offsets
         place.memory[versions : versions + layout.version_bytes] = 0
-        shard = OwnedShard(
-            asked.name, place.memory, layout, versions, data, self._host.sync, self._scratch
-        )
-        variable = ServedVariable(len(self.variables), asked.ordinal, asked.worker, shard, place)
+        lies = (place.memory, layout, versions, data)
+        shard = OwnedShard(asked.name, *lies, self._host.sync, self._scratch, _origin(asked))
+        number = len(self.variables)
+        variable = ServedVariable(number, asked.ordinal, asked.connection, shard, place)
         self.variables.append(variable)
         self.by_name[asked.name] = variable
         # There was no room for it when they promised, and none can be made by now, or need be.
@@ -265,10 +267,11 @@ class Catalogue:
         known = variable.shard.layout
         here = (known.shape, known.dtype, variable.ordinal)
         there = (new.shape, new.dtype, asked.ordinal)
-        if here != there:
+        first = self.connections[variable.creator].worker
+        if here != there or variable.shard.origin != _origin(asked):
             raise errors.InvalidArgumentError(
                 f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
-                f"{there[1]}{list(there[0])}, and worker {variable.creator} as number {here[2]}, "
+                f"{there[1]}{list(there[0])}, and worker {first} as number {here[2]}, "
                 f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
                 "same order"
             )
@@ -311,3 +314,12 @@ class Catalogue:
                 self._memory.add(self._host.memory(segment))
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
+
+
+def _origin(asked: pb.CreateRequest) -> Origin:
+    """What of which variable is created."""
+    if not asked.HasField("part"):
+        return Origin(asked.name, whole(tuple(asked.shape)))
+    part = asked.part
+    axis = part.axis if part.HasField("axis") else None
+    return Origin(part.variable, Part(tuple(part.shape), axis, part.start, part.stop))

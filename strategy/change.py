@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from mpidist import Work, gather_works
 from strategy.kernels import copy_scaled
-from strategy.shard import Layout
 
 if TYPE_CHECKING:
     from strategy.remote import Remote
@@ -39,25 +38,27 @@ class Change:
     ids: Array | None = None
 
 
-def check_change(name: str, layout: Layout, data: Array, rows: int | None = None) -> None:
+def check_change(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, rows: int | None = None
+) -> None:
     """Local. ValueError or TypeError unless an array can change a variable.
 
     Args:
         name: Of the variable.
-        layout: Of the variable.
+        shape: Of the variable.
+        dtype: Of the variable.
         data: The array.
         rows: How many rows it is for; None for all.
     """
-    shape = layout.shape if rows is None else (rows, *layout.shape[1:])
+    shape = shape if rows is None else (rows, *shape[1:])
     if data.shape != shape:
         what = "the variable" if rows is None else f"{rows} rows of the variable"
         raise ValueError(
             f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
         )
-    if not np.can_cast(data.dtype, layout.dtype, "same_kind"):
+    if not np.can_cast(data.dtype, dtype, "same_kind"):
         raise TypeError(
-            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become "
-            f"{layout.dtype}"
+            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
         )
 
 

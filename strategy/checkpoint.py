@@ -6,23 +6,20 @@ complete, so that a folder of that name is always whole, whatever was killed whe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mpidist import errors
 from strategy.owned_shard import OwnedShard
-from strategy.shard import Layout
 
 Array = NDArray[Any]
 
@@ -30,27 +27,6 @@ _INDEX = "index.json"
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
 _PARTIAL = re.compile(r"step-\d+\.partial-\d+")
-# What files call dtypes, and what NumPy does.
-_DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
-    f"{kind[0].upper()}{bits}": f"{kind}{bits}"
-    for kind in ("int", "uint", "float")
-    for bits in (8, 16, 32, 64)
-}
-
-
-@dataclass
-class Saved:
-    """A variable as a checkpoint has it.
-
-    Attributes:
-        data: Its value.
-        slots: Optimizer state, flat, by ``<kind>/<slot>``.
-        steps: Updates so far, by kind.
-    """
-
-    data: Array
-    slots: dict[str, Array] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
 
 
 def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
@@ -65,13 +41,16 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
     """
     tensors: dict[str, Array] = {}
     steps: dict[str, dict[str, int]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for shard in shards:
         tensors[f"{shard.name}:data"] = shard.data.copy()
         steps[shard.name] = shard.steps
         for key, slot in shard.slots.items():
             tensors[f"{shard.name}:slot:{key}"] = slot
+        if shard.origin.variable != shard.name:
+            parts[shard.name] = asdict(shard.origin)
     try:
-        save_file(tensors, path, metadata={"steps": json.dumps(steps)})
+        save_file(tensors, path, metadata={"steps": json.dumps(steps), "parts": json.dumps(parts)})
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:
@@ -79,82 +58,6 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
             f"cannot write the checkpoint {path!r}: {error}; every ps task must be able to write "
             "into its folder"
         ) from error
-
-
-def read_layouts(paths: Sequence[str], names: Iterable[str]) -> dict[str, tuple[list[int], str]]:
-    """Local. Read what variables are like, without their data.
-
-    Args:
-        paths: All files of the checkpoint.
-        names: Which variables; those that no file has are left out.
-
-    Returns:
-        Shape and name of the dtype of those found, by name.
-
-    Raises:
-        DataLossError: A file is missing or damaged.
-    """
-    wanted = set(names)
-    found: dict[str, tuple[list[int], str]] = {}
-    for path in paths:
-        with _opened(path) as (file, _):
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                name, _, part = key.partition(":")
-                if name in wanted and part == "data":
-                    data = file.get_slice(key)
-                    dtype = data.get_dtype()
-                    found[name] = data.get_shape(), _DTYPES.get(dtype, dtype)
-    return found
-
-
-def read_shards(paths: Sequence[str], names: Iterable[str]) -> dict[str, Saved]:
-    """Local. Read variables from the files of a checkpoint.
-
-    Args:
-        paths: All files of the checkpoint.
-        names: Which variables; those that no file has are left out.
-
-    Returns:
-        What was found, by name.
-
-    Raises:
-        DataLossError: A file is missing or damaged.
-    """
-    wanted = set(names)
-    found: dict[str, Saved] = {}
-    for path in paths:
-        with _opened(path) as (file, steps):
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                name, _, part = key.partition(":")
-                if name not in wanted:
-                    continue
-                saved = found.setdefault(name, Saved(np.empty(0), steps=steps[name]))
-                if part == "data":
-                    saved.data = file.get_tensor(key)
-                else:
-                    saved.slots[part.removeprefix("slot:")] = file.get_tensor(key)
-    return found
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, int]]]]:
-    """A file of a checkpoint, and its variables' steps; what fails with it is a DataLossError."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file, json.loads(file.metadata()["steps"])
-    except Exception as error:
-        raise errors.DataLossError(
-            f"cannot read {path!r} of a checkpoint ({error}); restore an older one"
-        ) from error
-
-
-def check_fits(name: str, shape: Sequence[int], dtype: str, layout: Layout) -> None:
-    """Local. InvalidArgumentError unless what a checkpoint has is of a variable's layout."""
-    if (tuple(shape), dtype) != (layout.shape, layout.dtype.name):
-        raise errors.InvalidArgumentError(
-            f"the checkpoint has {name!r} as {dtype}{list(shape)}, and the program as "
-            f"{layout.dtype}{list(layout.shape)}"
-        )
 
 
 class Writing:

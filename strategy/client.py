@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mpidist import Reply, Work, errors, settings
 from strategy.change import Change, converted
 from strategy.host import Host, workers_of
+from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote
 from strategy.shard import Layout, SharedShard
@@ -81,13 +82,16 @@ class Connection:
         asked.dtype = layout.dtype.name
         self._call("Announce", asked)
 
-    def create(self, name: str, layout: Layout, ordinal: int) -> tuple[Remote, bool]:
+    def create(
+        self, name: str, layout: Layout, ordinal: int, origin: Origin
+    ) -> tuple[Remote, bool]:
         """Local. Make a variable, or find it if another worker has made it.
 
         Args:
             name: Of the variable.
             layout: Shape and dtype.
             ordinal: How many variables this worker created before.
+            origin: What of which variable it is.
 
         Returns:
             The variable, and whether this worker must push its first value.
@@ -107,6 +111,17 @@ class Connection:
             connection=self._number,
             only_shared=self._only_shared,
         )
+        if origin.variable != name:
+            part = origin.part
+            asked.part.CopyFrom(
+                pb.PartOf(
+                    variable=origin.variable,
+                    shape=part.whole,
+                    axis=part.axis,
+                    start=part.start,
+                    stop=part.stop,
+                )
+            )
         while True:
             reply = pb.CreateReply.FromString(self._call("CreateVariable", asked).body)
             if not reply.grow:
@@ -159,9 +174,7 @@ class Connection:
                     streamed.append(change)
                 else:
                     inline.append(converted(change))
-            call = self._host.endpoint.call(
-                self._address, "ps/Push", push.SerializeToString(), inline
-            )
+            call = self._start("Push", push, inline)
             try:
                 self._stream(streamed)
             except BaseException:  # Ctrl-C too: the server waits for the rest, and gives up
@@ -192,7 +205,7 @@ class Connection:
                 if _needs_attention(work):
                     work.wait()
 
-    def read(self, remote: Remote, out: Array, ids: Array | None = None) -> int:
+    def start_read(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
         """Local. Ask the server for a consistent copy.
 
         Args:
@@ -201,16 +214,15 @@ class Connection:
             ids: Which rows; None for all.
 
         Returns:
-            The version of the copy.
+            A Work whose result is the version of the copy.
         """
         asked = pb.ReadRequest(variable=remote.number)
-        reply = self._call("Read", asked, () if ids is None else (ids,), into=(out,))
-        return pb.ReadReply.FromString(reply.body).version
+        work = self._start("Read", asked, () if ids is None else (ids,), into=(out,))
+        return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
     def save(self, path: str) -> Work:
         """Local. Have the server write its part of a checkpoint."""
-        body = pb.SaveRequest(path=path).SerializeToString()
-        return self._host.endpoint.call(self._address, "ps/Save", body)
+        return self._start("Save", pb.SaveRequest(path=path))
 
     def check_restore(self, paths: Sequence[str]) -> Work:
         """Local. Ask whether the server's variables fit a checkpoint; changes nothing.
@@ -222,8 +234,8 @@ class Connection:
             A Work whose result is a CheckRestoreReply.
         """
         asked = pb.CheckRestoreRequest(paths=paths, worker=self._worker)
-        call = self._host.endpoint.call(self._address, "ps/CheckRestore", asked.SerializeToString())
-        return call.then(lambda reply: pb.CheckRestoreReply.FromString(reply.body))
+        work = self._start("CheckRestore", asked)
+        return work.then(lambda reply: pb.CheckRestoreReply.FromString(reply.body))
 
     def restore(self, checkpoint: str, paths: Sequence[str], ordinal: int) -> None:
         """Local. Have the server read its variables from a checkpoint, unless another worker has.
@@ -241,17 +253,19 @@ class Connection:
         )
         self._call("Restore", asked)
 
-    def _call(
+    def _call(self, method: str, message: Any) -> Reply:
+        reply: Reply = self._start(method, message).result()
+        return reply
+
+    def _start(
         self,
         method: str,
         message: Any,
         buffers: Sequence[Array] = (),
         into: Sequence[Array] | None = None,
-    ) -> Reply:
+    ) -> Work:
         body = message.SerializeToString()
-        work = self._host.endpoint.call(self._address, f"ps/{method}", body, buffers, into=into)
-        reply: Reply = work.result()
-        return reply
+        return self._host.endpoint.call(self._address, f"ps/{method}", body, buffers, into=into)
 
     def _grow(self, request: pb.GrowRequest) -> None:
         """Take part in making a segment of the server's memory, if it comes to that."""

@@ -1,10 +1,13 @@
 """First values of variables. Pure.
 
-An initializer is a name, a callable ``(shape, dtype) -> array``, an array, or a number.
+An initializer is a name, a callable ``(shape, dtype) -> array``, an array, or a number. A callable
+that also takes ``partition_shape`` and ``partition_offset`` is asked for each part of a variable in
+parts, in place of the whole; so the initializers here are.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,19 +15,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategy.parts import Part, Shape
+
 Array = NDArray[Any]
-Shape = tuple[int, ...]
-Initializer = Callable[[Shape, np.dtype[Any]], Array]
+Initializer = Callable[..., Array]
 
 
-def zeros(shape: Shape, dtype: np.dtype[Any]) -> Array:
+def zeros(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    partition_shape: Shape | None = None,
+    partition_offset: Shape = (),
+) -> Array:
     """Local. All 0."""
-    return np.zeros(shape, dtype)
+    return np.zeros(shape if partition_shape is None else partition_shape, dtype)
 
 
-def ones(shape: Shape, dtype: np.dtype[Any]) -> Array:
+def ones(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    partition_shape: Shape | None = None,
+    partition_offset: Shape = (),
+) -> Array:
     """Local. All 1."""
-    return np.ones(shape, dtype)
+    return np.ones(shape if partition_shape is None else partition_shape, dtype)
 
 
 def variance_scaling(
@@ -42,15 +56,22 @@ def variance_scaling(
         An initializer. Sources: Glorot and Bengio, AISTATS 2010; He et al., ICCV 2015.
     """
 
-    def initialize(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    def initialize(
+        shape: Shape,
+        dtype: np.dtype[Any],
+        partition_shape: Shape | None = None,
+        partition_offset: Shape = (),
+    ) -> Array:
         fan_in, fan_out = _fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
         deviation = math.sqrt(scale / max(n, 1))
-        generator = np.random.default_rng(seed)
+        # Each part of a variable has random numbers of its own.
+        generator = np.random.default_rng(None if seed is None else (seed, *partition_offset))
+        size = shape if partition_shape is None else partition_shape
         if distribution == "normal":
-            return (generator.standard_normal(shape) * deviation).astype(dtype)
+            return (generator.standard_normal(size) * deviation).astype(dtype)
         limit = deviation * math.sqrt(3)
-        return generator.uniform(-limit, limit, shape).astype(dtype)
+        return generator.uniform(-limit, limit, size).astype(dtype)
 
     return initialize
 
@@ -85,33 +106,62 @@ _BY_NAME: Mapping[str, Initializer] = {
 }
 
 
-def initial_value(initializer: Any, shape: Shape, dtype: np.dtype[Any]) -> Array:
-    """Local. The first value of a variable.
+class InitialValue:
+    """The first value of a variable, as far as it is asked for.
 
     Args:
-        initializer: A name, a callable ``(shape, dtype) -> array``, an array, or a number.
+        initializer: A name, a callable, an array, or a number; see above.
         shape: Of the variable.
         dtype: Of the variable.
-
-    Returns:
-        A C-contiguous array of this shape and dtype.
-
-    Raises:
-        ValueError: The name is unknown, or the value has another shape.
     """
-    if isinstance(initializer, str):
-        if initializer not in _BY_NAME:
-            known = ", ".join(_BY_NAME)
-            raise ValueError(f"unknown initializer {initializer!r}; the known ones are {known}")
-        initializer = _BY_NAME[initializer]
-    if callable(initializer):
-        initializer = initializer(shape, dtype)
-    value = np.asarray(initializer, dtype)
-    if value.ndim == 0 and shape:
-        value = np.full(shape, value, dtype)
-    if value.shape != shape:
-        raise ValueError(f"the initial value has shape {value.shape}, and the variable {shape}")
-    return np.asarray(value, order="C")
+
+    def __init__(self, initializer: Any, shape: Shape, dtype: np.dtype[Any]) -> None:
+        self._initializer = initializer
+        self._shape = shape
+        self._dtype = dtype
+        self._whole: Array | None = None
+
+    def part(self, part: Part) -> Array:
+        """Local. A part, C-contiguous.
+
+        Raises:
+            ValueError: The name is unknown, or the value has another shape.
+        """
+        function = self._function()
+        if function is not None and not part.is_whole and _takes_parts(function):
+            place = {"partition_shape": part.shape, "partition_offset": part.offset}
+            return self._checked(function(self._shape, self._dtype, **place), part.shape)
+        if self._whole is None:
+            value = self._initializer
+            if function is not None:
+                value = function(self._shape, self._dtype)
+            self._whole = self._checked(value, self._shape)
+        return np.asarray(part.of(self._whole), order="C")
+
+    def _function(self) -> Initializer | None:
+        given = self._initializer
+        if isinstance(given, str):
+            if given not in _BY_NAME:
+                known = ", ".join(_BY_NAME)
+                raise ValueError(f"unknown initializer {given!r}; the known ones are {known}")
+            return _BY_NAME[given]
+        return given if callable(given) else None
+
+    def _checked(self, given: Any, shape: Shape) -> Array:
+        value = np.asarray(given, self._dtype)
+        if value.ndim == 0 and shape:
+            value = np.full(shape, value, self._dtype)
+        if value.shape != shape:
+            raise ValueError(f"the initial value has shape {value.shape}, and the variable {shape}")
+        return value
+
+
+def _takes_parts(function: Initializer) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # of functions in C, which have none
+        return False
+    return "partition_shape" in parameters and "partition_offset" in parameters
 
 
 def _fans(shape: Shape) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from strategy.schedules import Schedule
 
 if TYPE_CHECKING:
     from strategy.client import Connection
-    from strategy.variable import Variable
+    from strategy.variable import Variable, Version
 
 _ONE = np.ones((), np.int64)
 
@@ -26,11 +27,12 @@ class Applied:
     """What became of gradients that were pushed.
 
     Attributes:
-        versions: Version of each variable after its gradient was applied.
-        staleness: For each, how many changes by others came between pull and push.
+        versions: Version of each variable after its gradient was applied; of one in parts, a tuple.
+        staleness: For each, how many changes by others came between pull and push; of one in parts,
+            the most.
     """
 
-    versions: tuple[int, ...]
+    versions: tuple[Version, ...]
     staleness: tuple[int, ...]
 
 
@@ -97,7 +99,7 @@ class Optimizer:
         pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         if not pairs:
             raise ValueError("there is no gradient to apply: all are None, or the list is empty")
-        if not all(hasattr(variable, "remote") for _, variable in pairs):
+        if not all(hasattr(variable, "changes") for _, variable in pairs):
             raise TypeError(
                 "apply_gradients needs pairs of a gradient and its variable, in this order"
             )
@@ -106,11 +108,13 @@ class Optimizer:
             raise ValueError("all variables of one apply_gradients must belong to one strategy")
         if len({var.name for _, var in pairs}) < len(pairs):
             raise ValueError("a variable comes twice; add its gradients first")
-        changes = [var.change(self._rule(var.remote.connection), grad) for grad, var in pairs]
+        divided = [var.changes(grad, self._rule) for grad, var in pairs]
+        changes = [change for parts in divided for change in parts]
         if self._clip is not None:
             self._scale_down(changes, self._clip)
-        changes.append(Change(strategy.global_step.remote, pb.ADD, _ONE))
-        return push_all(changes).then(_applied)
+        changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
+        shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
+        return push_all(changes).then(lambda results: _applied(results, shapes))
 
     def _describe(self) -> pb.OptimizerDef:
         """What servers must know."""
@@ -135,9 +139,14 @@ class Optimizer:
         return f"{type(self).__name__}({', '.join(rate + values)})"
 
 
-def _applied(pairs: list[tuple[int, int]]) -> Applied:
-    gradients = pairs[:-1]  # the last one is the global step
-    return Applied(tuple(v for v, _ in gradients), tuple(s for _, s in gradients))
+def _applied(pairs: list[tuple[int, int]], variables: list[tuple[Variable, int]]) -> Applied:
+    results = iter(pairs)  # the last one, of the global step, is left over
+    versions, staleness = [], []
+    for variable, count in variables:
+        own = list(itertools.islice(results, count))
+        versions.append(variable.version_of([version for version, _ in own]))
+        staleness.append(max(stale for _, stale in own))
+    return Applied(tuple(versions), tuple(staleness))
 
 
 def positive(**named: float) -> float:

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from mpidist import errors
 from strategy.kernels import Piece, Rule
+from strategy.parts import Origin, whole
 from strategy.shard import BLOCK_BYTES, Array, Bytes, Layout, SharedShard
 
 # The slot for what a variable of half precision is in float32; no name of the user's has a colon.
@@ -44,6 +45,7 @@ class OwnedShard(SharedShard):
         data_offset: See :class:`SharedShard`.
         sync: See :class:`SharedShard`.
         scratch: The server's; by default one of its own.
+        origin: What of which variable it is; by default all of the one of this name.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class OwnedShard(SharedShard):
         data_offset: int,
         sync: Callable[[], None],
         scratch: Scratch | None = None,
+        origin: Origin | None = None,
     ) -> None:
         super().__init__(memory, layout, versions_offset, data_offset, sync)
+        self.origin = Origin(name, whole(layout.shape)) if origin is None else origin
         self.name = name
         self.slots: dict[str, Array] = {}
         self.steps: dict[str, int] = {}

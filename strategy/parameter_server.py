@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Reply, Request, errors
-from strategy import checkpoint, kernels
+from strategy import checkpoint, kernels, saved
 from strategy.catalogue import Catalogue, ServedConnection, ServedVariable
 from strategy.configured import Configured
 from strategy.host import Host
 from strategy.owned_shard import OwnedShard
+from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.restores import Restores
 from strategy.shard import BLOCK_BYTES
@@ -172,17 +173,19 @@ class ParameterServer:
             self._load(asked.paths)
         self._restores.complete(*this)
 
-    def _fitting(self, paths: Sequence[str]) -> list[str]:
-        saved = checkpoint.read_layouts(paths, self._by_name)
-        for name, (shape, dtype) in saved.items():
-            checkpoint.check_fits(name, shape, dtype, self._by_name[name].shard.layout)
-        return list(saved)
+    def _fitting(self, paths: Sequence[str]) -> dict[str, Origin]:
+        """Those of the variables here that a checkpoint has; an error unless all fit."""
+        origins = {name: variable.shard.origin for name, variable in self._by_name.items()}
+        found = saved.read_layouts(paths, origins)
+        for name, (shape, dtype) in found.items():
+            saved.check_fits(name, shape, dtype, self._by_name[name].shard)
+        return {name: origins[name] for name in found}
 
     def _load(self, paths: Sequence[str]) -> None:
-        for name, values in checkpoint.read_shards(paths, self._fitting(paths)).items():
+        for name, values in saved.read_shards(paths, self._fitting(paths)).items():
             shard = self._by_name[name].shard
-            shard.apply(":assign", kernels.ASSIGN, {}, _blocks(values.data.reshape(-1)))
-            shard.slots = {key: np.array(slot) for key, slot in values.slots.items()}
+            shard.apply(":assign", kernels.ASSIGN, {}, _blocks(values.data))
+            shard.slots = dict(values.slots)
             shard.steps = dict(values.steps)
 
 

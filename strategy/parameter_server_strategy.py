@@ -15,15 +15,13 @@ from numpy.typing import DTypeLike
 from mpidist import ClusterSpec, errors, gather_works, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
-from strategy.change import Change
 from strategy.client import TRANSPORTS, Connection
 from strategy.host import Host, LocalHost, check_task, given_spec, workers_of
-from strategy.initializers import initial_value
 from strategy.parameter_server import ParameterServer
+from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
-from strategy.proto import parameter_server_pb2 as pb
-from strategy.shard import DTYPES, Layout
 from strategy.variable import Variable
+from strategy.variables import Variables
 
 _current: ContextVar[ParameterServerStrategy | None] = ContextVar("strategy", default=None)
 
@@ -46,6 +44,8 @@ class ParameterServerStrategy:
         task_type: Job of this task, checked against the Server's if given.
         task_id: Index of this task, checked against the Server's if given.
         server: The started Server; found if not given.
+        variable_partitioner: Into how many parts variables are divided that do not say so
+            themselves; see :mod:`strategy.partitioners`. Each part is placed on its own.
         placement: Which ps task a new variable lives on: ``"bytes"`` (that with the fewest),
             ``"round_robin"`` (one after the other, as TensorFlow's), ``"hash"`` (by the name), or a
             function of name, shape and dtype to the index of a ps task. All workers must choose the
@@ -69,6 +69,7 @@ class ParameterServerStrategy:
         task_type: str | None = None,
         task_id: int | None = None,
         server: Host | None = None,
+        variable_partitioner: Partitioner | None = None,
         placement: str | Place = "bytes",
         transport: str = "auto",
     ) -> None:
@@ -96,8 +97,8 @@ class ParameterServerStrategy:
             Connection(self._host, index, self._worker, self._workers, transport)
             for index in servers
         ]
-        self._placement = Placement(placement, len(servers))
-        self._variables: dict[str, Variable] = {}
+        placements = Placement(placement, len(servers))
+        self._variables = Variables(self, self._connections, placements, variable_partitioner)
         self._host.on_drain(self._drain)
         self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
 
@@ -172,36 +173,10 @@ class ParameterServerStrategy:
         dtype: DTypeLike,
         initializer: Any,
         trainable: bool = True,
+        partitioner: Partitioner | None = None,
     ) -> Variable:
-        """Local. Make a variable on a ps task; see :func:`get_variable`."""
-        if not name or ":" in name:
-            raise ValueError(f"a variable needs a name without ':', not {name!r}")
-        if name in self._variables:
-            raise ValueError(f"variable {name!r} exists already")
-        if any(axis < 0 for axis in shape):
-            raise ValueError(f"variable {name!r} cannot have the shape {tuple(shape)}")
-        layout = Layout(shape, dtype)
-        if layout.dtype not in DTYPES:
-            raise TypeError(
-                f"variable {name!r} cannot have the dtype {layout.dtype}: what can be changed and "
-                "saved is bool, integers, bfloat16, float16, float32 and float64"
-            )
-        server = self._placement.choose(name, layout)
-        if len(self._connections) > 1:  # each server sees its own variables only
-            self._connections[0].announce(name, layout, len(self._variables), server)
-        connection = self._connections[server]
-        remote, must_initialize = connection.create(name, layout, len(self._variables))
-        variable = Variable(self, remote, trainable)
-        if must_initialize:
-            try:
-                value = initial_value(initializer, layout.shape, layout.dtype)
-            except Exception:
-                connection.abandon(remote)  # others wait for the first value
-                raise
-            connection.push([Change(remote, pb.ASSIGN, value)]).wait()
-        self._variables[name] = variable
-        self._placement.note(server, layout)
-        return variable
+        """Local. Make a variable on ps tasks; see :func:`get_variable`."""
+        return self._variables.create(name, shape, dtype, initializer, trainable, partitioner)
 
     def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
         """Local. Write a checkpoint; one worker does, usually the chief.
@@ -266,7 +241,7 @@ class ParameterServerStrategy:
         checks = [connection.check_restore(files) for connection in self._connections]
         replies = gather_works("restore", checks).result()
         found = {name for reply in replies for name in reply.found}
-        missing = [name for name in self._variables if name not in found]
+        missing = [name for name in self._variables.remotes if name not in found]
         if missing:
             raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
         ordinal = 1 + min(reply.restores for reply in replies)
@@ -298,6 +273,7 @@ def get_variable(
     dtype: DTypeLike | None = None,
     initializer: Any = "glorot_uniform",
     trainable: bool = True,
+    partitioner: Partitioner | None = None,
 ) -> Variable:
     """Local. Make a variable of the strategy whose scope is open; a local one without a scope.
 
@@ -311,9 +287,11 @@ def get_variable(
         initializer: A name (``"zeros"``, ``"glorot_uniform"``, ...), a callable
             ``(shape, dtype) -> array``, an array, or a number.
         trainable: Whether optimizers are meant to change it.
+        partitioner: Into how many parts it is divided; see :mod:`strategy.partitioners`. By default
+            the strategy's ``variable_partitioner``.
 
     Returns:
-        The variable.
+        The variable; a :class:`ShardedVariable` if it is divided.
 
     Raises:
         ValueError: The name is missing or taken, or the shape is missing or wrong.
@@ -331,7 +309,9 @@ def get_variable(
         raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
     axes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     owner = _current.get() or _local_strategy()
-    return owner.create_variable(name, axes, dtype or np.float32, initializer, trainable)
+    return owner.create_variable(
+        name, axes, dtype or np.float32, initializer, trainable, partitioner
+    )
 
 
 @cache

@@ -65,10 +65,15 @@ class Placement:
         return int(server)
 
     def note(self, server: int, layout: Layout) -> None:
-        """Local. A variable has been created there."""
+        """Local. A variable is created there."""
         # A server of many tiny variables is not idle: count an entry's overhead too.
         self._loads[server] += layout.data_bytes + 64
         self._count += 1
+
+    def forget(self, server: int, layout: Layout) -> None:
+        """Local. It has not been created after all."""
+        self._loads[server] -= layout.data_bytes + 64
+        self._count -= 1
 
     def _by_bytes(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
         """The server with the fewest bytes so far, the first of several."""

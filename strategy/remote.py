@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +52,38 @@ def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bo
         consistent: Whether the copy must belong to one version; otherwise each block of 1 MiB may
             belong to its own. Rows always do.
     """
+    if not _copied(remote, out, ids, consistent):
+        remote.seen = remote.known = remote.connection.start_read(remote, out, ids).result()
+
+
+def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
+    """Local. Pull several at once; see :func:`pull`. Those by message are all under way together.
+
+    Args:
+        pulls: Variable, memory and rows of each.
+        consistent: See :func:`pull`; of each on its own.
+    """
+    asked = [
+        (remote, remote.connection.start_read(remote, out, ids))
+        for remote, out, ids in pulls
+        if not _copied(remote, out, ids, consistent)
+    ]
+    for remote, work in asked:
+        remote.seen = remote.known = work.result()
+
+
+def _copied(remote: Remote, out: Array, ids: Array | None, consistent: bool) -> bool:
+    """Whether a variable could be copied from shared memory; then it is."""
     remote.connection.settle()
     shared = remote.shared
-    if shared is not None:
-        if not consistent:
-            shared.read_blocks(out)
-            return
-        for _ in range(_PULL_TRIES):
-            version = shared.try_read(out, ids)
-            if version is not None:
-                remote.seen = remote.known = version
-                return
-    remote.seen = remote.known = remote.connection.read(remote, out, ids)
+    if shared is None:
+        return False
+    if not consistent:
+        shared.read_blocks(out)
+        return True
+    for _ in range(_PULL_TRIES):
+        version = shared.try_read(out, ids)
+        if version is not None:
+            remote.seen = remote.known = version
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,15 +10,20 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from mpidist import host_view
-from strategy.change import Change, check_change
+from strategy.change import Change, check_change, push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote, pull
+from strategy.shard import Layout
 from strategy.slices import IndexedSlices, merged, row_numbers
 
 if TYPE_CHECKING:
+    from strategy.client import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
 
 Array = NDArray[Any]
+Version = int | tuple[int, ...]
+"""How often a variable has been changed; of one in parts, a number for each."""
+RuleOf = Callable[["Connection"], int]
 
 
 class Variable(NDArrayOperatorsMixin):
@@ -28,7 +34,9 @@ class Variable(NDArrayOperatorsMixin):
 
     Args:
         strategy: Whose it is.
-        remote: Where it lives.
+        name: Its name.
+        layout: Its shape and dtype.
+        remotes: Where it lives: one place, or one for each part.
         trainable: Whether optimizers are meant to change it.
 
     Attributes:
@@ -37,20 +45,28 @@ class Variable(NDArrayOperatorsMixin):
         dtype: Its dtype.
         trainable: Whether optimizers are meant to change it.
         strategy: Whose it is.
+        remotes: Where it lives.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy, remote: Remote, trainable: bool) -> None:
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        name: str,
+        layout: Layout,
+        remotes: Sequence[Remote],
+        trainable: bool,
+    ) -> None:
         self.strategy = strategy
-        self.remote = remote
-        self.name = remote.name
-        self.shape = remote.layout.shape
-        self.dtype = remote.layout.dtype
+        self.name = name
+        self.shape = layout.shape
+        self.dtype = layout.dtype
+        self.remotes = tuple(remotes)
         self.trainable = trainable
 
     @property
-    def version(self) -> int:
+    def version(self) -> Version:
         """Version of the last pull or push: how often the variable had been changed."""
-        return self.remote.known
+        return self.version_of([remote.known for remote in self.remotes])
 
     def read_value(self, out: Array | None = None, *, consistent: bool = True) -> Array:
         """Local. Pull.
@@ -71,14 +87,14 @@ class Variable(NDArrayOperatorsMixin):
             out = np.empty(self.shape, self.dtype)
         else:
             self._check_out(out, self.shape)
-        pull(self.remote, out, consistent=consistent)
+        self._pull(out, consistent)
         return out
 
     def numpy(self) -> Array:
         """Local. A fresh copy of the value."""
         return self.read_value()
 
-    def assign(self, value: Any) -> int:
+    def assign(self, value: Any) -> Version:
         """Local. Replace the value.
 
         Args:
@@ -93,11 +109,11 @@ class Variable(NDArrayOperatorsMixin):
         """
         return self._change(pb.ASSIGN, value)
 
-    def assign_add(self, delta: Any) -> int:
+    def assign_add(self, delta: Any) -> Version:
         """Local. Add to the value; see :meth:`assign`."""
         return self._change(pb.ADD, delta)
 
-    def assign_sub(self, delta: Any) -> int:
+    def assign_sub(self, delta: Any) -> Version:
         """Local. Subtract from the value; see :meth:`assign`."""
         return self._change(pb.SUB, delta)
 
@@ -125,13 +141,13 @@ class Variable(NDArrayOperatorsMixin):
         else:
             self._check_out(out, shape)
         flat = ids.reshape(-1)
-        pull(self.remote, out.reshape(len(flat), *self.shape[1:]), flat)
+        self._pull_rows(flat, out.reshape(len(flat), *self.shape[1:]))
         return out
 
     sparse_read = gather
     """TensorFlow's name for :meth:`gather`."""
 
-    def scatter_update(self, indices: Any, values: Any = None) -> int:
+    def scatter_update(self, indices: Any, values: Any = None) -> Version:
         """Local. Replace some rows.
 
         Args:
@@ -150,19 +166,19 @@ class Variable(NDArrayOperatorsMixin):
         """
         return self._scatter(pb.ASSIGN, indices, values, None)
 
-    def scatter_add(self, indices: Any, values: Any = None) -> int:
+    def scatter_add(self, indices: Any, values: Any = None) -> Version:
         """Local. Add to some rows, all that is given for each; see :meth:`scatter_update`."""
         return self._scatter(pb.ADD, indices, values, np.add)
 
-    def scatter_sub(self, indices: Any, values: Any = None) -> int:
+    def scatter_sub(self, indices: Any, values: Any = None) -> Version:
         """Local. Subtract from some rows all that is given; see :meth:`scatter_update`."""
         return self._scatter(pb.SUB, indices, values, np.add)
 
-    def scatter_mul(self, indices: Any, values: Any = None) -> int:
+    def scatter_mul(self, indices: Any, values: Any = None) -> Version:
         """Local. Multiply some rows with all that is given; see :meth:`scatter_update`."""
         return self._scatter(pb.MUL, indices, values, np.multiply)
 
-    def scatter_div(self, indices: Any, values: Any = None) -> int:
+    def scatter_div(self, indices: Any, values: Any = None) -> Version:
         """Local. Divide some rows by all that is given; see :meth:`scatter_update`.
 
         TypeError, too, for variables of integers.
@@ -171,15 +187,55 @@ class Variable(NDArrayOperatorsMixin):
             raise TypeError(f"variable {self.name!r} of {self.dtype} cannot be divided in place")
         return self._scatter(pb.DIV, indices, values, np.multiply)
 
-    def scatter_min(self, indices: Any, values: Any = None) -> int:
+    def scatter_min(self, indices: Any, values: Any = None) -> Version:
         """Local. Take the least of some rows and what is given; see :meth:`scatter_update`."""
         return self._scatter(pb.MIN, indices, values, np.minimum)
 
-    def scatter_max(self, indices: Any, values: Any = None) -> int:
+    def scatter_max(self, indices: Any, values: Any = None) -> Version:
         """Local. Take the greatest of some rows and what is given; see :meth:`scatter_update`."""
         return self._scatter(pb.MAX, indices, values, np.maximum)
 
-    def _scatter(self, rule: int, indices: Any, values: Any, combine: np.ufunc | None) -> int:
+    def changes(self, value: Any, rule_of: RuleOf) -> list[Change]:
+        """Local. Checked changes of this variable, for those who push: one for each part.
+
+        Args:
+            value: Any array in host memory, a number for all elements, or :class:`IndexedSlices`
+                whose values for one row add up.
+            rule_of: Gives the rule for a server; see :class:`strategy.change.Change`.
+        """
+        if isinstance(value, IndexedSlices):
+            ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
+            return self._changes_of_rows(ids, host_view(value.values), np.add, rule_of)
+        if isinstance(value, int | float | complex | np.generic):
+            data = np.full(self.shape, self._number(value))
+        else:
+            data = host_view(value)
+        check_change(self.name, self.shape, self.dtype, data)
+        return self._divided(data, rule_of)
+
+    # What sharded variables do otherwise
+
+    def _pull(self, out: Array, consistent: bool) -> None:
+        pull(self.remotes[0], out, consistent=consistent)
+
+    def _pull_rows(self, ids: Array, out: Array) -> None:
+        pull(self.remotes[0], out, ids)
+
+    def _divided(self, data: Array, rule_of: RuleOf) -> list[Change]:
+        (remote,) = self.remotes
+        return [Change(remote, rule_of(remote.connection), data)]
+
+    def _divided_rows(self, ids: Array, rows: Array, rule_of: RuleOf) -> list[Change]:
+        (remote,) = self.remotes
+        return [Change(remote, rule_of(remote.connection), rows, ids=ids.copy())]
+
+    def version_of(self, versions: Sequence[int]) -> Version:
+        """Local. The version that the variable has where its parts have these."""
+        return versions[0]
+
+    # Inside
+
+    def _scatter(self, rule: int, indices: Any, values: Any, combine: np.ufunc | None) -> Version:
         if isinstance(indices, IndexedSlices):
             if values is not None:
                 raise ValueError("IndexedSlices have their values: give no others")
@@ -187,35 +243,24 @@ class Variable(NDArrayOperatorsMixin):
         ids = row_numbers(self.name, self.shape, indices).reshape(-1)
         if isinstance(values, int | float | complex | np.generic):
             values = np.full((len(ids), *self.shape[1:]), self._number(values))
-        change = self._change_of_rows(rule, ids, host_view(_as_array(values, self.dtype)), combine)
-        ((version, _),) = self.remote.connection.push([change]).result()
-        return int(version)
+        rows = host_view(_as_array(values, self.dtype))
+        return self._push(self._changes_of_rows(ids, rows, combine, lambda _: rule))
 
-    def _change_of_rows(
-        self, rule: int, ids: Array, rows: Array, combine: np.ufunc | None
-    ) -> Change:
-        check_change(self.name, self.remote.layout, rows, len(ids))
+    def _changes_of_rows(
+        self, ids: Array, rows: Array, combine: np.ufunc | None, rule_of: RuleOf
+    ) -> list[Change]:
+        check_change(self.name, self.shape, self.dtype, rows, len(ids))
         # Before they are merged: sums of small integers would not fit their own type.
         ids, rows = merged(ids, rows.astype(self.dtype, copy=False), combine)
-        return Change(self.remote, rule, rows, ids=ids.copy())
+        return self._divided_rows(ids, rows, rule_of)
 
-    def change(self, rule: int, value: Any) -> Change:
-        """Local. A checked change of this variable, for those who push.
-
-        Args:
-            rule: See :class:`strategy.change.Change`.
-            value: Any array in host memory, a number for all elements, or :class:`IndexedSlices`
-                whose values for one row add up.
-        """
+    def _change(self, rule: int, value: Any) -> Version:
         if isinstance(value, IndexedSlices):
-            ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
-            return self._change_of_rows(rule, ids, host_view(value.values), np.add)
-        if isinstance(value, int | float | complex | np.generic):
-            data = np.full(self.shape, self._number(value))
-        else:
-            data = host_view(value)
-        check_change(self.name, self.remote.layout, data)
-        return Change(self.remote, rule, data)
+            raise TypeError(f"rows of variable {self.name!r} are changed by its scatter_ methods")
+        return self._push(self.changes(_as_array(value, self.dtype), lambda _: rule))
+
+    def _push(self, changes: Sequence[Change]) -> Version:
+        return self.version_of([version for version, _ in push_all(changes).result()])
 
     def _check_out(self, out: Array, shape: tuple[int, ...]) -> None:
         if out.shape != shape or out.dtype != self.dtype or not out.flags.carray:
@@ -231,13 +276,6 @@ class Variable(NDArrayOperatorsMixin):
                 f"{value!r} cannot become {self.dtype}, the dtype of variable {self.name!r}"
             )
         return np.asarray(value, self.dtype)
-
-    def _change(self, rule: int, value: Any) -> int:
-        if isinstance(value, IndexedSlices):
-            raise TypeError(f"rows of variable {self.name!r} are changed by its scatter_ methods")
-        value = _as_array(value, self.dtype)
-        ((version, _),) = self.remote.connection.push([self.change(rule, value)]).result()
-        return int(version)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:

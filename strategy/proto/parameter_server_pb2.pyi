@@ -51,7 +51,7 @@ class AttachReply(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., segment: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared", "server")
+    __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared", "server", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class CreateRequest(_message.Message):
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     ONLY_SHARED_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
@@ -68,7 +69,22 @@ class CreateRequest(_message.Message):
     connection: int
     only_shared: bool
     server: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ..., server: _Optional[int] = ...) -> None: ...
+    part: PartOf
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ..., server: _Optional[int] = ..., part: _Optional[_Union[PartOf, _Mapping]] = ...) -> None: ...
+
+class PartOf(_message.Message):
+    __slots__ = ("variable", "shape", "axis", "start", "stop")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    variable: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    axis: int
+    start: int
+    stop: int
+    def __init__(self, variable: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class CreateReply(_message.Message):
     __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "version", "grow")

@@ -60,8 +60,8 @@ class Cluster:
         self.spec = ClusterSpec({job: [f"h:{i}" for i in range(n)] for job, n in names.items()})
         self.windows = [[Window.private(arena_bytes)] for _ in range(servers)]
         self.servers = [Host(self, "ps", index) for index in range(servers)]
+        self.parameter_servers = [ParameterServer(host) for host in self.servers]
         for host in self.servers:
-            ParameterServer(host)
             host.endpoint.serve_in_thread()
 
     def host(self, index):

@@ -53,7 +53,7 @@ TRAIN = """
             group.barrier()
             expected = 1 - 3.0 * strategy.num_workers
             good = all((v.read_value() == expected).all() for v in (small, large))
-            where = large.remote.shared is not None
+            where = large.remotes[0].shared is not None
             print("good" if good else "wrong", "shared" if where else "messages", flush=True)
             group.barrier()
 """

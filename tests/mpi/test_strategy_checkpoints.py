@@ -235,7 +235,7 @@ def test_what_does_not_fit_on_one_server_changes_nothing_on_any(world, folder, n
 
     def restore(strategy, workers):
         made = create(strategy, sizes, 7)
-        servers = {id(v.remote.connection) for v in made}
+        servers = {id(v.remotes[0].connection) for v in made}
         error = in_turn(strategy, workers, lambda: strategy.restore(f"{folder}/step-0"))
         return error, len(servers), {float(x) for v in made for x in np.unique(v)}
 

@@ -71,7 +71,7 @@ def test_memory_grows(world, transport, servers):
                 v.assign_add(np.full(SIZE, world.rank + 1.0))
             server.job_group("worker").barrier()
             values = [np.unique(v.read_value()).tolist() for v in made]
-            near = [v.remote.shared is not None for v in made]
+            near = [v.remotes[0].shared is not None for v in made]
             server.job_group("worker").barrier()
     finally:
         object.__setattr__(settings, "arena_bytes", before)

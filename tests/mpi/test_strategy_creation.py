@@ -79,7 +79,7 @@ def test_another_order_over_two_servers(world):
         def create(names):
             for name in names:
                 strategy.create_variable(name, (1000,), "float32", "zeros")
-            return strategy._variables
+            return strategy._variables.by_name
 
         def second():
             error = failure(lambda: create("b"))
@@ -89,7 +89,7 @@ def test_another_order_over_two_servers(world):
 
         result = in_turn(workers, strategy, lambda: (None, create("ab")), second)
         error, made = result[1]
-        homes = [made[name].remote.connection for name in "ab"]
+        homes = [made[name].remotes[0].connection for name in "ab"]
         return result[0], error, homes[0] is homes[1], made["b"].read_value()
 
     worker, error, together, value = on_cluster(world, 2, train) or (None,) * 4

@@ -55,7 +55,7 @@ def test_several_growths(world, small_arena, ps, transport):
         made = []
         for number, size in enumerate(sizes):
             made += create(strategy, [f"v{number}"], size, number)
-            segments.append(made[-1].remote.shared is not None)
+            segments.append(made[-1].remotes[0].shared is not None)
             push_all(made, 1.0, 2)
         for v in made:
             v.read_value()
@@ -85,7 +85,7 @@ def test_threads_and_strategies_that_grow_at_once(world, small_arena):
                 for number in range(4):
                     both = create(mine, [f"all/{number}", f"{own}/{number}"], 1 << 18)
                     push_all(both, 1.0, 3)
-                for v in mine._variables.values():
+                for v in mine._variables.by_name.values():
                     v.read_value()
             except Exception as error:
                 problems.append(error)
@@ -101,8 +101,8 @@ def test_threads_and_strategies_that_grow_at_once(world, small_arena):
         for thread in threads:
             thread.join(50)
         server.job_group("worker").barrier()
-        values = {v.name: np.unique(v.read_value()) for v in strategy._variables.values()}
-        values |= {v.name: np.unique(v.read_value()) for v in second._variables.values()}
+        values = {v.name: np.unique(v.read_value()) for v in strategy._variables.by_name.values()}
+        values |= {v.name: np.unique(v.read_value()) for v in second._variables.by_name.values()}
         server.job_group("worker").barrier()
         return problems, values
 
@@ -142,7 +142,7 @@ def test_threads_and_strategies_over_two_servers(world, small_arena):
         server.job_group("worker").barrier()
         values = [
             np.unique(v.read_value()).tolist()
-            for v in strategy._variables.values()
+            for v in strategy._variables.by_name.values()
             if v.name != "global_step"
         ]
         server.job_group("worker").barrier()

@@ -141,7 +141,7 @@ def test_variables_of_two_servers_do_not_mix(world):
         order = [4, 0, 2]
         chosen = [(grads[n], variables[n]) for n in order]
         again = optimizers.SGD(1.0).apply_gradients(chosen).result()
-        servers = {id(variable.remote.connection) for variable in variables}
+        servers = {id(variable.remotes[0].connection) for variable in variables}
         return before, [variable.read_value() for variable in variables], applied, again, servers
 
     result = on_cluster(world, 2, train)

@@ -13,10 +13,11 @@ from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from strategy import checkpoint
-from strategy.checkpoint import Writing, check_fits, checkpoints, files_of
+from strategy import checkpoint, saved
+from strategy.checkpoint import Writing, checkpoints, files_of
 from strategy.kernels import ASSIGN
 from strategy.owned_shard import OwnedShard
+from strategy.parts import Origin, whole
 from strategy.shard import Layout
 
 VALUES = {
@@ -43,6 +44,11 @@ def owned(name, value):
     return shard
 
 
+def wanted(names):
+    """All of these variables; what shape the program has them in is looked at by others."""
+    return {name: Origin(name, whole(np.shape(VALUES.get(name, np.ones(2))))) for name in names}
+
+
 def write(directory, step, shards=(), keep=3, servers=1):
     with Writing(str(directory), step, servers, keep) as writing:
         for number, path in enumerate(writing.paths):
@@ -62,23 +68,22 @@ def test_round_trip(tmp_path, servers):
     path = write(tmp_path, 7, shards, servers=servers)
     files = files_of(path)
     assert len(files) == servers
-    found = checkpoint.read_shards(files, VALUES)
+    found = saved.read_shards(files, wanted(VALUES))
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
         assert found[name].data.dtype == value.dtype
-        assert found[name].data.shape == value.shape
-        np.testing.assert_array_equal(found[name].data, value)
-    saved = found["weights/with.odd name"]
-    assert saved.steps == {"Adam": 3, "assign": 1}
-    assert set(saved.slots) == {"Adam/m", "Adam/v"}
-    np.testing.assert_array_equal(saved.slots["Adam/v"], np.arange(12.0))
+        np.testing.assert_array_equal(found[name].data, value.reshape(-1))
+    weights = found["weights/with.odd name"]
+    assert weights.steps == {"Adam": 3, "assign": 1}
+    assert set(weights.slots) == {"Adam/m", "Adam/v"}
+    np.testing.assert_array_equal(weights.slots["Adam/v"], np.arange(12.0))
     assert found["scalar"].slots == {}
 
 
 def test_only_what_is_asked_for(tmp_path):
     path = write(tmp_path, 1, [owned(name, value) for name, value in VALUES.items()])
-    for read in (checkpoint.read_shards, checkpoint.read_layouts):
-        assert set(read(files_of(path), ["flags", "unknown", "flag"])) == {"flags"}
+    for read in (saved.read_shards, saved.read_layouts):
+        assert set(read(files_of(path), wanted(["flags", "unknown", "flag"]))) == {"flags"}
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -86,10 +91,10 @@ def test_layouts_without_the_data(tmp_path, servers):
     shards = [owned(name, value) for name, value in VALUES.items()]
     shards[1].slots = {"Adam/m": np.full(12, 0.5, np.float32)}
     path = write(tmp_path, 7, shards, servers=servers)
-    found = checkpoint.read_layouts(files_of(path), VALUES)
+    found = saved.read_layouts(files_of(path), wanted(VALUES))
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
-        check_fits(name, *found[name], Layout(value.shape, value.dtype))
+        saved.check_fits(name, *found[name], owned(name, value))
 
 
 def test_the_index(tmp_path):
@@ -108,17 +113,17 @@ def test_a_file_cut_short(tmp_path, keep_bytes):
         content = whole.read()
     with open(file, "wb") as cut:
         cut.write(content[:keep_bytes])
-    for read in (checkpoint.read_shards, checkpoint.read_layouts):
+    for read in (saved.read_shards, saved.read_layouts):
         with pytest.raises(DataLossError, match="restore an older one"):
-            read([file], VALUES)
+            read([file], wanted(VALUES))
 
 
 def test_a_file_that_is_missing(tmp_path):
     files = files_of(write(tmp_path, 1, [owned("a", np.ones(2))], servers=2))
     os.unlink(files[1])
-    for read in (checkpoint.read_shards, checkpoint.read_layouts):
+    for read in (saved.read_shards, saved.read_layouts):
         with pytest.raises(DataLossError, match="ps-1-of-2"):
-            read(files, ["a"])
+            read(files, wanted(["a"]))
 
 
 @pytest.mark.parametrize("index", ["{", "\ufffe", "[]", "3", '{"format": 2}', "{}"])
@@ -220,12 +225,13 @@ def test_the_same_step_twice(tmp_path):
     write(tmp_path, 4, [owned("a", np.ones(2))])
     path = write(tmp_path, 4, [owned("a", np.full(2, 9.0))])
     assert names(tmp_path) == ["step-4"]
-    np.testing.assert_array_equal(checkpoint.read_shards(files_of(path), ["a"])["a"].data, [9, 9])
+    found = saved.read_shards(files_of(path), wanted(["a"]))
+    np.testing.assert_array_equal(found["a"].data, [9, 9])
 
 
 def test_values_that_do_not_fit():
-    layout = Layout((2, 3), np.float32)
-    check_fits("a", [2, 3], "float32", layout)
-    for other in (([3, 2], "float32"), ([2, 3], "float64"), ([6], "float32"), ([2, 3], "F8_E4M3")):
+    shard = owned("a", np.zeros((2, 3), np.float32))
+    saved.check_fits("a", (2, 3), "float32", shard)
+    for other in (((3, 2), "float32"), ((2, 3), "float64"), ((6,), "float32"), ((2, 3), "F8_E4M3")):
         with pytest.raises(InvalidArgumentError, match=r"'a' as .* and the program as float32"):
-            check_fits("a", *other, layout)
+            saved.check_fits("a", *other, shard)

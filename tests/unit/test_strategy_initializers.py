@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import initializers
-from strategy.initializers import initial_value
+from strategy.initializers import InitialValue
+from strategy.parts import whole
 
 FLOAT = np.dtype(np.float32)
+
+
+def initial_value(initializer, shape, dtype):
+    """The first value of a variable that is not divided."""
+    return InitialValue(initializer, shape, dtype).part(whole(shape)).reshape(shape)
+
 
 # Shape, connections into a unit, connections out of it.
 FANS = [

@@ -90,7 +90,7 @@ def test_variables_lie_where_they_are_placed(cluster):
 
     strategy = cluster.worker(0, placement=by_axis)
     made = [variable(strategy, f"v{n}", (2,) * n) for n in (2, 0, 1)]
-    found = [strategy._connections.index(v.remote.connection) for v in made]
+    found = [strategy._connections.index(v.remotes[0].connection) for v in made]
     assert found == [2, 0, 1]
     for v in made:
         v.assign_add(np.ones(v.shape))

@@ -32,7 +32,7 @@ def test_an_interrupted_push_is_not_forgotten(monkeypatch):
     strategy = ParameterServerStrategy()
     with strategy.scope():
         variable = get_variable("v", 8, initializer="zeros")
-    connection = variable.remote.connection
+    connection = variable.remotes[0].connection
 
     def interrupt(changes):
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
-from strategy import ParameterServerStrategy, checkpoint, optimizers
+from strategy import ParameterServerStrategy, optimizers, saved
 
 SIZES = {"a": 1000, "b": 10, "c": 5, "d": 3000}
 
@@ -126,7 +126,7 @@ def test_one_that_failed_half_way_can_be_repeated(make, tmp_path, monkeypatch, a
     paths["other"] = strategies[0].save(str(tmp_path / "other"))
     for v in made[0].values():
         v.assign(3)
-    read, calls = checkpoint.read_shards, []
+    read, calls = saved.read_shards, []
 
     def fail_at_the_second(*arguments):
         calls.append(arguments)
@@ -134,7 +134,7 @@ def test_one_that_failed_half_way_can_be_repeated(make, tmp_path, monkeypatch, a
             raise errors.DataLossError("the disk is gone")
         return read(*arguments)
 
-    monkeypatch.setattr(checkpoint, "read_shards", fail_at_the_second)
+    monkeypatch.setattr(saved, "read_shards", fail_at_the_second)
     with pytest.raises(errors.DataLossError, match="the disk is gone"):
         strategies[0].restore(paths["same"])
     strategies[0].restore(paths[again])

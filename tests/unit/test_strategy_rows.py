@@ -205,12 +205,12 @@ def test_large_rows_and_many_rows(shape):
 
 def test_a_server_checks_rows_itself(strategy):
     v = get_variable("v", (5, 2), np.float64, "zeros")
-    connection = v.remote.connection
+    connection = v.remotes[0].connection
     for ids in ([5], [-1]):
         numbers = np.array(ids)
         with pytest.raises(InvalidArgumentError, match="has not all rows"):
-            connection.read(v.remote, np.empty((1, 2)), numbers)
-        change = v.change(pb.ADD, IndexedSlices(np.ones((1, 2)), [0]))
+            connection.start_read(v.remotes[0], np.empty((1, 2)), numbers).result()
+        (change,) = v.changes(IndexedSlices(np.ones((1, 2)), [0]), lambda _: pb.ADD)
         change.ids = numbers
         with pytest.raises(InvalidArgumentError, match="has not all rows"):
             connection.push([change]).wait()

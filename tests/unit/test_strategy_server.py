@@ -48,6 +48,28 @@ def test_a_second_worker_waits_for_the_first_value(make):
     np.testing.assert_array_equal(got, [[0, 1, 2]])
 
 
+def test_a_second_strategy_of_a_worker_waits_for_the_first_value(make):
+    cluster = make()
+    strategies = [cluster.worker(0) for _ in range(2)]
+    got, threads = [], []
+
+    def first_value(shape, dtype):
+        create = threading.Thread(
+            target=lambda: got.append(variable(strategies[1], "v", 3, -1).read_value())
+        )
+        threads.append(create)
+        create.start()
+        served = cluster.parameter_servers[0]._by_name["v"]
+        deadline = time.monotonic() + 30
+        while create.is_alive() and not served.waiting and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return np.arange(3.0)
+
+    variable(strategies[0], "v", 3, first_value)
+    threads[0].join(30)
+    np.testing.assert_array_equal(got, [[0, 1, 2]])
+
+
 def test_the_first_value_of_an_empty_variable(make):
     cluster = make()
     for index in range(2):
@@ -75,7 +97,7 @@ def test_workers_that_create_in_another_order_over_several_servers(make, servers
     cluster = make(servers=servers)
     first, second = cluster.worker(0), cluster.worker(1)
     made = [variable(first, name, 1000) for name in "ab"]
-    assert made[0].remote.connection is not made[1].remote.connection
+    assert made[0].remotes[0].connection is not made[1].remotes[0].connection
     with pytest.raises(errors.InvalidArgumentError) as info:
         variable(second, name, 1000)
     for part in (
@@ -112,7 +134,7 @@ def test_pushes_over_several_servers_keep_their_order(make, near):
     strategy = cluster.worker(0)
     shapes = [300_000, 10, 20, 5000, 30, 200_000]
     made = [variable(strategy, f"v{n}", size) for n, size in enumerate(shapes)]
-    assert len({id(v.remote.connection) for v in made}) == 3
+    assert len({id(v.remotes[0].connection) for v in made}) == 3
     for n, v in enumerate(made):
         for _ in range(n):
             v.assign_add(1)
@@ -146,7 +168,7 @@ def test_a_pull_while_a_push_stands_still_asks_the_server(make):
     cluster = make()
     one, two = (variable(cluster.worker(i), "v", 10) for i in range(2))
     one.assign(4)
-    versions = one.remote.shared.versions
+    versions = one.remotes[0].shared.versions
     versions[0] += 1  # as while the server changes the block
     np.testing.assert_array_equal(two.read_value(), np.full(10, 4))
     versions[0] -= 1
@@ -173,9 +195,9 @@ def test_without_room_a_variable_is_served_by_messages(make, near):
     cluster = make(near=near, arena_bytes=1 << 20)
     made = [variable(cluster.worker(i), "large", 1 << 18, 3) for i in range(2)]
     small = variable(made[0].strategy, "small", 1 << 9)
-    assert [v.remote.shared for v in made] == [None, None]
-    assert (small.remote.shared is not None) == near
-    assert made[0].remote.connection._ring is None
+    assert [v.remotes[0].shared for v in made] == [None, None]
+    assert (small.remotes[0].shared is not None) == near
+    assert made[0].remotes[0].connection._ring is None
     assert all("no room for" in warning for warning in cluster.warnings)
     assert cluster.warnings
     optimizers.SGD(1.0).apply_gradients([(np.ones(1 << 18), made[0]), (np.ones(1 << 9), small)])
@@ -211,12 +233,12 @@ def test_an_arena_grows(make, transport):
             for v in mine:
                 v.assign_add(np.full(v.shape, worker + 1.0))
         for n, (one, two) in enumerate(zip(*made, strict=True)):
-            assert one.remote.shared is not None
+            assert one.remotes[0].shared is not None
             np.testing.assert_array_equal(one, np.full(one.shape, n + 3.0 * step))
             np.testing.assert_array_equal(two, one)
     assert len(cluster.windows[0]) > 2
     assert cluster.warnings == []
-    assert all(s.global_step.remote.connection._ring is not None for s in strategies)
+    assert all(s.global_step.remotes[0].connection._ring is not None for s in strategies)
 
 
 def test_shared_memory_that_there_is_not(make):
@@ -229,7 +251,7 @@ def test_what_a_server_refuses(make):
     cluster = make()
     strategy = cluster.worker(0)
     address = cluster.servers[0].endpoint.address
-    endpoint = strategy.global_step.remote.connection._host.endpoint
+    endpoint = strategy.global_step.remotes[0].connection._host.endpoint
 
     def call(method, message):
         return endpoint.call(address, f"ps/{method}", message.SerializeToString()).result(30)

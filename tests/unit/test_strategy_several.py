@@ -85,7 +85,7 @@ def test_one_made_after_another_has_pushed():
 
 def test_without_shared_memory_there_is_no_ring(server):
     before = {transport: make(transport, transport)[0] for transport in TRANSPORTS}
-    lines = {t: s.global_step.remote.connection for t, s in before.items()}
+    lines = {t: s.global_step.remotes[0].connection for t, s in before.items()}
     assert lines["p2p"]._ring is None
     assert lines["auto"]._ring is not None
     assert lines["p2p"]._number != lines["auto"]._number

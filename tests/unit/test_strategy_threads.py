@@ -57,7 +57,7 @@ def test_all_wait_for_a_push_under_way(strategy):
         events.put("waits")
         work.wait_for_event(deadline)
 
-    connection = strategy.global_step.remote.connection
+    connection = strategy.global_step.remotes[0].connection
     push = mpidist.Work("push", drive)
     connection._under_way.append(push)
 
@@ -85,7 +85,7 @@ def test_a_push_that_fails_while_another_thread_waits_is_not_forgotten(strategy)
         sgd.apply_gradients([(np.ones(2, int), counts)]).block(deadline)
         work.complete([])
 
-    connection = counts.remote.connection
+    connection = counts.remotes[0].connection
     connection._under_way.append(mpidist.Work("push", drive))
     connection.settle()
     with pytest.raises(InvalidArgumentError, match="SGD cannot change variable 'counts'"):

@@ -78,7 +78,7 @@ def test_arrays_of_any_strides_and_dtype(strategy, rows, columns, data):
     change = data.draw(st.sampled_from([full[::2, ::2], full[::-2, 1::2], full[:rows, :columns]]))
     if data.draw(st.booleans()):
         change = np.asfortranarray(change)
-    name = f"v{len(strategy._variables)}"
+    name = f"v{len(strategy._variables.by_name)}"
     v = get_variable(name, (rows, columns), initializer="zeros")
     optimizers.SGD(1.0).apply_gradients([(change, v)])
     np.testing.assert_array_equal(v, -change.astype(np.float32))
@@ -191,8 +191,8 @@ def test_bools_are_not_subtracted(size):
             flags.assign_sub(np.ones(size, bool))
         np.testing.assert_array_equal(flags, np.ones(size, bool))
         assert flags.version == 1
-    if flags.remote.shared is not None:
-        assert flags.remote.shared.try_read(np.empty(size, bool)) == 1
+    if flags.remotes[0].shared is not None:
+        assert flags.remotes[0].shared.try_read(np.empty(size, bool)) == 1
 
 
 def test_gradients_by_the_array_protocols():

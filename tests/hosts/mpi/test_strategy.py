@@ -34,7 +34,7 @@ TRAIN = """
             strategy = ParameterServerStrategy(resolver)
             with strategy.scope():
                 variables = [get_variable(f"v{size}", size, initializer=0) for size in SIZES]
-            ways = {variable.remote.shared is not None for variable in variables}
+            ways = {variable.remotes[0].shared is not None for variable in variables}
             workers.barrier()
             sgd = optimizers.SGD(1.0)
             for _ in range(ROUNDS):

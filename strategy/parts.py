@@ -1,0 +1,205 @@
+"""Parts of variables: stretches along one axis, or of the flattened elements. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+Partitioner = Callable[[Shape, "np.dtype[Any]"], "Sequence[int] | int"]
+"""From shape and dtype of a variable to the number of parts: one number for each axis, of which at
+most one is not 1; or one number alone, of ranges of the flattened elements."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a variable.
+
+    Attributes:
+        whole: Shape of the variable.
+        axis: Along which axis it is a stretch; None: of the flattened elements.
+        start: Where it begins.
+        stop: Where it ends.
+    """
+
+    whole: Shape
+    axis: int | None
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> Shape:
+        """Local. Of the part; that of flattened elements has one axis."""
+        length = self.stop - self.start
+        if self.axis is None:
+            return (length,)
+        return (*self.whole[: self.axis], length, *self.whole[self.axis + 1 :])
+
+    @property
+    def offset(self) -> Shape:
+        """Local. Where it begins, along each axis; along the first for flattened elements."""
+        if self.axis is None:
+            return (self.start,)
+        return tuple(self.start if axis == self.axis else 0 for axis in range(len(self.whole)))
+
+    @property
+    def is_whole(self) -> bool:
+        """Local. Whether it is all of the variable."""
+        length = math.prod(self.whole) if self.axis is None else self.whole[self.axis]
+        return (self.start, self.stop) == (0, length)
+
+    def of(self, array: Array) -> Array:
+        """Local. The part of an array of the whole shape; a view wherever NumPy can give one."""
+        if self.axis is None:
+            return array.reshape(-1)[self.start : self.stop]
+        return array[(*(slice(None),) * self.axis, slice(self.start, self.stop))]
+
+    def meets(self, other: Part) -> bool:
+        """Local. Whether it has elements in common with another stretch along the same axis."""
+        return self.start < other.stop and other.start < self.stop
+
+    def copy_common(self, values: Array, other: Part, target: Array) -> None:
+        """Local. Copy what it has in common with another stretch along the same axis.
+
+        Args:
+            values: What it is full of, of its shape.
+            other: The other one, which it meets.
+            target: Receives, of the other one's shape.
+        """
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        before = (slice(None),) * (self.axis or 0)
+        here = slice(start - self.start, stop - self.start)
+        target[(*before, slice(start - other.start, stop - other.start))] = values[(*before, here)]
+
+    def along(self, axis: int | None) -> Part | None:
+        """Local. The same elements as a stretch along another axis, if they are one."""
+        if axis == self.axis:
+            return self
+        if not self.is_whole:
+            return None
+        return Part(
+            self.whole, axis, 0, math.prod(self.whole) if axis is None else self.whole[axis]
+        )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What of which variable a server has.
+
+    Attributes:
+        variable: Its name.
+        part: What of it.
+    """
+
+    variable: str
+    part: Part
+
+
+def whole(shape: Shape) -> Part:
+    """Local. All of a variable, as one part."""
+    return Part(shape, None, 0, math.prod(shape))
+
+
+def divided(name: str, shape: Shape, dtype: np.dtype[Any], partitioner: Partitioner) -> list[Part]:
+    """Local. The parts of a variable, as a partitioner has them.
+
+    The first ``n % parts`` of an axis of n are one longer than the others.
+
+    Args:
+        name: Of the variable, for messages.
+        shape: Of the variable; one without axes is never divided.
+        dtype: Of the variable.
+        partitioner: See :data:`Partitioner`.
+
+    Raises:
+        TypeError: What it gives are no integers.
+        ValueError: They do not fit the shape.
+    """
+    if not shape:
+        return [whole(shape)]
+    given = partitioner(shape, dtype)
+    flat = isinstance(given, int | np.integer)
+    counts: list[Any] = [given] if isinstance(given, int | np.integer) else list(given)
+    lengths = (math.prod(shape),) if flat else shape
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in counts):
+        raise TypeError(f"the partitioner of variable {name!r} gives {given!r}, not integers")
+    if len(counts) != len(lengths) or sum(n != 1 for n in counts) > 1:
+        raise ValueError(
+            f"the partitioner of variable {name!r} of shape {shape} gives {given!r}: it must give "
+            "a number of parts for each axis, of which at most one is not 1, or one number alone"
+        )
+    axis = next((axis for axis, n in enumerate(counts) if n != 1), 0)
+    count, length = int(counts[axis]), lengths[axis]
+    if not 1 <= count <= max(length, 1):
+        raise ValueError(
+            f"the partitioner of variable {name!r} of shape {shape} gives {given!r}: {length} "
+            f"cannot be divided into {count} parts"
+        )
+    short, more = divmod(length, count)
+    ends = [number * short + min(number, more) for number in range(count + 1)]
+    return [
+        Part(shape, None if flat else axis, start, stop) for start, stop in itertools.pairwise(ends)
+    ]
+
+
+class Rows:
+    """Where rows of a variable lie in its parts.
+
+    Args:
+        parts: All of them.
+        ids: Which rows, flat, int64; they are there.
+    """
+
+    def __init__(self, parts: Sequence[Part], ids: Array) -> None:
+        shape, self._axis = parts[0].whole, parts[0].axis
+        self.shape: Shape = (len(ids), *shape[1:])
+        self._parts = parts
+        self._ids = ids
+        self._places: list[Any] = [slice(None)] * len(parts)
+        self._inside = [ids] * len(parts)
+        if self._axis is None:  # each element is a row of its own
+            width = math.prod(shape[1:])
+            self._ids = (ids[:, None] * width + np.arange(width)).reshape(-1)
+        if not self._axis:
+            for number, part in enumerate(parts):
+                places = np.flatnonzero((self._ids >= part.start) & (self._ids < part.stop))
+                self._places[number] = places
+                self._inside[number] = self._ids[places] - part.start
+
+    def inside(self, number: int) -> Array:
+        """Local. The rows that one part has, by its own numbers, in the order of ``ids``."""
+        return self._inside[number]
+
+    def shape_inside(self, number: int) -> Shape:
+        """Local. The shape of these rows."""
+        return (len(self._inside[number]), *self._parts[number].shape[1:])
+
+    def take(self, rows: Array, number: int) -> Array:
+        """Local. What of all rows belongs to one part."""
+        if self._axis:
+            return self._columns(rows, number)
+        source = rows.reshape(-1) if self._axis is None else rows
+        own: Array = source[self._places[number]]
+        return own
+
+    def put(self, rows: Array, number: int, values: Array) -> None:
+        """Local. Write what one part has into all rows, a C-contiguous array."""
+        if self._axis:
+            self._columns(rows, number)[...] = values
+        else:
+            target = rows.reshape(-1) if self._axis is None else rows
+            target[self._places[number]] = values
+
+    def _columns(self, rows: Array, number: int) -> Array:
+        part = self._parts[number]
+        assert part.axis is not None
+        columns: Array = rows[(*(slice(None),) * part.axis, slice(part.start, part.stop))]
+        return columns

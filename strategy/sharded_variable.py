@@ -1,0 +1,78 @@
+"""Variables whose parts live on several ps tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from strategy.change import Change
+from strategy.parts import Array, Part, Rows
+from strategy.remote import pull_all
+from strategy.variable import RuleOf, Variable, Version
+
+
+class ShardedVariable(Variable):
+    """A variable in parts, each a stretch along one axis, or a range of the flattened elements.
+
+    Made by :func:`get_variable` where a partitioner gives more than one part. It is used as any
+    other :class:`Variable`. What is pulled of each part belongs to one version of that part; every
+    change concerns all parts, so that where nobody changes anything all have one version.
+
+    Args:
+        parts: What of it each of ``remotes`` is.
+        arguments: Those of :class:`Variable`.
+
+    Attributes:
+        parts: What of the variable each part is; part i is named ``<name>/part_<i>``.
+    """
+
+    def __init__(self, parts: Sequence[Part], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.parts = tuple(parts)
+
+    def version_of(self, versions: Sequence[int]) -> Version:
+        """Local. The versions as a tuple."""
+        return tuple(versions)
+
+    def _pull(self, out: Array, consistent: bool) -> None:
+        views = [part.of(out) for part in self.parts]
+        targets = [  # columns are copied in the end
+            view if view.flags.c_contiguous else np.empty(view.shape, self.dtype) for view in views
+        ]
+        pull_all([(r, t, None) for r, t in zip(self.remotes, targets, strict=True)], consistent)
+        for view, target in zip(views, targets, strict=True):
+            if target is not view:
+                view[...] = target
+
+    def _pull_rows(self, ids: Array, out: Array) -> None:
+        rows = Rows(self.parts, ids)
+        pulls = []
+        for number, remote in enumerate(self.remotes):
+            target = np.empty(rows.shape_inside(number), self.dtype)
+            pulls.append((remote, target, rows.inside(number)))
+        pull_all(pulls)
+        for number, (_, target, _) in enumerate(pulls):
+            rows.put(out, number, target)
+
+    def _divided(self, data: Array, rule_of: RuleOf) -> list[Change]:
+        return [
+            Change(remote, rule_of(remote.connection), part.of(data))
+            for part, remote in zip(self.parts, self.remotes, strict=True)
+        ]
+
+    def _divided_rows(self, ids: Array, rows: Array, rule_of: RuleOf) -> list[Change]:
+        places = Rows(self.parts, ids)
+        return [
+            Change(
+                remote,
+                rule_of(remote.connection),
+                places.take(rows, number),
+                ids=np.array(places.inside(number)),
+            )
+            for number, remote in enumerate(self.remotes)
+        ]
+
+    def __repr__(self) -> str:
+        return f"<{super().__repr__()[1:-1]} in {len(self.parts)} parts>"

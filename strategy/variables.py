@@ -1,0 +1,123 @@
+"""How variables come to be: checked, divided, placed, and given their first value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import DTypeLike
+
+from strategy.change import Change
+from strategy.client import Connection
+from strategy.initializers import InitialValue
+from strategy.parts import Origin, Part, Partitioner, divided, whole
+from strategy.placement import Placement
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.remote import Remote
+from strategy.shard import DTYPES, Layout
+from strategy.sharded_variable import ShardedVariable
+from strategy.variable import Variable
+
+if TYPE_CHECKING:
+    from strategy.parameter_server_strategy import ParameterServerStrategy
+
+
+class Variables:
+    """Makes the variables of a strategy, and keeps them.
+
+    Args:
+        strategy: Whose they are.
+        connections: One to each ps task.
+        placement: Where they go.
+        partitioner: How those are divided that do not say so; None: they are not.
+
+    Attributes:
+        by_name: The variables.
+        remotes: What servers know them as, by name; of one in parts, each part.
+    """
+
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        connections: Sequence[Connection],
+        placement: Placement,
+        partitioner: Partitioner | None,
+    ) -> None:
+        self._strategy = strategy
+        self._connections = connections
+        self._placement = placement
+        self._partitioner = partitioner
+        self.by_name: dict[str, Variable] = {}
+        self.remotes: dict[str, Remote] = {}
+
+    def create(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        initializer: Any,
+        trainable: bool,
+        partitioner: Partitioner | None,
+    ) -> Variable:
+        """Local. Make a variable; see :func:`strategy.get_variable`."""
+        if not name or ":" in name:
+            raise ValueError(f"a variable needs a name without ':', not {name!r}")
+        if any(axis < 0 for axis in shape):
+            raise ValueError(f"variable {name!r} cannot have the shape {tuple(shape)}")
+        layout = Layout(shape, dtype)
+        if layout.dtype not in DTYPES:
+            raise TypeError(
+                f"variable {name!r} cannot have the dtype {layout.dtype}: what can be changed and "
+                "saved is bool, integers, bfloat16, float16, float32 and float64"
+            )
+        divide = partitioner or self._partitioner
+        parts = [whole(layout.shape)]
+        if divide is not None:
+            parts = divided(name, layout.shape, layout.dtype, divide)
+        names = [name] if len(parts) == 1 else [f"{name}/part_{n}" for n in range(len(parts))]
+        for taken in (name, *names):
+            if taken in self.by_name or taken in self.remotes:
+                raise ValueError(f"variable {taken!r} exists already")
+        value = InitialValue(initializer, layout.shape, layout.dtype)
+        origins = {one: Origin(name, part) for one, part in zip(names, parts, strict=True)}
+        remotes = self._create_parts(origins, layout, value)
+        arguments = (self._strategy, name, layout, tuple(remotes.values()), trainable)
+        variable = Variable(*arguments) if len(parts) == 1 else ShardedVariable(parts, *arguments)
+        self.by_name[name] = variable
+        self.remotes.update(remotes)
+        return variable
+
+    def _create_parts(
+        self, origins: Mapping[str, Origin], layout: Layout, value: InitialValue
+    ) -> dict[str, Remote]:
+        """Make all parts of a variable, or none as far as this worker is concerned."""
+        remotes: dict[str, Remote] = {}
+        placed: list[tuple[int, Layout]] = []
+        try:
+            for name, origin in origins.items():
+                own = layout if len(origins) == 1 else Layout(origin.part.shape, layout.dtype)
+                server = self._placement.choose(name, own)
+                ordinal = len(self.remotes) + len(remotes)
+                if len(self._connections) > 1:  # each server sees its own variables only
+                    self._connections[0].announce(name, own, ordinal, server)
+                connection = self._connections[server]
+                remote, must_initialize = connection.create(name, own, ordinal, origin)
+                if must_initialize:
+                    self._initialize(remote, origin.part, value)
+                remotes[name] = remote
+                placed.append((server, own))
+                self._placement.note(server, own)
+        except BaseException:
+            for server, own in placed:
+                self._placement.forget(server, own)
+            raise
+        return remotes
+
+    def _initialize(self, remote: Remote, part: Part, value: InitialValue) -> None:
+        """Give a part its first value, for which others wait."""
+        try:
+            first = value.part(part).reshape(remote.layout.shape)
+        except Exception:
+            remote.connection.abandon(remote)
+            raise
+        remote.connection.push([Change(remote, pb.ASSIGN, first)]).wait()
