@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.growth import Creation, Growth
@@ -47,18 +49,22 @@ class ServedConnection:
     Attributes:
         worker: Index of the worker.
         strategy: How many connections the worker made before.
+        mode: How it waits for other workers.
         slots: Of the ring that it wants; 0 if it wants none.
         ring: The ring, if it has one.
         untold: Where the ring lies, until the worker is told.
         sequence: Of the last push.
+        unfinished: Pushes that wait for those of other workers, and those that came after them.
     """
 
     worker: int
     strategy: int
+    mode: pb.Mode
     slots: int
     ring: Ring | None = None
     untold: Place | None = None
     sequence: int = 0
+    unfinished: deque[Any] = field(default_factory=deque)
 
     def lacks_ring(self, layout: Layout) -> bool:
         """Local. Whether changes of a variable would be streamed if there were a ring."""
@@ -114,8 +120,14 @@ class Catalogue:
         """Local. A worker opens a connection."""
         asked = pb.AttachRequest.FromString(request.body)
         before = sum(connection.worker == asked.worker for connection in self.connections)
+        for other in self.connections:
+            if other.strategy == before and other.mode != asked.mode:
+                raise errors.InvalidArgumentError(
+                    f"worker {asked.worker} has mode {_in_words(asked.mode)}, and worker "
+                    f"{other.worker} {_in_words(other.mode)}: all workers must have the same"
+                )
         slots = slots_for(asked.workers) if asked.shared else 0
-        connection = ServedConnection(asked.worker, before, slots)
+        connection = ServedConnection(asked.worker, before, asked.mode, slots)
         reply = pb.AttachReply(connection=len(self.connections), chunk_bytes=BLOCK_BYTES)
         self.connections.append(connection)
         # Where there is no room for the ring, there may be when the first variable needs it.
@@ -314,6 +326,14 @@ class Catalogue:
                 self._memory.add(self._host.memory(segment))
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
+
+
+def _in_words(mode: pb.Mode) -> str:
+    details = {
+        "sync": f" with backup_workers={mode.backup_workers}",
+        "ssp": f" with staleness={mode.staleness}",
+    }
+    return f"{mode.name!r}{details.get(mode.name, '')}"
 
 
 def _origin(asked: pb.CreateRequest) -> Origin:

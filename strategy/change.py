@@ -14,7 +14,9 @@ from mpidist import Work, gather_works
 from strategy.kernels import copy_scaled
 
 if TYPE_CHECKING:
+    from strategy.client import Connection
     from strategy.remote import Remote
+    from strategy.rounds import Decision
 
 Array = NDArray[Any]
 
@@ -99,19 +101,27 @@ def _norm(flat: Array) -> float:
     return largest * math.sqrt(float(np.vdot(scaled, scaled)))
 
 
-def push_all(changes: Sequence[Change]) -> Work:
+def push_all(
+    changes: Sequence[Change],
+    to: Sequence[Connection] = (),
+    decision: Decision | None = None,
+) -> Work:
     """Local. Push changes to all the servers concerned; see :meth:`Connection.push`.
+
+    Args:
+        changes: Of variables of any servers.
+        to: Servers that are to get a push in any case; first and in this order.
+        decision: See :meth:`Connection.push`.
 
     Returns:
         A Work whose result is the list of (version, staleness) after each change, in order.
     """
-    by_server: dict[int, list[int]] = {}
+    by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
     for position, change in enumerate(changes):
-        by_server.setdefault(id(change.remote.connection), []).append(position)
+        by_server.setdefault(change.remote.connection, []).append(position)
     works, order = [], []
-    for positions in by_server.values():
-        part = [changes[position] for position in positions]
-        works.append(part[0].remote.connection.push(part))
+    for connection, positions in by_server.items():
+        works.append(connection.push([changes[position] for position in positions], decision))
         order += positions
     if len(works) == 1:
         return works[0]

@@ -17,6 +17,7 @@ from strategy.host import Host, workers_of
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote
+from strategy.rounds import Decision
 from strategy.shard import Layout, SharedShard
 from strategy.staging import STAGED_BYTES, Ring
 
@@ -37,13 +38,16 @@ class Connection:
         worker: Index among the workers.
         workers: How many workers there are.
         transport: ``"auto"``, ``"shared"`` or ``"p2p"``.
+        mode: How it waits for other workers.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
             reached.
     """
 
-    def __init__(self, host: Host, index: int, worker: int, workers: int, transport: str) -> None:
+    def __init__(
+        self, host: Host, index: int, worker: int, workers: int, transport: str, mode: pb.Mode
+    ) -> None:
         self._host = host
         self._address = host.task_address("ps", index)
         self._index = index
@@ -59,7 +63,7 @@ class Connection:
         self._broken = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
-        asked = pb.AttachRequest(worker=worker, workers=workers, shared=self._shared)
+        asked = pb.AttachRequest(worker=worker, workers=workers, shared=self._shared, mode=mode)
         reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
         self._number = reply.connection
         self._ring: Ring | None = None
@@ -145,10 +149,14 @@ class Connection:
         """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
         return pb.ConfigureReply.FromString(self._call("Configure", optimizer).body).rule
 
-    def push(self, changes: Sequence[Change]) -> Work:
+    def push(self, changes: Sequence[Change], decision: Decision | None = None) -> Work:
         """Local. Send changes to variables of this server, to be applied in order.
 
         The arrays may be used again when the call returns.
+
+        Args:
+            changes: Of synchronous workers also none: servers count the steps.
+            decision: The step in which they count, and with whose; None: by themselves.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change.
@@ -158,6 +166,9 @@ class Connection:
             self._make_room()
             self._sequence += 1
             push = pb.PushRequest(connection=self._number, sequence=self._sequence)
+            if decision is not None:
+                push.step = decision.step
+                push.members.extend(decision.members)
             inline, streamed = [], []
             for change in changes:
                 layout = change.remote.layout
@@ -220,6 +231,38 @@ class Connection:
         work = self._start("Read", asked, () if ids is None else (ids,), into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
+    def enter(self, step: int) -> Work:
+        """Local. Ask the first server to count this worker's changes in a step.
+
+        Returns:
+            A Work whose result is a :class:`Decision`. Its call has no deadline.
+        """
+        asked = pb.EnterRequest(connection=self._number, step=step)
+        work = self._start("Enter", asked, timeout=float("inf"))
+        return work.then(_decision)
+
+    def wait_for_steps(self, step: int) -> Work:
+        """Local. Ask the server to answer when all steps before this one have been applied."""
+        return self._start("Await", pb.AwaitRequest(connection=self._number, step=step))
+
+    def tick(self, clock: int) -> Work:
+        """Local. Tell the first server how many steps this worker has made.
+
+        Returns:
+            A Work that ends when it may go on. Its call has no deadline.
+        """
+        asked = pb.ClockRequest(connection=self._number, clock=clock)
+        return self._start("Clock", asked, timeout=float("inf"))
+
+    def missing(self) -> list[int]:
+        """Local. The workers for which others wait, as the first server knows."""
+        reply = self._call("Missing", pb.AttachReply(connection=self._number))
+        return list(pb.MissingReply.FromString(reply.body).workers)
+
+    def leave(self) -> None:
+        """Local. Tell the first server that others need not wait for this worker any more."""
+        self._call("Leave", pb.AttachReply(connection=self._number))
+
     def save(self, path: str) -> Work:
         """Local. Have the server write its part of a checkpoint."""
         return self._start("Save", pb.SaveRequest(path=path))
@@ -263,9 +306,12 @@ class Connection:
         message: Any,
         buffers: Sequence[Array] = (),
         into: Sequence[Array] | None = None,
+        timeout: float | None = None,
     ) -> Work:
         body = message.SerializeToString()
-        return self._host.endpoint.call(self._address, f"ps/{method}", body, buffers, into=into)
+        return self._host.endpoint.call(
+            self._address, f"ps/{method}", body, buffers, timeout=timeout, into=into
+        )
 
     def _grow(self, request: pb.GrowRequest) -> None:
         """Take part in making a segment of the server's memory, if it comes to that."""
@@ -309,6 +355,11 @@ class Connection:
             assert self._ring is not None
             flat = np.ascontiguousarray(change.data).reshape(-1)
             self._ring.write(flat, change.remote.layout.dtype, change.scale)
+
+
+def _decision(reply: Reply) -> Decision:
+    answer = pb.EnterReply.FromString(reply.body)
+    return Decision(answer.step, tuple(answer.members))
 
 
 def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:

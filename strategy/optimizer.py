@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 
 from mpidist import Work
-from strategy.change import Change, global_norm, push_all
+from strategy.change import Change, global_norm
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.schedules import Schedule
 
@@ -30,10 +30,13 @@ class Applied:
         versions: Version of each variable after its gradient was applied; of one in parts, a tuple.
         staleness: For each, how many changes by others came between pull and push; of one in parts,
             the most.
+        contributed: Whether they were applied: in mode ``"sync"`` with backup workers, gradients
+            that come too late for their step are not; then the other two are empty.
     """
 
     versions: tuple[Version, ...]
     staleness: tuple[int, ...]
+    contributed: bool = True
 
 
 class Optimizer:
@@ -114,7 +117,7 @@ class Optimizer:
             self._scale_down(changes, self._clip)
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
-        return push_all(changes).then(lambda results: _applied(results, shapes))
+        return strategy.pace.push(changes).then(lambda results: _applied(results, shapes))
 
     def _describe(self) -> pb.OptimizerDef:
         """What servers must know."""
@@ -139,7 +142,9 @@ class Optimizer:
         return f"{type(self).__name__}({', '.join(rate + values)})"
 
 
-def _applied(pairs: list[tuple[int, int]], variables: list[tuple[Variable, int]]) -> Applied:
+def _applied(pairs: list[tuple[int, int]] | None, variables: list[tuple[Variable, int]]) -> Applied:
+    if pairs is None:
+        return Applied((), (), contributed=False)
     results = iter(pairs)  # the last one, of the global step, is left over
     versions, staleness = [], []
     for variable, count in variables:

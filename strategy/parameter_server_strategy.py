@@ -1,4 +1,4 @@
-"""ParameterServerStrategy: variables on ps tasks, shared by workers that go their own pace."""
+"""ParameterServerStrategy: variables on ps tasks, shared by all workers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
 from strategy.client import TRANSPORTS, Connection
 from strategy.host import Host, LocalHost, check_task, given_spec, workers_of
+from strategy.pace import checked_mode, pace_of
 from strategy.parameter_server import ParameterServer
 from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
@@ -51,9 +52,19 @@ class ParameterServerStrategy:
             function of name, shape and dtype to the index of a ps task. All workers must choose the
             same; it is checked.
         transport: ``"auto"``, ``"shared"`` (shared memory or an error), or ``"p2p"`` (messages).
+        mode: How workers wait for each other. ``"async"``: not at all. ``"sync"``: every
+            ``apply_gradients`` is a step of all workers, which applies the mean of their gradients,
+            added up in the order of the workers; all must give gradients of the same variables.
+            ``"ssp"``: none gets more than ``staleness`` steps ahead of the slowest. In every mode
+            assignments count at once. All workers must have the same.
+        staleness: The bound of ``"ssp"``.
+        backup_workers: How many workers a step of ``"sync"`` does without: it has the gradients of
+            those that come first, and the others' are dropped.
 
     Attributes:
-        global_step: A variable, advanced by every ``apply_gradients`` of every worker.
+        global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
+            ``"sync"`` by every step.
+        pace: How its pushes of gradients wait for those of other workers.
 
     Raises:
         FailedPreconditionError: A cluster is given, and no Server has been started.
@@ -72,6 +83,9 @@ class ParameterServerStrategy:
         variable_partitioner: Partitioner | None = None,
         placement: str | Place = "bytes",
         transport: str = "auto",
+        mode: str = "async",
+        staleness: int | None = None,
+        backup_workers: int = 0,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"unknown transport {transport!r}; the known ones are {TRANSPORTS}")
@@ -93,13 +107,15 @@ class ParameterServerStrategy:
         servers = [index for job, index in tasks if job == "ps"]
         if not servers:
             raise ValueError(f"the cluster has no ps task: {self._host.cluster_spec!r}")
+        how = checked_mode(mode, self._workers, backup_workers, staleness)
         self._connections = [
-            Connection(self._host, index, self._worker, self._workers, transport)
+            Connection(self._host, index, self._worker, self._workers, transport, how)
             for index in servers
         ]
+        self.pace = pace_of(how, self._connections, self._worker)
         placements = Placement(placement, len(servers))
         self._variables = Variables(self, self._connections, placements, variable_partitioner)
-        self._host.on_drain(self._drain)
+        self._host.on_drain(self._leave)
         self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
 
     @property
@@ -255,6 +271,10 @@ class ParameterServerStrategy:
         """Local. The newest complete checkpoint of a folder, or None."""
         found = checkpoint.checkpoints(directory)
         return found[-1] if found else None
+
+    def _leave(self) -> None:
+        self._drain()
+        self.pace.leave()
 
     def _drain(self) -> None:
         for connection in self._connections:

@@ -27,14 +27,26 @@ MAX: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
-    __slots__ = ("worker", "workers", "shared")
+    __slots__ = ("worker", "workers", "shared", "mode")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     workers: int
     shared: bool
-    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ...) -> None: ...
+    mode: Mode
+    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ...) -> None: ...
+
+class Mode(_message.Message):
+    __slots__ = ("name", "backup_workers", "staleness")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    backup_workers: int
+    staleness: int
+    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("offset", "slots", "segment", "chunk_bytes", "connection")
@@ -154,14 +166,18 @@ class ConfigureReply(_message.Message):
     def __init__(self, rule: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("entries", "connection", "sequence")
+    __slots__ = ("entries", "connection", "sequence", "step", "members")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[PushEntry]
     connection: int
     sequence: int
-    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    step: int
+    members: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushEntry(_message.Message):
     __slots__ = ("variable", "rule", "seen", "staged", "rows")
@@ -184,6 +200,44 @@ class PushReply(_message.Message):
     versions: _containers.RepeatedScalarFieldContainer[int]
     staleness: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EnterRequest(_message.Message):
+    __slots__ = ("connection", "step")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    step: int
+    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class EnterReply(_message.Message):
+    __slots__ = ("step", "members")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    members: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AwaitRequest(_message.Message):
+    __slots__ = ("connection", "step")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    step: int
+    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class ClockRequest(_message.Message):
+    __slots__ = ("connection", "clock")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    clock: int
+    def __init__(self, connection: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+
+class MissingReply(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("variable",)

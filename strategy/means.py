@@ -1,0 +1,72 @@
+"""Means of what several workers push, in the order of the workers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategy.owned_shard import Scratch
+from strategy.shard import Layout
+from strategy.slices import merged
+
+Array = NDArray[Any]
+
+
+def mean_of_blocks(
+    each: Sequence[Iterator[Array]], layout: Layout, scratch: Scratch
+) -> Iterator[Array]:
+    """Local. The mean of several changes of a shard, block by block.
+
+    The sum is taken in the order given, then divided; halves in float32, integers rounded down.
+
+    Args:
+        each: The blocks of each; of one alone they are given on as they are.
+        layout: The shard's.
+        scratch: For the sum.
+
+    Yields:
+        Flat arrays; each is overwritten by the next.
+    """
+    if len(each) == 1:
+        yield from each[0]
+        return
+    (memory,) = scratch.take(1, _wide(layout))
+    if layout.is_half:
+        memory = np.resize(memory, 2 * memory.size)  # a block has twice as many halves
+    for first, second, *others in zip(*each, strict=True):
+        total = memory[: first.size]
+        np.add(first, second, out=total, dtype=total.dtype)
+        for block in others:
+            np.add(total, block, out=total, dtype=total.dtype)
+        yield _divided(total, len(each))
+
+
+def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[Array, Array]:
+    """Local. The mean of several changes of rows; who does not name a row adds nothing to it.
+
+    Args:
+        each: Of each the numbers of rows, each once, and what is for them, flat.
+        layout: The shard's.
+
+    Returns:
+        Numbers, each once, and what is for them, flat.
+    """
+    if len(each) == 1:
+        return each[0]
+    ids = np.concatenate([numbers for numbers, _ in each])
+    rows = np.concatenate([values for _, values in each], dtype=_wide(layout))
+    width = rows.size // max(len(ids), 1)
+    ids, rows = merged(ids, rows.reshape(len(ids), width), np.add)
+    return ids, _divided(np.ascontiguousarray(rows), len(each)).reshape(-1)
+
+
+def _wide(layout: Layout) -> np.dtype[Any]:
+    return np.dtype(np.float32) if layout.is_half else layout.dtype
+
+
+def _divided(total: Array, count: int) -> Array:
+    divide = np.floor_divide if total.dtype.kind in "iu" else np.divide
+    return divide(total, total.dtype.type(count), out=total)  # type: ignore[no-any-return]

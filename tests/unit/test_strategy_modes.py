@@ -1,0 +1,369 @@
+"""Workers that wait for each other, as threads of this process."""
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from _cases.servers import Cluster
+
+from mpidist import errors
+from strategy import IndexedSlices, get_variable, optimizers, pace
+from strategy.partitioners import FixedShardsPartitioner
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def make():
+    with ExitStack() as stack:
+        yield lambda **options: Cluster(stack, **options)
+
+
+def together(works):
+    """Call functions in threads of their own; their results, or the first error."""
+    results, problems = [None] * len(works), []
+
+    def call(number, work):
+        try:
+            results[number] = work()
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=call, args=pair, daemon=True) for pair in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LIMIT_S
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    if problems:
+        raise problems[0]
+    assert not [thread for thread in threads if thread.is_alive()], "a worker hangs"
+    return results
+
+
+def until(condition):
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def variables(strategy, sizes, dtype=np.float32):
+    with strategy.scope():
+        return [get_variable(f"v{n}", size, dtype, 1.0) for n, size in enumerate(sizes)]
+
+
+def gradient(worker, step, value):
+    """Depends on all of these, and on the order of the sum."""
+    random = np.random.default_rng((worker, step))
+    noise = random.standard_normal(value.shape) * 10.0 ** random.integers(-3, 4)
+    return (noise + np.asarray(value, np.float64)).astype(value.dtype)
+
+
+def mean(gradients):
+    wide = [g.astype(np.float32) if g.dtype.itemsize == 2 else g for g in gradients]
+    total = wide[0]
+    for one in wide[1:]:
+        total = total + one
+    return total / total.dtype.type(len(gradients))
+
+
+SIZES = [3, 5000, 700_000]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_steps_of_all_workers_are_those_of_one_process(make, servers, near, dtype):
+    workers, steps = 3, 3
+    cluster = make(servers=servers, workers=workers, near=near)
+
+    def train(index):
+        strategy = cluster.worker(index, mode="sync")
+        made = variables(strategy, SIZES, dtype)
+        optimizer = optimizers.Adam(0.01)
+        for step in range(steps):
+            grads = [gradient(index, step, v.read_value()) for v in made]
+            applied = optimizer.apply_gradients(zip(grads, made, strict=True)).result()
+            assert applied.versions == (step + 2,) * len(SIZES)
+            assert applied.staleness == (0,) * len(SIZES)
+            assert applied.contributed
+        assert int(strategy.global_step) == steps
+        return [v.read_value() for v in made]
+
+    results = together([lambda index=index: train(index) for index in range(workers)])
+    alone = make(near=near).worker(0)
+    made = variables(alone, SIZES, dtype)
+    optimizer = optimizers.Adam(0.01)
+    for step in range(steps):
+        values = [v.read_value() for v in made]
+        grads = [mean([gradient(w, step, value) for w in range(workers)]) for value in values]
+        if dtype is ml_dtypes.bfloat16:  # the mean stays in float32, which a push would round
+            return check_halves(results, values, step)
+        optimizer.apply_gradients(zip(grads, made, strict=True)).wait()
+    for result in results:
+        for value, v in zip(result, made, strict=True):
+            np.testing.assert_array_equal(value, v)
+    return None
+
+
+def check_halves(results, first, step):
+    """All workers have the same, which has changed."""
+    assert step == 0
+    for result in results:
+        for value, start, same in zip(result, first, results[0], strict=True):
+            assert np.isfinite(value.astype(np.float64)).all()
+            assert (value != start).any()
+            np.testing.assert_array_equal(value, same)
+
+
+def test_halves_are_added_up_in_float32(make):
+    cluster = make(workers=3)
+    given = np.array([1.0, 2.0**-8, 2.0**-8], np.float32)  # in bfloat16 the sum would stay 1
+
+    def train(index):
+        (v,) = variables(cluster.worker(index, mode="sync"), [4], ml_dtypes.bfloat16)
+        grad = np.full(4, given[index], ml_dtypes.bfloat16)
+        optimizers.SGD(1.0).apply_gradients([(grad, v)]).wait()
+        return v.read_value()
+
+    expected = (1 - (np.float32(1) + 2.0**-7) / np.float32(3)).astype(ml_dtypes.bfloat16)
+    for result in together([lambda index=index: train(index) for index in range(3)]):
+        np.testing.assert_array_equal(result, np.full(4, expected))
+
+
+def test_rows_of_all_workers(make):
+    cluster = make(workers=2, servers=2)
+    rows = [([0, 2, 0], [1.0, 2.0, 4.0]), ([2, 3], [8.0, 16.0])]
+
+    def train(index):
+        strategy = cluster.worker(
+            index, mode="sync", variable_partitioner=FixedShardsPartitioner(2)
+        )
+        with strategy.scope():
+            v = get_variable("v", (5, 1), np.float64, 0.0)
+        ids, values = rows[index]
+        grad = IndexedSlices(np.array(values)[:, None], ids)
+        applied = optimizers.SGD(1.0).apply_gradients([(grad, v)]).result()
+        assert applied.versions == ((2, 2),)
+        return v.read_value()[:, 0]
+
+    for result in together([lambda index=index: train(index) for index in range(2)]):
+        np.testing.assert_array_equal(result, [-2.5, 0, -5, -8, 0])
+
+
+def test_a_slow_worker_with_backup_workers(make):
+    cluster = make(workers=3, servers=2)
+    fast_are_done = threading.Event()
+    steps = 5
+
+    def strategy_of(index):
+        strategy = cluster.worker(index, mode="sync", backup_workers=1)
+        return strategy, variables(strategy, [4, 40_000])
+
+    def apply(index, made):
+        grads = [np.full(v.shape, 2.0**index, np.float32) for v in made]
+        return optimizers.SGD(1.0).apply_gradients(zip(grads, made, strict=True)).result()
+
+    def fast(index):
+        strategy, made = strategy_of(index)
+        for _ in range(steps):
+            assert apply(index, made).contributed
+        if index == 0:
+            fast_are_done.set()
+            assert apply(index, made).contributed  # with the slow one
+        strategy.pace.leave()
+
+    def slow():
+        strategy, made = strategy_of(2)
+        fast_are_done.wait(LIMIT_S)
+        late = apply(2, made)
+        assert (late.contributed, late.versions, late.staleness) == (False, (), ())
+        np.testing.assert_array_equal(made[1], np.full(40_000, 1 - steps * 1.5))
+        assert int(strategy.global_step) == steps
+        applied = apply(2, made)
+        assert applied.contributed
+        assert applied.versions == (steps + 2, steps + 2)
+        strategy.pace.leave()
+        return made[0].read_value()
+
+    _, _, value = together([lambda: fast(0), lambda: fast(1), slow])
+    np.testing.assert_array_equal(value, np.full(4, 1 - steps * 1.5 - 2.5))
+
+
+def test_workers_that_leave_are_not_waited_for(make):
+    cluster = make(workers=3)
+    counts = [7, 2, 4]
+
+    def train(index):
+        strategy = cluster.worker(index, mode="sync")
+        (v,) = variables(strategy, [2], np.float64)
+        for _ in range(counts[index]):
+            grad = np.full(2, index + 1.0)
+            optimizers.SGD(1.0).apply_gradients([(grad, v)]).wait()
+        strategy.pace.leave()
+        return strategy
+
+    strategies = together([lambda index=index: train(index) for index in range(3)])
+    expected = 1 - (2 * 2 + 2 * 2 + 3 * 1)  # of all, of 1 and 3, of 1 alone
+    np.testing.assert_array_equal(strategies[0]._variables.by_name["v0"], [expected] * 2)
+    assert int(strategies[1].global_step) == max(counts)
+
+
+def test_nobody_gets_too_far_ahead(make):
+    cluster = make(workers=2)
+    bound, steps, pushed = 2, [0, 0], [0, 0]
+    may_go = threading.Semaphore(0)
+
+    def train(index):
+        strategy = cluster.worker(index, mode="ssp", staleness=bound)
+        (v,) = variables(strategy, [2], np.float64)
+        for _ in range(8):
+            if index == 1:
+                may_go.acquire(timeout=LIMIT_S)
+            assert steps[index] - min(pushed) <= bound
+            pushed[index] += 1
+            optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).wait()
+            steps[index] += 1
+        strategy.pace.leave()
+
+    clocks = cluster.parameter_servers[0]._timekeeper._clocks
+
+    def let_go():
+        for slowest in range(6):
+            ahead = slowest + bound + 1
+            until(lambda ahead=ahead: 0 in clocks and ahead in dict(clocks[0]._waiting))
+            assert steps[0] == slowest + bound
+            assert clocks[0].missing() == [1]
+            may_go.release()
+            until(lambda ahead=ahead: steps[0] == ahead)
+        for _ in range(2):
+            may_go.release()
+
+    together([lambda: train(0), lambda: train(1), let_go])
+    assert steps == [8, 8]
+
+
+def test_what_is_seen_on_a_short_leash(make):
+    """With a bound of 0 every worker sees all that the others did before."""
+    cluster = make(workers=3)
+
+    def train(index):
+        strategy = cluster.worker(index, mode="ssp", staleness=0)
+        (v,) = variables(strategy, [50_000], np.float64)
+        for step in range(6):
+            seen = 1 - v.read_value()[0]
+            assert 3 * step <= seen <= 3 * (step + 1) - 1
+            optimizers.SGD(1.0).apply_gradients([(np.ones(50_000), v)]).wait()
+        strategy.pace.leave()
+
+    together([lambda index=index: train(index) for index in range(3)])
+
+
+@pytest.mark.parametrize("options", [{"mode": "sync"}, {"mode": "ssp", "staleness": 0}], ids=str)
+def test_who_is_missing_is_said(make, options, monkeypatch, caplog):
+    cluster = make(workers=3)
+    monkeypatch.setattr(pace, "settings", SimpleNamespace(stall_s=0.05))
+    strategies = [cluster.worker(index, **options) for index in range(3)]
+    made = [variables(strategy, [2], np.float64) for strategy in strategies]
+
+    def step(index):
+        optimizers.SGD(1.0).apply_gradients([(np.ones(2), made[index][0])]).wait()
+
+    def late():
+        until(lambda: len(caplog.records) >= 2)
+        step(1)
+
+    with caplog.at_level(logging.WARNING, "strategy.pace"):
+        together([lambda: step(0), late, lambda: step(2)])
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "worker 0 has waited" in text and "for worker 1" in text]
+    assert len([text for text in said if text.startswith("worker 2")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (lambda made: [(np.ones(3), made[0])], r"of \['v0', 'v1'.*worker 1 of \['v0'"),
+        (lambda made: [(IndexedSlices(np.ones(1), [0]), made[0]), (np.ones(5000), made[1])], "alike"),
+    ],
+    ids=["fewer", "rows"],
+)
+@pytest.mark.parametrize("near", [True, False])
+def test_workers_that_push_otherwise(make, second, problem, near):
+    cluster = make(workers=2, near=near)
+
+    def train(index):
+        strategy = cluster.worker(index, mode="sync")
+        made = variables(strategy, [3, 5000], np.float64)
+        grads = [(np.ones(3), made[0]), (np.ones(5000), made[1])]
+        with pytest.raises(errors.InvalidArgumentError, match=problem):
+            optimizers.SGD(1.0).apply_gradients(second(made) if index else grads).wait()
+        for v in made:
+            np.testing.assert_array_equal(v, np.ones(v.shape))
+        optimizers.SGD(1.0).apply_gradients(grads).wait()
+        return [v.read_value() for v in made]
+
+    for result in together([lambda index=index: train(index) for index in range(2)]):
+        assert [np.unique(value).tolist() for value in result] == [[0.0], [0.0]]
+
+
+def test_assignments_count_at_once(make):
+    strategy = make(workers=2).worker(0, mode="sync")
+    (v,) = variables(strategy, [2], np.float64)
+    assert v.assign_add(1) == 2
+    np.testing.assert_array_equal(v, [2, 2])
+
+
+def test_what_follows_a_step_is_applied_after_it(make):
+    cluster = make(workers=2)
+
+    def train(index):
+        (v,) = variables(cluster.worker(index, mode="sync"), [700_000], np.float64)
+        work = optimizers.SGD(1.0).apply_gradients([(np.full(700_000, index + 1.0), v)])
+        if index == 0:
+            v.assign(np.full(700_000, 5.0))
+        work.wait()
+        return v
+
+    values = together([lambda index=index: train(index) for index in range(2)])
+    np.testing.assert_array_equal(values[1], np.full(700_000, 5.0))
+
+
+def test_workers_with_different_modes(make):
+    cluster = make(workers=2)
+    cluster.worker(0, mode="sync", backup_workers=1)
+    for options, words in (
+        ({}, "'async'"),
+        ({"mode": "sync"}, "'sync' with backup_workers=0"),
+        ({"mode": "ssp", "staleness": 3}, "'ssp' with staleness=3"),
+    ):
+        with pytest.raises(errors.InvalidArgumentError) as info:
+            cluster.worker(1, **options)
+        assert f"worker 1 has mode {words}, and worker 0 'sync' with" in info.value.message
+        cluster = make(workers=2)
+        cluster.worker(0, mode="sync", backup_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "bulk"}, r"unknown mode 'bulk'.*'async', 'sync', 'ssp'"),
+        ({"mode": "ssp"}, "needs staleness"),
+        ({"staleness": 1}, "no other mode takes it"),
+        ({"mode": "ssp", "staleness": -1}, "must not be negative"),
+        ({"backup_workers": 1}, "are for mode 'sync'"),
+        ({"mode": "sync", "backup_workers": 2}, "of 2 workers 2 cannot be for backup"),
+        ({"mode": "sync", "backup_workers": -1}, "cannot be for backup"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(workers=2).worker(0, **options)
