@@ -1,12 +1,13 @@
 """Train a two-layer perceptron on handwritten digits, with parameter servers and a data service.
 
     mpidist run --ps 1 --worker 2 --data 1 scripts/train_digits.py
+    mpidist run --ps 1 --worker 2 --data 1 scripts/train_digits.py --mode sync
     mpirun -n 4 python scripts/train_digits.py --ps 1 --data 1
     python scripts/train_digits.py
 
 The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each digit
-is held out. Workers pull the weights, compute a gradient, and push it, each at its own pace. The
-last line printed is the accuracy on the held-out images.
+is held out. Workers pull the weights, compute a gradient, and push it: each at its own pace, or as
+--mode has it. The last line printed is the accuracy on the held-out images.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Meter:
         """Take the staleness of the pushes that have been applied."""
         done = [push for push in self.pushes if push.is_completed()]
         self.pushes = [push for push in self.pushes if not push.is_completed()]
-        self.staleness += [float(np.mean(push.result().staleness)) for push in done]
+        applied = [push.result() for push in done]
+        self.staleness += [float(np.mean(one.staleness)) for one in applied if one.contributed]
 
 
 def main() -> None:
@@ -93,6 +95,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
     parser.add_argument("--data", type=int, default=1, help="number of data tasks; may be 0")
+    parser.add_argument("--mode", default="async", help="async, sync, or ssp")
+    parser.add_argument("--backup-workers", type=int, default=0, help="of mode sync")
+    parser.add_argument("--staleness", type=int, help="bound of mode ssp, in steps")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=256, help="units of the hidden layer")
@@ -108,7 +113,12 @@ def parse_arguments() -> argparse.Namespace:
 def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidist.Server) -> None:
     """Be a worker."""
     training, held_out = load_data()
-    strategy = ParameterServerStrategy(resolver)
+    strategy = ParameterServerStrategy(
+        resolver,
+        mode=args.mode,
+        backup_workers=args.backup_workers,
+        staleness=args.staleness,
+    )
     with strategy.scope():
         weights = make_weights(args)
     first_epoch = restore(strategy, args)
@@ -123,15 +133,13 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         return loss, optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
     reporter = Reporter(args, strategy, weights, held_out, first_epoch)
-    push = None
     with reporter:
         for epoch in range(first_epoch, args.epochs):
             for images, digits in strategy.experimental_distribute_dataset(batches):
                 loss, push = strategy.run(step, args=(images, digits))
                 reporter.step(loss, push)
             reporter.epoch(epoch + 1)
-    if push is not None:
-        push.wait()  # this worker's last update has been applied
+    strategy.finish()  # this worker's last update has been applied, and nobody waits for more
     if strategy.num_workers > 1:
         server.job_group("worker").barrier()  # and so has every worker's
     if strategy.is_chief:

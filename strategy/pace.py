@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist import Work, settings
+from mpidist import Work, errors, settings
 from strategy.change import Change, push_all
 from strategy.client import Connection
 from strategy.proto import parameter_server_pb2 as pb
@@ -31,6 +31,7 @@ class Pace(ABC):
         self._connections = connections
         self._worker = worker
         self._steps = 0
+        self._left = False
         # The steps of a worker follow each other, whichever thread makes them.
         self._turn = threading.Lock()
 
@@ -45,7 +46,17 @@ class Pace(ABC):
 
     def leave(self) -> None:
         """Local. This worker makes no more steps."""
-        self._connections[0].leave()
+        with self._turn:
+            if not self._left:
+                self._left = True
+                self._connections[0].leave()
+
+    def _check_here(self) -> None:
+        if self._left:
+            raise errors.FailedPreconditionError(
+                f"worker {self._worker} has finished its training, and others do not wait for it "
+                "any more: it cannot push gradients"
+            )
 
     def _wait(self, work: Work) -> Any:
         """The result of a work that ends when other workers have come as far; says so, once."""
@@ -55,7 +66,7 @@ class Pace(ABC):
             names = ", ".join(map(str, self._connections[0].missing()))
             logger.warning(
                 "worker %d has waited %.3g s at its step %d for worker %s, which makes no step; if "
-                "it never will, have it leave the Server's context",
+                "it never will, it should call the strategy's finish()",
                 self._worker,
                 time.monotonic() - since,
                 self._steps,
@@ -81,6 +92,7 @@ class Synchronous(Pace):
     def push(self, changes: Sequence[Change]) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
+            self._check_here()
             decision = self._wait(self._connections[0].enter(self._steps))
             if not decision.members:
                 for work in [c.wait_for_steps(decision.step) for c in self._connections]:
@@ -99,6 +111,7 @@ class StaleSynchronous(Pace):
     def push(self, changes: Sequence[Change]) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
+            self._check_here()
             work = push_all(changes)
             work.wait()  # what others may rely on has been applied
             self._steps += 1

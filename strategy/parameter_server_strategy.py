@@ -115,7 +115,7 @@ class ParameterServerStrategy:
         self.pace = pace_of(how, self._connections, self._worker)
         placements = Placement(placement, len(servers))
         self._variables = Variables(self, self._connections, placements, variable_partitioner)
-        self._host.on_drain(self._leave)
+        self._host.on_drain(self.finish)
         self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
 
     @property
@@ -266,15 +266,20 @@ class ParameterServerStrategy:
             connection.restore(path, files, ordinal)
         return int(self.global_step)
 
+    def finish(self) -> None:
+        """Local. End this worker's training: others need not wait for steps of it any more.
+
+        Returns when all its pushes have been applied. The end of the Server's context does it too;
+        a worker that waits there for others otherwise, say in a barrier, has to finish before.
+        """
+        self._drain()
+        self.pace.leave()
+
     @staticmethod
     def latest_checkpoint(directory: str) -> str | None:
         """Local. The newest complete checkpoint of a folder, or None."""
         found = checkpoint.checkpoints(directory)
         return found[-1] if found else None
-
-    def _leave(self) -> None:
-        self._drain()
-        self.pace.leave()
 
     def _drain(self) -> None:
         for connection in self._connections:

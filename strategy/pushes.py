@@ -47,13 +47,20 @@ class Rules:
 
     def configure(self, request: Request) -> Reply:
         """Local. A worker tells of an optimizer."""
-        number = self._numbers.get(request.body)
+        asked = pb.OptimizerDef.FromString(request.body)
+        content = asked.SerializeToString(deterministic=True)  # numbers come in any order
+        number = self._numbers.get(content)
         if number is None:
-            asked = pb.OptimizerDef.FromString(request.body)
             self._optimizers.append(Configured(asked, self._who))
             number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
-            self._numbers[request.body] = number
+            self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
+
+    def in_words(self, number: int) -> str:
+        """Local. What the rule of a number is, as far as workers' rules can be compared."""
+        if number in _PLAIN:
+            return _PLAIN[number][0][1:]
+        return str(self._optimizers[number - pb.FIRST_OPTIMIZER])
 
     def find(self, number: int, shard: OwnedShard) -> tuple[str, kernels.Rule, Mapping[str, float]]:
         """Local. The rule of a number for a shard: its name, itself, and its numbers for this step.
@@ -220,10 +227,13 @@ class Pushes:
 
     def _check_alike(self, batch: Sequence[_Given]) -> None:
         """InvalidArgumentError unless all push changes of the same variables, by the same rules."""
-        kinds = [
+        numbers = [
             [(entry.variable, entry.rule, entry.rows) for entry in given.push.entries]
             for given in batch
         ]
+        if all(own == numbers[0] for own in numbers):
+            return
+        kinds = [[self._in_words(entry) for entry in given.push.entries] for given in batch]
         other = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is None:
             return
@@ -232,16 +242,17 @@ class Pushes:
                 if entry.staged:
                     for _ in given.dense(entry, self._catalogue.variables[entry.variable].shard):
                         continue
-        names = [
-            [self._catalogue.variables[entry.variable].shard.name for entry in given.push.entries]
-            for given in (batch[0], batch[other])
-        ]
+        differing = [sorted(set(kinds[n]) - set(kinds[other - n])) for n in (0, other)]
         raise errors.InvalidArgumentError(
-            f"in step {batch[0].push.step} worker {batch[0].connection.worker} pushes gradients "
-            f"of {names[0]} to {self._who}, and worker {batch[other].connection.worker} of "
-            f"{names[1]}, or with another optimizer, or rows in place of the whole: in mode 'sync' "
-            "all workers must push alike"
+            f"in step {batch[0].push.step} worker {batch[0].connection.worker} pushes to "
+            f"{self._who} {differing[0]}, and worker {batch[other].connection.worker} "
+            f"{differing[1]}: in mode 'sync' all workers must push alike, in the same order"
         )
+
+    def _in_words(self, entry: pb.PushEntry) -> str:
+        name = self._catalogue.variables[entry.variable].shard.name
+        rows = "rows of " if entry.rows else ""
+        return f"{rows}{name!r} by {self._rules.in_words(entry.rule)}"
 
     def _change(
         self, batch: Sequence[_Given], entries: Sequence[pb.PushEntry], shard: OwnedShard

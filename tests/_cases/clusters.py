@@ -13,7 +13,7 @@ def spec_of(world, ps):
     return ClusterSpec.from_counts({"ps": ps, "worker": -1}, hosts)
 
 
-def on_cluster(world, ps, train, transport="auto"):
+def on_cluster(world, ps, train, transport="auto", **options):
     """Start a Server on every rank; workers train, ps tasks serve them.
 
     Args:
@@ -21,6 +21,7 @@ def on_cluster(world, ps, train, transport="auto"):
         ps: Number of ps tasks.
         train: Called as ``train(strategy, workers)`` on workers, with their process group.
         transport: Of the strategy.
+        options: More of its arguments.
 
     Returns:
         What ``train`` returned; None on a ps.
@@ -32,7 +33,7 @@ def on_cluster(world, ps, train, transport="auto"):
             server.join()
             return None
         workers = server.job_group("worker")
-        return train(ParameterServerStrategy(spec, transport=transport), workers)
+        return train(ParameterServerStrategy(spec, transport=transport, **options), workers)
 
 
 def _host():

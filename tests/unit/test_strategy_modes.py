@@ -178,7 +178,7 @@ def test_a_slow_worker_with_backup_workers(make):
         if index == 0:
             fast_are_done.set()
             assert apply(index, made).contributed  # with the slow one
-        strategy.pace.leave()
+        strategy.finish()
 
     def slow():
         strategy, made = strategy_of(2)
@@ -190,7 +190,7 @@ def test_a_slow_worker_with_backup_workers(make):
         applied = apply(2, made)
         assert applied.contributed
         assert applied.versions == (steps + 2, steps + 2)
-        strategy.pace.leave()
+        strategy.finish()
         return made[0].read_value()
 
     _, _, value = together([lambda: fast(0), lambda: fast(1), slow])
@@ -207,10 +207,14 @@ def test_workers_that_leave_are_not_waited_for(make):
         for _ in range(counts[index]):
             grad = np.full(2, index + 1.0)
             optimizers.SGD(1.0).apply_gradients([(grad, v)]).wait()
-        strategy.pace.leave()
+        strategy.finish()
         return strategy
 
     strategies = together([lambda index=index: train(index) for index in range(3)])
+    v = strategies[1]._variables.by_name["v0"]
+    with pytest.raises(errors.FailedPreconditionError, match="worker 1 has finished its training"):
+        optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)])
+    strategies[1].finish()
     expected = 1 - (2 * 2 + 2 * 2 + 3 * 1)  # of all, of 1 and 3, of 1 alone
     np.testing.assert_array_equal(strategies[0]._variables.by_name["v0"], [expected] * 2)
     assert int(strategies[1].global_step) == max(counts)
@@ -231,7 +235,7 @@ def test_nobody_gets_too_far_ahead(make):
             pushed[index] += 1
             optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).wait()
             steps[index] += 1
-        strategy.pace.leave()
+        strategy.finish()
 
     clocks = cluster.parameter_servers[0]._timekeeper._clocks
 
@@ -261,7 +265,7 @@ def test_what_is_seen_on_a_short_leash(make):
             seen = 1 - v.read_value()[0]
             assert 3 * step <= seen <= 3 * (step + 1) - 1
             optimizers.SGD(1.0).apply_gradients([(np.ones(50_000), v)]).wait()
-        strategy.pace.leave()
+        strategy.finish()
 
     together([lambda index=index: train(index) for index in range(3)])
 
@@ -287,14 +291,26 @@ def test_who_is_missing_is_said(make, options, monkeypatch, caplog):
     assert len([text for text in said if text.startswith("worker 2")]) == 1
 
 
-@pytest.mark.parametrize(
-    ("second", "problem"),
-    [
-        (lambda made: [(np.ones(3), made[0])], r"of \['v0', 'v1'.*worker 1 of \['v0'"),
-        (lambda made: [(IndexedSlices(np.ones(1), [0]), made[0]), (np.ones(5000), made[1])], "alike"),
-    ],
-    ids=["fewer", "rows"],
-)
+OTHERWISE = {
+    "fewer": (
+        lambda made: (optimizers.SGD(1.0), [(np.ones(3), made[0])]),
+        r"pushes to ps 0 \[\"'v1' by SGD .*\], and worker 1 \[\]",
+    ),
+    "rows": (
+        lambda made: (
+            optimizers.SGD(1.0),
+            [(IndexedSlices(np.ones(1), [0]), made[0]), (np.ones(5000), made[1])],
+        ),
+        "'v0' by SGD.* and worker 1 .*rows of 'v0' by SGD",
+    ),
+    "optimizer": (
+        lambda made: (optimizers.SGD(2.0), [(np.ones(3), made[0]), (np.ones(5000), made[1])]),
+        "learning_rate=1.* and worker 1 .*learning_rate=2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("second", "problem"), OTHERWISE.values(), ids=OTHERWISE)
 @pytest.mark.parametrize("near", [True, False])
 def test_workers_that_push_otherwise(make, second, problem, near):
     cluster = make(workers=2, near=near)
@@ -303,8 +319,9 @@ def test_workers_that_push_otherwise(make, second, problem, near):
         strategy = cluster.worker(index, mode="sync")
         made = variables(strategy, [3, 5000], np.float64)
         grads = [(np.ones(3), made[0]), (np.ones(5000), made[1])]
+        optimizer, own = second(made) if index else (optimizers.SGD(1.0), grads)
         with pytest.raises(errors.InvalidArgumentError, match=problem):
-            optimizers.SGD(1.0).apply_gradients(second(made) if index else grads).wait()
+            optimizer.apply_gradients(own).wait()
         for v in made:
             np.testing.assert_array_equal(v, np.ones(v.shape))
         optimizers.SGD(1.0).apply_gradients(grads).wait()
