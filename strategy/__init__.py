@@ -1,21 +1,38 @@
 """Parameter servers: variables on ps tasks, pulled and pushed by workers."""
 
 from strategy import initializers, optimizers, partitioners, schedules
+from strategy.aggregation import VariableAggregation, VariableSynchronization
 from strategy.bags import Bags
-from strategy.parameter_server_strategy import ParameterServerStrategy, get_variable
+from strategy.inputs import InputContext, ValueContext
+from strategy.parameter_server_strategy import ParameterServerStrategy
+from strategy.reductions import PerReplica
+from strategy.replicas import ReplicaContext, get_replica_context, in_cross_replica_context
+from strategy.scopes import AUTO_REUSE, get_variable_scope, variable_scope
 from strategy.sharded_variable import ShardedVariable
 from strategy.slices import IndexedSlices
 from strategy.variable import Variable
+from strategy.variable_creation import get_variable
 
 __all__ = [
+    "AUTO_REUSE",
     "Bags",
     "IndexedSlices",
+    "InputContext",
     "ParameterServerStrategy",
+    "PerReplica",
+    "ReplicaContext",
     "ShardedVariable",
+    "ValueContext",
     "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "get_replica_context",
     "get_variable",
+    "get_variable_scope",
+    "in_cross_replica_context",
     "initializers",
     "optimizers",
     "partitioners",
     "schedules",
+    "variable_scope",
 ]

@@ -131,6 +131,28 @@ def workers_of(spec: ClusterSpec) -> list[Task]:
     return [task for task in spec.tasks() if task[0] not in _NOT_WORKERS]
 
 
+def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> list[int]:
+    """Local. Indexes of the ps tasks on which variables live.
+
+    Args:
+        spec: The cluster.
+        devices: Names of those tasks; None for all.
+
+    Raises:
+        ValueError: There is none, or a name is not that of a ps task.
+    """
+    servers = [index for job, index in spec.tasks() if job == "ps"]
+    if not servers:
+        raise ValueError(f"the cluster has no ps task: {spec!r}")
+    if devices is None:
+        return servers
+    known = {f"/job:ps/task:{index}": index for index in servers}
+    wrong = [name for name in devices if name not in known]
+    if wrong or not devices:
+        raise ValueError(f"parameter_devices {list(devices)} are not among {list(known)}")
+    return sorted({known[name] for name in devices})
+
+
 def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
     """Local. The cluster that a strategy's arguments name.
 

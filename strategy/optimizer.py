@@ -13,10 +13,13 @@ import numpy as np
 from mpidist import Work
 from strategy.change import Change, global_norm
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.reductions import PerReplica, reduced
+from strategy.replicas import get_replica_context
 from strategy.schedules import Schedule
 
 if TYPE_CHECKING:
     from strategy.client import Connection
+    from strategy.parameter_server_strategy import ParameterServerStrategy
     from strategy.variable import Variable, Version
 
 _ONE = np.ones((), np.int64)
@@ -37,6 +40,13 @@ class Applied:
     versions: tuple[Version, ...]
     staleness: tuple[int, ...]
     contributed: bool = True
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The gradients of one replica and their variables."""
+
+    pairs: list[tuple[Any, Variable]]
 
 
 class Optimizer:
@@ -85,7 +95,8 @@ class Optimizer:
         """Local. Push gradients to the servers, which apply them; advances the global step by one.
 
         Gradients are any arrays in host memory, of their variables' shapes; None is left out. They
-        may be used again when the call returns.
+        may be used again when the call returns. Several replicas meet here: the means of their
+        gradients are pushed once, and all get the same Work.
 
         Args:
             grads_and_vars: Pairs of gradient and variable, all variables of one strategy.
@@ -111,6 +122,25 @@ class Optimizer:
             raise ValueError("all variables of one apply_gradients must belong to one strategy")
         if len({var.name for _, var in pairs}) < len(pairs):
             raise ValueError("a variable comes twice; add its gradients first")
+        context = get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            work: Work = context.merge_call(self._apply_merged, (_Given(pairs),))
+            return work
+        return self._apply(strategy, pairs)
+
+    def _apply_merged(self, strategy: ParameterServerStrategy, each: PerReplica) -> Work:
+        """Apply the means of several replicas' gradients."""
+        names = [[var.name for _, var in given.pairs] for given in each]
+        if any(own != names[0] for own in names):
+            raise ValueError(f"replicas have gradients of different variables: {names}")
+        variables = [var for _, var in each[0].pairs]
+        grads = [[grad for grad, _ in given.pairs] for given in each]
+        means = [reduced("mean", PerReplica(own)) for own in zip(*grads, strict=True)]
+        return self._apply(strategy, list(zip(means, variables, strict=True)))
+
+    def _apply(
+        self, strategy: ParameterServerStrategy, pairs: Sequence[tuple[Any, Variable]]
+    ) -> Work:
         divided = [var.changes(grad, self._rule) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
         if self._clip is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,18 @@ from mpidist import ClusterSpec, errors, gather_works, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
 from strategy.client import TRANSPORTS, Connection
-from strategy.host import Host, LocalHost, check_task, given_spec, workers_of
+from strategy.extended import StrategyExtended
+from strategy.host import Host, LocalHost, check_task, chosen_servers, given_spec, workers_of
+from strategy.local import local_host
 from strategy.pace import checked_mode, pace_of
-from strategy.parameter_server import ParameterServer
 from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
+from strategy.replicated import Replicated, current_strategy
 from strategy.variable import Variable
-from strategy.variables import Variables
-
-_current: ContextVar[ParameterServerStrategy | None] = ContextVar("strategy", default=None)
+from strategy.variables import Use, Variables
 
 
-class ParameterServerStrategy:
+class ParameterServerStrategy(Replicated):
     """Local. Puts variables on the ps tasks of the cluster and trains asynchronously.
 
     Every worker makes its own, and creates the same variables in the same order. Pulls and
@@ -60,14 +59,21 @@ class ParameterServerStrategy:
         staleness: The bound of ``"ssp"``.
         backup_workers: How many workers a step of ``"sync"`` does without: it has the gradients of
             those that come first, and the others' are dropped.
+        num_replicas_per_worker: Copies of the step inside each worker, on threads; by default 1, or
+            the number of its GPUs. Their gradients are averaged before they are pushed.
+        num_gpus_per_worker: GPUs that each worker's replicas run on.
+        parameter_devices: On which ps tasks variables live, as ``"/job:ps/task:0"``; by default on
+            all.
 
     Attributes:
         global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
             ``"sync"`` by every step.
         pace: How its pushes of gradients wait for those of other workers.
+        extended: The finer interface.
 
     Raises:
         FailedPreconditionError: A cluster is given, and no Server has been started.
+        UnimplementedError: Replicas on GPUs are asked for.
         ValueError: The cluster has no ps task, or differs from the Server's; or an argument is
             unknown.
     """
@@ -86,42 +92,67 @@ class ParameterServerStrategy:
         mode: str = "async",
         staleness: int | None = None,
         backup_workers: int = 0,
+        num_replicas_per_worker: int | None = None,
+        num_gpus_per_worker: int = 0,
+        parameter_devices: Sequence[str] | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"unknown transport {transport!r}; the known ones are {TRANSPORTS}")
+        if num_gpus_per_worker:
+            raise errors.UnimplementedError(
+                "replicas on GPUs do not exist yet; num_replicas_per_worker makes some on the CPU"
+            )
+        replicas = 1 if num_replicas_per_worker is None else num_replicas_per_worker
+        if replicas < 1:
+            raise ValueError(f"a worker needs at least one replica, not {replicas}")
+        super().__init__(replicas)
+        self._transport = transport
+        self._mode = (mode, backup_workers, staleness)
+        self._placement = placement
+        self._partitioner = variable_partitioner
+        self._devices = parameter_devices
         spec = given_spec(cluster_resolver, cluster_spec)
-        host = server or started_server()
+        self._connect(server or started_server(), spec, task_type, task_id)
+
+    def _connect(
+        self,
+        host: Host | None,
+        spec: ClusterSpec | None,
+        task_type: str | None,
+        task_id: int | None,
+    ) -> None:
+        """Become a worker of a cluster, or of none."""
         if host is None and spec is not None:
             raise errors.FailedPreconditionError(
                 "no Server has been started in this process: start mpidist.Server(spec, job_name, "
                 "task_index) before the strategy"
             )
-        self._host: Host = _local_host() if host is None else host
-        check_task(self._host, spec, task_type, task_id)
-        tasks = self._host.cluster_spec.tasks()
-        workers = workers_of(self._host.cluster_spec)
-        me = (self._host.job_name, self._host.task_index)
+        if host is not None:
+            check_task(host, spec, task_type, task_id)
+        # An evaluator is a cluster of its own: it reads checkpoints, and nobody waits for it.
+        if host is None or host.job_name == "evaluator":
+            host = local_host()
+        self._host: Host = host
+        workers = workers_of(host.cluster_spec)
+        me = (host.job_name, host.task_index)
         if me not in workers:
             raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
         self._worker, self._workers = workers.index(me), len(workers)
-        servers = [index for job, index in tasks if job == "ps"]
-        if not servers:
-            raise ValueError(f"the cluster has no ps task: {self._host.cluster_spec!r}")
-        how = checked_mode(mode, self._workers, backup_workers, staleness)
+        servers = chosen_servers(host.cluster_spec, self._devices)
+        mode = checked_mode(self._mode[0], self._workers, *self._mode[1:])
         self._connections = [
-            Connection(self._host, index, self._worker, self._workers, transport, how)
+            Connection(host, index, self._worker, self._workers, self._transport, mode)
             for index in servers
         ]
-        self.pace = pace_of(how, self._connections, self._worker)
-        placements = Placement(placement, len(servers))
-        self._variables = Variables(self, self._connections, placements, variable_partitioner)
-        self._host.on_drain(self.finish)
-        self.global_step = self.create_variable("global_step", (), np.int64, "zeros", False)
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Replicas of this worker whose gradients make one push."""
-        return 1
+        self.pace = pace_of(mode, self._connections, self._worker)
+        placement = Placement(self._placement, len(servers))
+        self._variables = Variables(self, self._connections, placement, self._partitioner)
+        task = None if isinstance(host, LocalHost) else me
+        self.extended = StrategyExtended(self, self.num_replicas_in_sync, task, servers)
+        host.on_drain(self.finish)
+        self.global_step = self.create_variable(
+            "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
+        )
 
     @property
     def is_chief(self) -> bool:
@@ -141,46 +172,11 @@ class ParameterServerStrategy:
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
         """Local. In the ``with`` block, :func:`get_variable` makes variables of this strategy."""
-        token = _current.set(self)
+        token = current_strategy.set(self)
         try:
             yield self
         finally:
-            _current.reset(token)
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Local. Call ``fn`` on this worker's replica, in the strategy's scope.
-
-        Args:
-            fn: The step.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            What ``fn`` returns.
-        """
-        with self.scope():
-            return fn(*args, **(kwargs or {}))
-
-    def experimental_distribute_dataset(self, dataset: Iterable[Any]) -> Iterable[Any]:
-        """Local. This worker's part of a dataset.
-
-        Args:
-            dataset: Any iterable. One with a method ``shard(num_shards, index)`` is sharded over
-                the workers; any other, and one that a data service distributes, is used as it is.
-
-        Returns:
-            An iterable.
-        """
-        shard = getattr(dataset, "shard", None)
-        if shard is None or self._workers == 1 or getattr(dataset, "distributed", False):
-            return dataset
-        part: Iterable[Any] = shard(self._workers, self._worker)
-        return part
+            current_strategy.reset(token)
 
     def create_variable(
         self,
@@ -190,9 +186,66 @@ class ParameterServerStrategy:
         initializer: Any,
         trainable: bool = True,
         partitioner: Partitioner | None = None,
+        aggregation: Any = None,
+        synchronization: Any = None,
     ) -> Variable:
         """Local. Make a variable on ps tasks; see :func:`get_variable`."""
-        return self._variables.create(name, shape, dtype, initializer, trainable, partitioner)
+        use = Use.of(trainable, aggregation, synchronization)
+        return self._variables.create(name, shape, dtype, initializer, use, partitioner)
+
+    def find_variable(self, name: str) -> Variable | None:
+        """Local. The variable of a name that this strategy has made, or None."""
+        return self._variables.by_name.get(name)
+
+    def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
+        """Local. In the block, new variables live where this one does, and are not divided."""
+        return self._variables.placing_with(variable)
+
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Local. Join a cluster after the strategy has been made, before it has variables.
+
+        Args:
+            session_config: A ConfigProto; its device filters are set.
+            cluster_spec: The cluster; its Server has been started.
+            task_type: Job of this task, checked against the Server's if given.
+            task_id: Index of this task, checked against the Server's if given.
+
+        Raises:
+            RuntimeError: It has variables.
+            FailedPreconditionError: No Server has been started.
+            ValueError: The cluster or the task is not the Server's.
+        """
+        if cluster_spec is not None:
+            if len(self._variables.by_name) > 1:  # the global step is there from the beginning
+                raise RuntimeError("configure comes too late: the strategy has variables already")
+            spec = given_spec(None, cluster_spec)
+            self._connect(started_server(), spec, task_type, task_id)
+        if session_config is not None:
+            session_config.CopyFrom(self.update_config_proto(session_config))
+
+    def update_config_proto(self, config_proto: Any) -> Any:
+        """Local. A copy of a ConfigProto, with filters for the devices that this task needs.
+
+        A worker needs itself and the ps tasks; an evaluator itself; in local mode there are none.
+
+        Args:
+            config_proto: TensorFlow's message, or another with ``device_filters``.
+        """
+        updated = type(config_proto)()
+        updated.CopyFrom(config_proto)
+        del updated.device_filters[:]
+        server = started_server()
+        if server is not None:
+            own = f"/job:{server.job_name}/task:{server.task_index}"
+            alone = server.job_name == "evaluator"
+            updated.device_filters.extend([own] if alone else [own, "/job:ps"])
+        return updated
 
     def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
         """Local. Write a checkpoint; one worker does, usually the chief.
@@ -290,62 +343,3 @@ class ParameterServerStrategy:
 
     def __deepcopy__(self, memo: Any) -> ParameterServerStrategy:
         return self.__copy__()
-
-
-def get_variable(
-    name: str,
-    shape: Sequence[int] | int | None = None,
-    dtype: DTypeLike | None = None,
-    initializer: Any = "glorot_uniform",
-    trainable: bool = True,
-    partitioner: Partitioner | None = None,
-) -> Variable:
-    """Local. Make a variable of the strategy whose scope is open; a local one without a scope.
-
-    All workers make the same variables in the same order. The first worker to come gives the
-    first value.
-
-    Args:
-        name: Unique; without ``:``.
-        shape: Its shape; may be left out if the initializer is an array or a number.
-        dtype: Its dtype; by default that of an initializer array, else float32.
-        initializer: A name (``"zeros"``, ``"glorot_uniform"``, ...), a callable
-            ``(shape, dtype) -> array``, an array, or a number.
-        trainable: Whether optimizers are meant to change it.
-        partitioner: Into how many parts it is divided; see :mod:`strategy.partitioners`. By default
-            the strategy's ``variable_partitioner``.
-
-    Returns:
-        The variable; a :class:`ShardedVariable` if it is divided.
-
-    Raises:
-        ValueError: The name is missing or taken, or the shape is missing or wrong.
-        TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64.
-        DeadlineExceededError: The ps task has no room for it, and workers of its node, with whom
-            it would make some, have not made the variable; the message names them.
-        InvalidArgumentError: Another worker made it otherwise; the message names both.
-        ResourceExhaustedError: The ps task has no room for it.
-    """
-    if not isinstance(initializer, str) and not callable(initializer):
-        value = np.asarray(initializer)
-        shape = value.shape if shape is None else shape
-        dtype = value.dtype if dtype is None and value.ndim else dtype
-    if shape is None:
-        raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
-    axes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    owner = _current.get() or _local_strategy()
-    return owner.create_variable(
-        name, axes, dtype or np.float32, initializer, trainable, partitioner
-    )
-
-
-@cache
-def _local_strategy() -> ParameterServerStrategy:
-    return ParameterServerStrategy(server=_local_host())
-
-
-def _local_host() -> LocalHost:
-    host = LocalHost()
-    ParameterServer(host)
-    host.endpoint.serve_in_thread()
-    return host

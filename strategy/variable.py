@@ -10,15 +10,19 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from mpidist import host_view
+from strategy.aggregation import VariableAggregation
 from strategy.change import Change, check_change, push_all
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.reductions import reduced
 from strategy.remote import Remote, pull
+from strategy.replicas import get_replica_context
 from strategy.shard import Layout
 from strategy.slices import IndexedSlices, merged, row_numbers
 
 if TYPE_CHECKING:
     from strategy.client import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
+    from strategy.variables import Use
 
 Array = NDArray[Any]
 Version = int | tuple[int, ...]
@@ -37,13 +41,15 @@ class Variable(NDArrayOperatorsMixin):
         name: Its name.
         layout: Its shape and dtype.
         remotes: Where it lives: one place, or one for each part.
-        trainable: Whether optimizers are meant to change it.
+        use: What it is for.
 
     Attributes:
         name: Unique among the strategy's variables.
         shape: Its shape.
         dtype: Its dtype.
         trainable: Whether optimizers are meant to change it.
+        aggregation: What happens when several replicas assign to it.
+        synchronization: As it was given; there is one copy of a variable.
         strategy: Whose it is.
         remotes: Where it lives.
     """
@@ -54,14 +60,16 @@ class Variable(NDArrayOperatorsMixin):
         name: str,
         layout: Layout,
         remotes: Sequence[Remote],
-        trainable: bool,
+        use: Use,
     ) -> None:
         self.strategy = strategy
         self.name = name
         self.shape = layout.shape
         self.dtype = layout.dtype
         self.remotes = tuple(remotes)
-        self.trainable = trainable
+        self.trainable = use.trainable
+        self.aggregation = use.aggregation
+        self.synchronization = use.synchronization
 
     @property
     def version(self) -> Version:
@@ -244,7 +252,12 @@ class Variable(NDArrayOperatorsMixin):
         if isinstance(values, int | float | complex | np.generic):
             values = np.full((len(ids), *self.shape[1:]), self._number(values))
         rows = host_view(_as_array(values, self.dtype))
-        return self._push(self._changes_of_rows(ids, rows, combine, lambda _: rule))
+
+        def push(slices: IndexedSlices) -> Version:
+            changes = self._changes_of_rows(slices.indices, slices.values, combine, lambda _: rule)
+            return self._push(changes)
+
+        return self._of_all_replicas(push, IndexedSlices(rows, ids))
 
     def _changes_of_rows(
         self, ids: Array, rows: Array, combine: np.ufunc | None, rule_of: RuleOf
@@ -257,7 +270,31 @@ class Variable(NDArrayOperatorsMixin):
     def _change(self, rule: int, value: Any) -> Version:
         if isinstance(value, IndexedSlices):
             raise TypeError(f"rows of variable {self.name!r} are changed by its scatter_ methods")
-        return self._push(self.changes(_as_array(value, self.dtype), lambda _: rule))
+
+        def push(value: Any) -> Version:
+            return self._push(self.changes(value, lambda _: rule))
+
+        return self._of_all_replicas(push, _as_array(value, self.dtype))
+
+    def _of_all_replicas(self, push: Callable[[Any], Version], value: Any) -> Version:
+        """Push a value; of several replicas what the aggregation makes of theirs, once."""
+        context = get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return push(value)
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"variable {self.name!r} is assigned to on several replicas, and has aggregation "
+                "NONE: give it SUM, MEAN or ONLY_FIRST_REPLICA, or assign in a merge_call"
+            )
+        version: Version = context.merge_call(self._aggregate, (push, value, self.name))
+        return version
+
+    def _aggregate(self, _: Any, pushes: Any, values: Any, names: Any) -> Version:
+        if len(set(names)) > 1:
+            raise RuntimeError(f"replicas assign to different variables at a time: {list(names)}")
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return pushes[0](values[0])  # type: ignore[no-any-return]
+        return pushes[0](reduced(self.aggregation.name, values))  # type: ignore[no-any-return]
 
     def _push(self, changes: Sequence[Change]) -> Version:
         return self.version_of([version for version, _ in push_all(changes).result()])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
+from strategy.aggregation import VariableAggregation, VariableSynchronization, member
 from strategy.change import Change
 from strategy.client import Connection
 from strategy.initializers import InitialValue
@@ -20,6 +24,36 @@ from strategy.variable import Variable
 
 if TYPE_CHECKING:
     from strategy.parameter_server_strategy import ParameterServerStrategy
+
+
+_beside: ContextVar[Variable | None] = ContextVar("beside", default=None)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a variable is for.
+
+    Attributes:
+        trainable: Whether optimizers are meant to change it.
+        aggregation: What happens when several replicas assign to it.
+        synchronization: Kept as it was given.
+    """
+
+    trainable: bool = True
+    aggregation: VariableAggregation = VariableAggregation.NONE
+    synchronization: VariableSynchronization = VariableSynchronization.AUTO
+
+    @classmethod
+    def of(cls, trainable: bool, aggregation: Any, synchronization: Any) -> Use:
+        """Local. From members or names; ValueError if one is unknown, or they contradict."""
+        use = cls(
+            trainable,
+            member(VariableAggregation, aggregation),
+            member(VariableSynchronization, synchronization),
+        )
+        if trainable and use.synchronization is VariableSynchronization.ON_READ:
+            raise ValueError("a variable with synchronization ON_READ cannot be trainable")
+        return use
 
 
 class Variables:
@@ -56,7 +90,7 @@ class Variables:
         shape: Sequence[int],
         dtype: DTypeLike,
         initializer: Any,
-        trainable: bool,
+        use: Use,
         partitioner: Partitioner | None,
     ) -> Variable:
         """Local. Make a variable; see :func:`strategy.get_variable`."""
@@ -70,7 +104,7 @@ class Variables:
                 f"variable {name!r} cannot have the dtype {layout.dtype}: what can be changed and "
                 "saved is bool, integers, bfloat16, float16, float32 and float64"
             )
-        divide = partitioner or self._partitioner
+        divide = (partitioner or self._partitioner) if _beside.get() is None else None
         parts = [whole(layout.shape)]
         if divide is not None:
             parts = divided(name, layout.shape, layout.dtype, divide)
@@ -81,11 +115,20 @@ class Variables:
         value = InitialValue(initializer, layout.shape, layout.dtype)
         origins = {one: Origin(name, part) for one, part in zip(names, parts, strict=True)}
         remotes = self._create_parts(origins, layout, value)
-        arguments = (self._strategy, name, layout, tuple(remotes.values()), trainable)
+        arguments = (self._strategy, name, layout, tuple(remotes.values()), use)
         variable = Variable(*arguments) if len(parts) == 1 else ShardedVariable(parts, *arguments)
         self.by_name[name] = variable
         self.remotes.update(remotes)
         return variable
+
+    @contextmanager
+    def placing_with(self, variable: Variable) -> Iterator[None]:
+        """Local. In the block, new variables live where this one does, and are not divided."""
+        token = _beside.set(variable)
+        try:
+            yield
+        finally:
+            _beside.reset(token)
 
     def _create_parts(
         self, origins: Mapping[str, Origin], layout: Layout, value: InitialValue
@@ -96,7 +139,7 @@ class Variables:
         try:
             for name, origin in origins.items():
                 own = layout if len(origins) == 1 else Layout(origin.part.shape, layout.dtype)
-                server = self._placement.choose(name, own)
+                server = self._server_for(name, own)
                 ordinal = len(self.remotes) + len(remotes)
                 if len(self._connections) > 1:  # each server sees its own variables only
                     self._connections[0].announce(name, own, ordinal, server)
@@ -112,6 +155,12 @@ class Variables:
                 self._placement.forget(server, own)
             raise
         return remotes
+
+    def _server_for(self, name: str, layout: Layout) -> int:
+        beside = _beside.get()
+        if beside is None:
+            return self._placement.choose(name, layout)
+        return self._connections.index(beside.remotes[0].connection)
 
     def _initialize(self, remote: Remote, part: Part, value: InitialValue) -> None:
         """Give a part its first value, for which others wait."""

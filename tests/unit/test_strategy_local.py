@@ -15,6 +15,7 @@ from strategy import (
     get_variable,
     optimizers,
     parameter_server_strategy,
+    variable_creation,
 )
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -24,16 +25,17 @@ CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 def local(monkeypatch):
     """What local mode makes is closed after the test."""
     hosts = []
-    make = parameter_server_strategy._local_host
+    make = parameter_server_strategy.local_host
 
     def note():
         hosts.append(make())
         return hosts[-1]
 
-    monkeypatch.setattr(parameter_server_strategy, "_local_host", note)
-    parameter_server_strategy._local_strategy.cache_clear()
+    for module in (parameter_server_strategy, variable_creation):
+        monkeypatch.setattr(module, "local_host", note)
+    variable_creation._local_strategy.cache_clear()
     yield
-    parameter_server_strategy._local_strategy.cache_clear()
+    variable_creation._local_strategy.cache_clear()
     for host in hosts:
         host.endpoint.close()
 
@@ -124,14 +126,27 @@ def test_a_cluster_without_ps():
         ParameterServerStrategy()
 
 
-@pytest.mark.parametrize("job", ["ps", "evaluator"])
-def test_tasks_that_do_not_train(job):
-    cluster = {**CLUSTER, "evaluator": ["localhost:0"]}
+def test_a_task_that_does_not_train():
     with (
-        mpidist.Server(cluster, job, 0),
-        pytest.raises(ValueError, match=f"{job} 0 does not train"),
+        mpidist.Server(CLUSTER, "ps", 0),
+        pytest.raises(ValueError, match="ps 0 does not train"),
     ):
         ParameterServerStrategy()
+
+
+def test_an_evaluator_is_a_cluster_of_its_own(tmp_path):
+    trainer = ParameterServerStrategy(server=_local())
+    with trainer.scope():
+        get_variable("v", 3, initializer=7.0)
+    path = trainer.save(str(tmp_path))
+    with mpidist.Server({**CLUSTER, "evaluator": ["localhost:0"]}, "evaluator", 0):
+        strategy = ParameterServerStrategy()
+        assert strategy.is_chief
+        assert strategy.extended.parameter_devices == ("/device:CPU:0",)
+        with strategy.scope():
+            v = get_variable("v", 3, initializer=0.0)
+        strategy.restore(path)
+        np.testing.assert_array_equal(v, [7, 7, 7])
 
 
 @pytest.mark.usefixtures("server", "local")
@@ -175,7 +190,7 @@ class TestScope:
 
 
 def _local():
-    return parameter_server_strategy._local_host()
+    return parameter_server_strategy.local_host()
 
 
 @pytest.mark.usefixtures("server")

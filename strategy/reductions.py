@@ -1,0 +1,126 @@
+"""Values of several replicas, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist import ReduceOp, host_view
+from strategy.slices import IndexedSlices
+
+
+class PerReplica:
+    """One value for each replica of a worker.
+
+    Args:
+        values: In the order of the replicas.
+
+    Attributes:
+        values: The same, as a tuple.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = tuple(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.values[number]
+
+    def __repr__(self) -> str:
+        return f"PerReplica({list(self.values)!r})"
+
+
+def regrouped(values: Sequence[Any]) -> Any:
+    """Local. What all replicas gave, as one structure with PerReplica in it.
+
+    Args:
+        values: One of each replica. Tuples, lists and dicts that are alike are taken apart; None of
+            all is None.
+    """
+    first = values[0]
+    if len(values) == 1:
+        return first
+    kinds = {type(value) for value in values}
+    if kinds <= {dict} and all(value.keys() == first.keys() for value in values):
+        return {key: regrouped([value[key] for value in values]) for key in first}
+    if kinds in ({tuple}, {list}) and len({len(value) for value in values}) == 1:
+        return type(first)(regrouped(parts) for parts in zip(*values, strict=True))
+    return None if kinds == {type(None)} else PerReplica(values)
+
+
+def own_value(value: Any, number: int) -> Any:
+    """Local. A replica's part of a structure with PerReplica in it."""
+    if isinstance(value, PerReplica):
+        return value.values[number]
+    if type(value) in (tuple, list):
+        return type(value)(own_value(part, number) for part in value)
+    if type(value) is dict:
+        return {key: own_value(part, number) for key, part in value.items()}
+    return value
+
+
+def local_results(value: Any) -> tuple[Any, ...]:
+    """Local. The values of all replicas; of one that is not PerReplica, itself alone."""
+    return value.values if isinstance(value, PerReplica) else (value,)
+
+
+def reduced(reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+    """Local. Sum or mean of the values of all replicas, in their order.
+
+    Args:
+        reduce_op: ``"sum"`` or ``"mean"``, or the ReduceOp.
+        value: PerReplica of arrays or numbers, or one of those; of IndexedSlices too, without an
+            axis.
+        axis: Also along this axis of each: a mean then is that of all elements, however they are
+            distributed over the replicas.
+
+    Returns:
+        A host array, of the dtype that NumPy's sum or mean has; IndexedSlices of those.
+
+    Raises:
+        ValueError: Another operation is asked for, or shapes differ.
+    """
+    op = ReduceOp.of(reduce_op)
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f"replicas are reduced by SUM or MEAN, not {reduce_op!r}")
+    values = local_results(value)
+    if any(isinstance(one, IndexedSlices) for one in values):
+        return _rows(op, values, axis)
+    arrays = [as_array(one) for one in values]
+    if axis is not None:
+        return _along(op, arrays, axis)
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise ValueError(f"replicas have arrays of different shapes: {sorted(shapes)}")
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total / len(arrays) if op is ReduceOp.MEAN and len(arrays) > 1 else total
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Local. An array in host memory; a number or a list as one."""
+    plain = isinstance(value, int | float | complex | list | tuple | np.generic)
+    return np.asarray(value) if plain else host_view(value)
+
+
+def _along(op: Any, arrays: Sequence[np.ndarray[Any, Any]], axis: int) -> Any:
+    sums = [array.sum(axis=axis) for array in arrays]
+    total = reduced("sum", PerReplica(sums))
+    return total / sum(array.shape[axis] for array in arrays) if op is ReduceOp.MEAN else total
+
+
+def _rows(op: Any, values: Sequence[Any], axis: int | None) -> IndexedSlices:
+    if axis is not None or not all(isinstance(one, IndexedSlices) for one in values):
+        raise ValueError("IndexedSlices are reduced with others only, and not along an axis")
+    count = len(values) if op is ReduceOp.MEAN else 1
+    rows = np.concatenate([as_array(one.values) for one in values])
+    ids = np.concatenate([np.asarray(one.indices).reshape(-1) for one in values])
+    return IndexedSlices(rows / rows.dtype.type(count) if count > 1 else rows, ids)

@@ -1,0 +1,118 @@
+"""The function that makes variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from strategy.aggregation import VariableSynchronization, member
+from strategy.local import local_host
+from strategy.parameter_server_strategy import ParameterServerStrategy
+from strategy.parts import Partitioner
+from strategy.replicas import get_replica_context
+from strategy.replicated import current_strategy
+from strategy.scopes import Reuse, get_variable_scope
+from strategy.variable import Variable
+
+
+def get_variable(
+    name: str,
+    shape: Sequence[int] | int | None = None,
+    dtype: DTypeLike | None = None,
+    initializer: Any = "glorot_uniform",
+    trainable: bool | None = None,
+    partitioner: Partitioner | None = None,
+    *,
+    aggregation: Any = None,
+    synchronization: Any = None,
+) -> Variable:
+    """Local. Make a variable of the strategy whose scope is open; a local one without a scope.
+
+    All workers make the same variables in the same order. The first worker to come gives the
+    first value. In a function that runs on several replicas the first replica to come makes it, and
+    the others get it.
+
+    Args:
+        name: Unique; without ``:``. In a :func:`variable_scope` that scope's name comes before it.
+        shape: Its shape; may be left out if the initializer is an array or a number.
+        dtype: Its dtype; by default that of an initializer array, else float32.
+        initializer: A name (``"zeros"``, ``"glorot_uniform"``, ...), a callable
+            ``(shape, dtype) -> array``, an array, or a number.
+        trainable: Whether optimizers are meant to change it; by default they are.
+        partitioner: Into how many parts it is divided; see :mod:`strategy.partitioners`. By default
+            the strategy's ``variable_partitioner``.
+        aggregation: What happens when all replicas of a worker assign to it: a
+            :class:`VariableAggregation` or its name. NONE, the default: an error.
+        synchronization: A :class:`VariableSynchronization` or its name. There is one copy of a
+            variable, and all mean the same; ON_READ ones are not trainable.
+
+    Returns:
+        The variable; a :class:`ShardedVariable` if it is divided.
+
+    Raises:
+        ValueError: The name is missing or taken, or in a scope that reuses variables not there, or
+            the shape is missing or wrong, or an argument is unknown.
+        TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64.
+        DeadlineExceededError: The ps task has no room for it, and workers of its node, with whom
+            it would make some, have not made the variable; the message names them.
+        InvalidArgumentError: Another worker made it otherwise; the message names both.
+        ResourceExhaustedError: The ps task has no room for it.
+    """
+    if not isinstance(initializer, str) and not callable(initializer):
+        value = np.asarray(initializer)
+        shape = value.shape if shape is None else shape
+        dtype = value.dtype if dtype is None and value.ndim else dtype
+    if shape is None:
+        raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
+    axes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    owner = current_strategy.get() or _local_strategy()
+    scope = get_variable_scope()
+    full_name = scope.full_name(name)
+    known = None if scope.reuse is Reuse.NEVER else owner.find_variable(full_name)
+    if known is not None:
+        _check_same(known, axes, dtype)
+        return known
+    if scope.reuse is Reuse.ALWAYS:
+        raise ValueError(
+            f"variable {full_name!r} does not exist, and the scope {scope.name!r} reuses variables "
+            "only; AUTO_REUSE makes those that are not there"
+        )
+    if trainable is None:
+        on_read = (
+            member(VariableSynchronization, synchronization) is VariableSynchronization.ON_READ
+        )
+        trainable = not on_read
+
+    def create() -> Variable:
+        return owner.create_variable(
+            full_name,
+            axes,
+            dtype or np.float32,
+            initializer,
+            trainable,
+            partitioner,
+            aggregation,
+            synchronization,
+        )
+
+    context = get_replica_context()
+    if context is not None and context.strategy is owner:
+        return context.first_or_known(full_name, create)
+    return create()
+
+
+def _check_same(known: Variable, axes: tuple[int, ...], dtype: DTypeLike | None) -> None:
+    if known.shape != axes or (dtype is not None and known.dtype != np.dtype(dtype)):
+        raise ValueError(
+            f"variable {known.name!r} is {known.dtype}{list(known.shape)}, and is asked for as "
+            f"{dtype or known.dtype}{list(axes)}"
+        )
+
+
+@cache
+def _local_strategy() -> ParameterServerStrategy:
+    return ParameterServerStrategy(server=local_host())

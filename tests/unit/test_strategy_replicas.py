@@ -1,0 +1,328 @@
+"""Replicas inside a worker: they meet, share variables, and push once."""
+
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from _cases.servers import Cluster
+
+from mpidist import ReduceOp
+from mpidist.errors import UnimplementedError
+from strategy import (
+    IndexedSlices,
+    ParameterServerStrategy,
+    PerReplica,
+    VariableAggregation,
+    get_replica_context,
+    get_variable,
+    in_cross_replica_context,
+    optimizers,
+)
+
+
+@pytest.fixture
+def make():
+    with ExitStack() as stack:
+
+        def build(count=2, servers=2, **options):
+            cluster = Cluster(stack, servers=servers, workers=2)
+            return cluster.worker(0, num_replicas_per_worker=count, **options)
+
+        yield build
+
+
+def number():
+    return get_replica_context().replica_id_in_sync_group
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_every_replica_runs_the_function(make, count):
+    strategy = make(count)
+
+    def step(own, shared, named):
+        context = get_replica_context()
+        assert not in_cross_replica_context()
+        assert context.strategy is strategy
+        assert context.num_replicas_in_sync == count == strategy.num_replicas_in_sync
+        assert context.devices == (f"/job:worker/task:0/device:CPU:{number()}",)
+        return own, shared, named, number()
+
+    values = PerReplica([f"own {n}" for n in range(count)])
+    results = strategy.run(step, args=(values, "shared"), kwargs={"named": values})
+    own = tuple(f"own {n}" for n in range(count))
+    expected = (own, ("shared",) * count, own, tuple(range(count)))
+    assert tuple(map(strategy.experimental_local_results, results)) == expected
+    assert {isinstance(result, PerReplica) for result in results} == {count > 1}
+    assert in_cross_replica_context()
+    assert get_replica_context() is None
+
+
+def test_names_of_run(make):
+    strategy = make(2)
+    for run in (strategy.run, strategy.experimental_run_v2, strategy.call_for_each_replica):
+        assert strategy.unwrap(run(number)) == (0, 1)
+    assert strategy.unwrap(strategy.extended.call_for_each_replica(number)) == (0, 1)
+    iterator = strategy.make_dataset_iterator(range(10, 20))
+    assert strategy.unwrap(strategy.experimental_run(lambda x: x, iterator)) == (10, 11)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_merge_calls(make, count):
+    strategy = make(count)
+    calls = []
+
+    def merge(given, value, factor):
+        assert given is strategy
+        assert in_cross_replica_context()
+        calls.append(value)
+        return strategy.reduce("sum", value) * strategy.unwrap(factor)[0], value
+
+    def step():
+        context = get_replica_context()
+        out = []
+        for round_number in range(3):
+            value = np.array([number() + round_number])
+            out.append(context.merge_call(merge, (value,), {"factor": 10}))
+        return out
+
+    for round_number, (total, own) in enumerate(strategy.run(step)):
+        for n in range(count):
+            assert strategy.unwrap(own)[n].tolist() == [n + round_number]
+            expected = 10 * (sum(range(count)) + count * round_number)
+            assert strategy.unwrap(total)[n].tolist() == [expected]
+    assert len(calls) == 3
+
+
+def test_collectives_of_replicas(make):
+    def step():
+        context = get_replica_context()
+        value = np.full((2, 1), number(), np.float32)
+        return (
+            context.all_reduce("sum", value),
+            context.all_reduce("mean", number()),
+            context.all_gather(value, axis=1),
+        )
+
+    strategy = make(3)
+    for total, mean, gathered in zip(*map(strategy.unwrap, strategy.run(step)), strict=True):
+        np.testing.assert_array_equal(total, [[3], [3]])
+        assert mean == 1.0
+        np.testing.assert_array_equal(gathered, [[0, 1, 2]] * 2)
+
+
+def test_an_error_of_one_replica_ends_all(make):
+    def step():
+        if number() == 1:
+            raise KeyError("one")
+        get_replica_context().merge_call(lambda strategy: None)
+
+    with pytest.raises(KeyError, match="one"):
+        make(3).run(step)
+
+
+def test_an_error_in_a_merge_call_reaches_all(make):
+    caught = []
+
+    def merge(strategy):
+        raise ValueError("not so")
+
+    def step():
+        try:
+            get_replica_context().merge_call(merge)
+        except ValueError as error:
+            caught.append(error)
+
+    make(3).run(step)
+    assert [str(error) for error in caught] == ["not so"] * 3
+
+
+def test_a_replica_that_ends_early(make):
+    def step():
+        if number() == 0:
+            get_replica_context().merge_call(lambda strategy: None)
+
+    with pytest.raises(
+        RuntimeError, match="replica 0 waits in merge_call, and another one has ended"
+    ):
+        make(2).run(step)
+
+
+def test_replicas_that_merge_otherwise(make):
+    def one(strategy):
+        """Never called."""
+
+    def other(strategy):
+        """Never called."""
+
+    with pytest.raises(RuntimeError, match=r"replica 0 merges by .*one and replica 1 by .*other"):
+        make(2).run(lambda: get_replica_context().merge_call((one, other)[number()]))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_replica_cannot_run_others(make, count):
+    strategy = make(count)
+    with pytest.raises(RuntimeError, match="is called in replica"):
+        strategy.run(lambda: strategy.run(number))
+
+
+def test_variables_are_shared_by_name(make):
+    strategy = make(3)
+    made = []
+
+    def step():
+        made.extend(get_variable(name, (4,), initializer=np.arange(4.0)) for name in "ab")
+
+    assert strategy.run(step) is None
+    assert len(made) == 6
+    assert len({id(v) for v in made}) == 2
+    with pytest.raises(ValueError, match="variable 'a' exists already"):
+        strategy.run(step)
+
+
+def test_a_replica_makes_a_name_once(make):
+    def step():
+        get_variable("a", 2)
+        get_variable("a", 2)
+
+    with pytest.raises(ValueError, match="variable 'a' exists already"):
+        make(2).run(step)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_gradients_of_replicas_make_one_push(make, count):
+    strategy = make(count)
+    with strategy.scope():
+        v = get_variable("v", (3,), np.float64, 0.0)
+        table = get_variable("table", (5, 2), np.float64, 0.0)
+    optimizer = optimizers.SGD(1.0)
+
+    def step():
+        rows = IndexedSlices(np.full((1, 2), 4.0), [number() % 5])
+        pairs = [(np.full(3, 2.0 ** number()), v), (rows, table), (None, strategy.global_step)]
+        return optimizer.apply_gradients(pairs)
+
+    works = strategy.unwrap(strategy.run(step))
+    assert len({id(work) for work in works}) == 1
+    strategy.group(works[0])
+    np.testing.assert_allclose(v, np.full(3, -(2**count - 1) / count))
+    expected = np.zeros((5, 2))
+    for n in range(count):
+        expected[n % 5] -= 4.0 / count
+    np.testing.assert_allclose(table, expected)
+    assert int(strategy.global_step) == 1
+
+
+def test_gradients_of_different_variables(make):
+    strategy = make(2)
+    with strategy.scope():
+        made = [get_variable(name, (), np.float64, 0.0) for name in "ab"]
+
+    def step():
+        optimizers.SGD(1.0).apply_gradients([(np.ones(()), made[number()])])
+
+    optimizer = optimizers.SGD(1.0)
+    with pytest.raises(ValueError, match="gradients of different variables"):
+        strategy.run(lambda: optimizer.apply_gradients([(np.ones(()), made[number()])]))
+    with pytest.raises(ValueError, match="gradients of different variables"):
+        strategy.run(step)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("sum", 6.0), (VariableAggregation.MEAN, 3.0), ("ONLY_FIRST_REPLICA", 2.0)],
+)
+def test_assignments_of_all_replicas(make, aggregation, expected):
+    strategy = make(2)
+    with strategy.scope():
+        v = get_variable("v", (2,), np.float64, 0.0, aggregation=aggregation)
+    assert v.aggregation is VariableAggregation[getattr(aggregation, "name", aggregation).upper()]
+    versions = strategy.run(lambda: v.assign(np.full(2, 2.0 * (number() + 1))))
+    assert strategy.unwrap(versions) == (2, 2)
+    np.testing.assert_array_equal(v, np.full(2, expected))
+    strategy.run(lambda: v.assign_add(2.0 * (number() + 1)))
+    np.testing.assert_array_equal(v, np.full(2, 2 * expected))
+    strategy.run(lambda: v.scatter_sub([0], 2.0 * (number() + 1)))
+    np.testing.assert_array_equal(v, [expected, 2 * expected])
+    v.assign(7)
+    np.testing.assert_array_equal(v, [7, 7])
+
+
+def test_assignments_without_aggregation(make):
+    strategy = make(2)
+    with strategy.scope():
+        v = get_variable("v", (2,), np.float64, 0.0)
+    with pytest.raises(ValueError, match="has aggregation NONE"):
+        strategy.run(lambda: v.assign(1))
+    strategy.run(lambda: get_replica_context().merge_call(lambda strategy: v.assign(5)))
+    np.testing.assert_array_equal(v, [5, 5])
+
+
+def test_replicas_that_assign_to_different_variables(make):
+    strategy = make(2)
+    with strategy.scope():
+        made = [get_variable(n, (), np.float64, 0.0, aggregation="sum") for n in "ab"]
+    with pytest.raises(RuntimeError, match="different variables at a time"):
+        strategy.run(lambda: made[number()].assign(1))
+
+
+def test_reductions(make):
+    strategy = make(2)
+    values = PerReplica([np.array([[1.0, 2], [3, 4]]), np.array([[5.0, 6]])])
+    np.testing.assert_array_equal(strategy.reduce("sum", values, axis=0), [9, 12])
+    np.testing.assert_array_equal(strategy.reduce("MEAN", values, axis=0), [3, 4])
+    assert strategy.reduce("mean", PerReplica([1, 2])) == 1.5
+    assert strategy.reduce(ReduceOp.SUM, 3) == 3
+    np.testing.assert_array_equal(strategy.gather(values, 0), [[1, 2], [3, 4], [5, 6]])
+    with pytest.raises(ValueError, match="different shapes"):
+        strategy.reduce("sum", values)
+    with pytest.raises(ValueError, match="SUM or MEAN, not 'max'"):
+        strategy.reduce("max", values)
+    with pytest.raises(ValueError, match="unknown reduction"):
+        strategy.reduce("median", values)
+    assert strategy.experimental_distribute_values_from_function(
+        lambda context: 10 * context.replica_id_in_sync_group + context.num_replicas_in_sync
+    ).values == (2, 12)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_too_few_replicas(make, count):
+    with pytest.raises(ValueError, match="at least one replica"):
+        make(count)
+
+
+def test_gpus_are_refused():
+    with pytest.raises(UnimplementedError, match="num_replicas_per_worker"):
+        ParameterServerStrategy(num_gpus_per_worker=1)
+
+
+def test_replicas_work_at_the_same_time(make):
+    meeting = threading.Barrier(3)
+    assert sorted(make(3).run(lambda: meeting.wait(30))) == [0, 1, 2]
+
+
+def test_steps_of_replicas_and_workers(make):
+    """Two workers of two replicas each, in step: the mean of all four."""
+    with ExitStack() as stack:
+        cluster = Cluster(stack, workers=2)
+        results = [None, None]
+
+        def train(index):
+            strategy = cluster.worker(index, num_replicas_per_worker=2, mode="sync")
+            with strategy.scope():
+                v = get_variable("v", (2,), np.float64, 0.0)
+
+            def step():
+                grad = np.full(2, 4.0 ** (2 * index + number()))
+                optimizers.SGD(1.0).apply_gradients([(grad, v)]).wait()
+
+            strategy.run(step)
+            results[index] = v.read_value()
+
+        threads = [threading.Thread(target=train, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for result in results:
+            np.testing.assert_array_equal(result, np.full(2, -(1 + 4 + 16 + 64) / 4))
