@@ -138,8 +138,18 @@ class _Divided:
     def __iter__(self) -> Iterator[Any]:
         count = self._replicas
         for element in self._dataset:
-            parts = _mapped(lambda array: np.array_split(as_array(array), count), element)
+            parts = _mapped(lambda array: _split(array, count), element)
             yield PerReplica([_mapped_lists(parts, element, number) for number in range(count)])
+
+
+def _split(given: Any, count: int) -> list[Any]:
+    array = as_array(given)
+    if not array.ndim:
+        raise ValueError(
+            f"a batch is divided among {count} replicas along the first axis, and {given!r} has "
+            "none: batch the dataset first"
+        )
+    return list(np.array_split(array, count))
 
 
 def _cut(structure: Any, rows: int | slice) -> Any:

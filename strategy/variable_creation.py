@@ -106,10 +106,11 @@ def get_variable(
 
 
 def _check_same(known: Variable, axes: tuple[int, ...], dtype: DTypeLike | None) -> None:
-    if known.shape != axes or (dtype is not None and known.dtype != np.dtype(dtype)):
+    asked = known.dtype if dtype is None else np.dtype(dtype)
+    if (known.shape, known.dtype) != (axes, asked):
         raise ValueError(
             f"variable {known.name!r} is {known.dtype}{list(known.shape)}, and is asked for as "
-            f"{dtype or known.dtype}{list(axes)}"
+            f"{asked}{list(axes)}"
         )
 
 
