@@ -87,6 +87,22 @@ def global_norm(changes: Sequence[Change]) -> float:
     return math.hypot(*norms)
 
 
+def not_finite(changes: Sequence[Change]) -> list[str]:
+    """Local. Names of the variables whose changes have elements that are NaN or infinite."""
+    return [change.remote.name for change in changes if not _is_finite(change.data)]
+
+
+def _is_finite(data: Array) -> bool:
+    if data.dtype.kind in "biu" or not data.size:
+        return True
+    flat = data.reshape(-1)
+    if flat.dtype in (np.float32, np.float64):
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(np.vdot(flat, flat)):  # at the speed of memory
+                return True
+    return bool(np.isfinite(flat).all())
+
+
 def _norm(flat: Array) -> float:
     if flat.dtype not in (np.float32, np.float64):
         flat = flat.astype(np.float64 if flat.dtype.kind in "iu" else np.float32)

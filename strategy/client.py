@@ -231,13 +231,17 @@ class Connection:
         work = self._start("Read", asked, () if ids is None else (ids,), into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
-    def enter(self, step: int) -> Work:
-        """Local. Ask the first server to count this worker's changes in a step.
+    def enter(self, step: int, gives: bool) -> Work:
+        """Local. Ask the first server to count this worker in a step.
+
+        Args:
+            step: Which.
+            gives: Whether it has changes.
 
         Returns:
             A Work whose result is a :class:`Decision`. Its call has no deadline.
         """
-        asked = pb.EnterRequest(connection=self._number, step=step)
+        asked = pb.EnterRequest(connection=self._number, step=step, gives=gives)
         work = self._start("Enter", asked, timeout=float("inf"))
         return work.then(_decision)
 

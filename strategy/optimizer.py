@@ -33,8 +33,9 @@ class Applied:
         versions: Version of each variable after its gradient was applied; of one in parts, a tuple.
         staleness: For each, how many changes by others came between pull and push; of one in parts,
             the most.
-        contributed: Whether they were applied: in mode ``"sync"`` with backup workers, gradients
-            that come too late for their step are not; then the other two are empty.
+        contributed: Whether they were applied. In mode ``"sync"`` with backup workers, gradients
+            that come too late for their step are not, nor those that are not finite if the
+            strategy's ``nan`` is ``"skip"``; then the other two are empty.
     """
 
     versions: tuple[Version, ...]
@@ -106,6 +107,8 @@ class Optimizer:
             InvalidArgumentError if a schedule or a function of the user's fails on a server.
 
         Raises:
+            InvalidArgumentError: A gradient has elements that are NaN or infinite, and the
+                strategy's ``nan`` is ``"error"``. Nothing has been pushed.
             ValueError: There is no gradient, a shape differs, a variable comes twice, or the norm
                 of gradients to be clipped is no number.
             TypeError: A gradient is not an array in host memory, or its dtype does not fit.
@@ -143,6 +146,8 @@ class Optimizer:
     ) -> Work:
         divided = [var.changes(grad, self._rule) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
+        if not strategy.nan.allows(changes):
+            return strategy.pace.pass_over().then(lambda _: Applied((), (), contributed=False))
         if self._clip is not None:
             self._scale_down(changes, self._clip)
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))

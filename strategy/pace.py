@@ -13,6 +13,7 @@ from mpidist import Work, errors, settings
 from strategy.change import Change, push_all
 from strategy.client import Connection
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.rounds import Decision
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ class Pace(ABC):
             A Work whose result is the list of (version, staleness) after each change, or None if
             they come too late to count.
         """
+
+    @abstractmethod
+    def pass_over(self) -> Work:
+        """Local. Make a step that changes nothing, so that others need not wait for it."""
 
     def leave(self) -> None:
         """Local. This worker makes no more steps."""
@@ -82,6 +87,10 @@ class Asynchronous(Pace):
         """Local. See :meth:`Pace.push`."""
         return push_all(changes)
 
+    def pass_over(self) -> Work:
+        """Local. Nothing to do."""
+        return _nothing()
+
     def leave(self) -> None:
         """Local. Nobody waits for it."""
 
@@ -92,17 +101,28 @@ class Synchronous(Pace):
     def push(self, changes: Sequence[Change]) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
-            self._check_here()
-            decision = self._wait(self._connections[0].enter(self._steps))
+            decision = self._enter(gives=True)
             if not decision.members:
-                for work in [c.wait_for_steps(decision.step) for c in self._connections]:
-                    work.wait()
-                self._steps = decision.step
-                nothing = Work("push")
-                nothing.complete()
-                return nothing
+                return self._follow(decision)
             self._steps += 1
             return push_all(changes, self._connections, decision)
+
+    def pass_over(self) -> Work:
+        """Local. See :meth:`Pace.pass_over`."""
+        with self._turn:
+            return self._follow(self._enter(gives=False))
+
+    def _enter(self, *, gives: bool) -> Decision:
+        self._check_here()
+        decision: Decision = self._wait(self._connections[0].enter(self._steps, gives))
+        return decision
+
+    def _follow(self, decision: Decision) -> Work:
+        """Go on with a later step, on values that have all the steps before."""
+        for work in [c.wait_for_steps(decision.step) for c in self._connections]:
+            work.wait()
+        self._steps = decision.step
+        return _nothing()
 
 
 class StaleSynchronous(Pace):
@@ -114,9 +134,25 @@ class StaleSynchronous(Pace):
             self._check_here()
             work = push_all(changes)
             work.wait()  # what others may rely on has been applied
-            self._steps += 1
-            self._wait(self._connections[0].tick(self._steps))
+            self._tick()
             return work
+
+    def pass_over(self) -> Work:
+        """Local. See :meth:`Pace.pass_over`."""
+        with self._turn:
+            self._check_here()
+            self._tick()
+            return _nothing()
+
+    def _tick(self) -> None:
+        self._steps += 1
+        self._wait(self._connections[0].tick(self._steps))
+
+
+def _nothing() -> Work:
+    work = Work("push")
+    work.complete()
+    return work
 
 
 _PACES: dict[str, type[Pace]] = {

@@ -18,6 +18,7 @@ from strategy.client import TRANSPORTS, Connection
 from strategy.extended import StrategyExtended
 from strategy.host import Host, LocalHost, check_task, chosen_servers, given_spec, workers_of
 from strategy.local import local_host
+from strategy.nan_policy import NanPolicy
 from strategy.pace import checked_mode, pace_of
 from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
@@ -59,6 +60,8 @@ class ParameterServerStrategy(Replicated):
         staleness: The bound of ``"ssp"``.
         backup_workers: How many workers a step of ``"sync"`` does without: it has the gradients of
             those that come first, and the others' are dropped.
+        nan: What happens to gradients with NaN or infinite elements: ``"error"``, ``"skip"`` (they
+            are not pushed) or ``"pass"`` (nobody looks, which saves a pass over them).
         num_replicas_per_worker: Copies of the step inside each worker, on threads; by default 1, or
             the number of its GPUs. Their gradients are averaged before they are pushed.
         num_gpus_per_worker: GPUs that each worker's replicas run on.
@@ -69,6 +72,7 @@ class ParameterServerStrategy(Replicated):
         global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
             ``"sync"`` by every step.
         pace: How its pushes of gradients wait for those of other workers.
+        nan: What happens to gradients that are not finite.
         extended: The finer interface.
 
     Raises:
@@ -92,6 +96,7 @@ class ParameterServerStrategy(Replicated):
         mode: str = "async",
         staleness: int | None = None,
         backup_workers: int = 0,
+        nan: str = "error",
         num_replicas_per_worker: int | None = None,
         num_gpus_per_worker: int = 0,
         parameter_devices: Sequence[str] | None = None,
@@ -111,6 +116,7 @@ class ParameterServerStrategy(Replicated):
         self._placement = placement
         self._partitioner = variable_partitioner
         self._devices = parameter_devices
+        self._nan = nan
         spec = given_spec(cluster_resolver, cluster_spec)
         self._connect(server or started_server(), spec, task_type, task_id)
 
@@ -145,6 +151,7 @@ class ParameterServerStrategy(Replicated):
             for index in servers
         ]
         self.pace = pace_of(mode, self._connections, self._worker)
+        self.nan = NanPolicy(self._nan, self._worker)
         placement = Placement(self._placement, len(servers))
         self._variables = Variables(self, self._connections, placement, self._partitioner)
         task = None if isinstance(host, LocalHost) else me

@@ -18,7 +18,8 @@ class Decision:
 
     Attributes:
         step: In which step they count; if they do not, the step that the worker goes on with.
-        members: The workers whose gradients make the step, ascending; empty if these come too late.
+        members: The workers whose gradients make the step, ascending; empty if these come too late,
+            or there are none.
     """
 
     step: int
@@ -42,14 +43,19 @@ class Rounds(Generic[T]):
         self._needed = len(self._workers) - backups
         self._step = 0
         self._entered: dict[int, T] = {}
+        self._givers: set[int] = set()
 
-    def enter(self, worker: int, step: int, waiting: T) -> list[tuple[T, Decision]]:
-        """Local. A worker has gradients for a step.
+    def enter(
+        self, worker: int, step: int, waiting: T, gives: bool = True
+    ) -> list[tuple[T, Decision]]:
+        """Local. A worker has come to a step.
 
         Args:
             worker: Which.
             step: Which; from 0.
             waiting: Stands for it until it is answered.
+            gives: Whether it has gradients. A step for which no worker has some is none: all go on
+                with it again.
 
         Returns:
             Who is to be answered, and what.
@@ -65,6 +71,8 @@ class Rounds(Generic[T]):
                 f"is {self._step}"
             )
         self._entered[worker] = waiting
+        if gives:
+            self._givers.add(worker)
         return self._decide()
 
     def leave(self, worker: int) -> list[tuple[T, Decision]]:
@@ -79,10 +87,15 @@ class Rounds(Generic[T]):
     def _decide(self) -> list[tuple[T, Decision]]:
         if not self._entered or len(self._entered) < min(self._needed, len(self._workers)):
             return []
-        decision = Decision(self._step, tuple(sorted(self._entered)))
-        answers = [(waiting, decision) for waiting in self._entered.values()]
-        self._entered = {}
-        self._step += 1
+        givers = self._givers
+        decision = Decision(self._step, tuple(sorted(givers)))
+        self._step += 1 if givers else 0
+        nothing = Decision(self._step, ())
+        answers = [
+            (waiting, decision if worker in givers else nothing)
+            for worker, waiting in self._entered.items()
+        ]
+        self._entered, self._givers = {}, set()
         return answers
 
 

@@ -27,12 +27,12 @@ class Timekeeper:
         self._clocks: dict[int, Clocks[Request]] = {}
 
     def enter(self, request: Request) -> Reply:
-        """Local. A synchronous worker has gradients for a step."""
+        """Local. A synchronous worker has come to a step."""
         asked = pb.EnterRequest.FromString(request.body)
         connection = self._connections[asked.connection]
         rounds = self._rounds_of(connection)
         try:
-            answers = rounds.enter(connection.worker, asked.step, request)
+            answers = rounds.enter(connection.worker, asked.step, request, asked.gives)
         except ValueError as error:
             raise errors.InvalidArgumentError(str(error)) from error
         _decide(answers)

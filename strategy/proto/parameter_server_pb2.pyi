@@ -202,12 +202,14 @@ class PushReply(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EnterRequest(_message.Message):
-    __slots__ = ("connection", "step")
+    __slots__ = ("connection", "step", "gives")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    GIVES_FIELD_NUMBER: _ClassVar[int]
     connection: int
     step: int
-    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    gives: bool
+    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ..., gives: bool = ...) -> None: ...
 
 class EnterReply(_message.Message):
     __slots__ = ("step", "members")

@@ -197,6 +197,49 @@ def test_a_slow_worker_with_backup_workers(make):
     np.testing.assert_array_equal(value, np.full(4, 1 - steps * 1.5 - 2.5))
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_worker_that_skips_a_step(make, servers):
+    """Steps are made by those whose gradients are finite; one that nobody has is none."""
+    cluster = make(workers=3, servers=servers)
+    given = [[1.0, np.nan, np.nan, 1.0], [2.0, np.inf, 2.0, 2.0], [4.0, np.nan, 4.0, np.nan]]
+
+    def train(index):
+        strategy = cluster.worker(index, mode="sync", nan="skip")
+        made = variables(strategy, [2, 40_000], np.float64)
+        contributed, values = [], []
+        for number in given[index]:
+            grads = [np.full(v.shape, number) for v in made]
+            work = optimizers.SGD(1.0).apply_gradients(zip(grads, made, strict=True))
+            contributed.append(work.result().contributed)
+            values.append([v.read_value()[0] for v in made])
+        assert int(strategy.global_step) == 3
+        return contributed, values
+
+    expected = np.cumsum([-7 / 3, 0, -6 / 2, -3 / 2]) + 1
+    for index, (contributed, values) in enumerate(
+        together([lambda index=index: train(index) for index in range(3)])
+    ):
+        assert contributed == np.isfinite(given[index]).tolist()
+        np.testing.assert_allclose(values, np.stack([expected, expected], axis=1))
+
+
+def test_a_worker_that_skips_on_a_leash(make):
+    cluster = make(workers=2)
+
+    def train(index):
+        strategy = cluster.worker(index, mode="ssp", staleness=0, nan="skip")
+        (v,) = variables(strategy, [2], np.float64)
+        for step in range(4):
+            grad = np.full(2, np.nan if (step + index) % 2 else 1.0)
+            applied = optimizers.SGD(1.0).apply_gradients([(grad, v)]).result()
+            assert applied.contributed == ((step + index) % 2 == 0)
+        strategy.finish()
+        return v
+
+    for v in together([lambda index=index: train(index) for index in range(2)]):
+        np.testing.assert_array_equal(v, [-3, -3])
+
+
 def test_workers_that_leave_are_not_waited_for(make):
     cluster = make(workers=3)
     counts = [7, 2, 4]

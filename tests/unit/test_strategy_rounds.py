@@ -43,6 +43,21 @@ def test_who_leaves_is_not_waited_for():
     assert rounds.leave(3) == []
 
 
+def test_who_has_nothing_is_no_member():
+    rounds = Rounds(range(3), 0)
+    for worker in (0, 2):
+        assert rounds.enter(worker, 0, worker, gives=worker == 2) == []
+    assert dict(rounds.enter(1, 0, 1)) == {
+        0: Decision(1, ()),
+        1: Decision(0, (1, 2)),
+        2: Decision(0, (1, 2)),
+    }
+    for worker in range(2):
+        assert rounds.enter(worker, 1, worker, gives=False) == []
+    assert set(dict(rounds.enter(2, 1, 2, gives=False)).values()) == {Decision(1, ())}
+    assert rounds.enter(0, 1, 0) == []
+
+
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_worker_that_comes_twice_or_too_early(step):
     rounds = Rounds(range(2), 0)
