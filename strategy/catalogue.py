@@ -12,7 +12,7 @@ from strategy.growth import Creation, Growth
 from strategy.host import Host, workers_of
 from strategy.memory import Memory, Place, needed_bytes
 from strategy.owned_shard import OwnedShard, Scratch
-from strategy.parts import Origin, Part, whole
+from strategy.parts import Origin, Part
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import BLOCK_BYTES, Layout
 from strategy.staging import STAGED_BYTES, Ring, ring_bytes, slots_for
@@ -48,7 +48,7 @@ class ServedConnection:
 
     Attributes:
         worker: Index of the worker.
-        strategy: How many connections the worker made before.
+        strategy: How many strategies the worker made before.
         mode: How it waits for other workers.
         slots: Of the ring that it wants; 0 if it wants none.
         ring: The ring, if it has one.
@@ -103,6 +103,7 @@ class Catalogue:
         self._memory = Memory(host)
         self._scratch = Scratch()
         self._order: dict[int, tuple[str, int]] = {}
+        self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
         workers = workers_of(host.cluster_spec)
         mates = set(host.memory_mates("ps", index))
         self._mates = {n: task for n, task in enumerate(workers) if task in mates}
@@ -119,15 +120,14 @@ class Catalogue:
     def attach(self, request: Request) -> Reply:
         """Local. A worker opens a connection."""
         asked = pb.AttachRequest.FromString(request.body)
-        before = sum(connection.worker == asked.worker for connection in self.connections)
         for other in self.connections:
-            if other.strategy == before and other.mode != asked.mode:
+            if other.strategy == asked.strategy and other.mode != asked.mode:
                 raise errors.InvalidArgumentError(
                     f"worker {asked.worker} has mode {_in_words(asked.mode)}, and worker "
                     f"{other.worker} {_in_words(other.mode)}: all workers must have the same"
                 )
         slots = slots_for(asked.workers) if asked.shared else 0
-        connection = ServedConnection(asked.worker, before, asked.mode, slots)
+        connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots)
         reply = pb.AttachReply(connection=len(self.connections), chunk_bytes=BLOCK_BYTES)
         self.connections.append(connection)
         # Where there is no room for the ring, there may be when the first variable needs it.
@@ -139,7 +139,8 @@ class Catalogue:
     def announce(self, request: Request) -> None:
         """Local. A worker tells of a variable, which may be another server's."""
         asked = pb.CreateRequest.FromString(request.body)
-        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}, on ps {asked.server}"
+        division = _division(asked)
+        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
         first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
         if first != what:
             raise errors.InvalidArgumentError(
@@ -152,6 +153,7 @@ class Catalogue:
         """Local. A worker creates a variable: the first one makes it, the others find it."""
         asked = pb.CreateRequest.FromString(request.body)
         layout = Layout(asked.shape, asked.dtype)
+        self._check_division(asked)
         variable = self.by_name.get(asked.name)
         if variable is None:
             self._growth.check(asked.worker, self._creation(asked))
@@ -280,12 +282,22 @@ class Catalogue:
         here = (known.shape, known.dtype, variable.ordinal)
         there = (new.shape, new.dtype, asked.ordinal)
         first = self.connections[variable.creator].worker
-        if here != there or variable.shard.origin != _origin(asked):
+        if here != there:
             raise errors.InvalidArgumentError(
                 f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
                 f"{there[1]}{list(there[0])}, and worker {first} as number {here[2]}, "
                 f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
                 "same order"
+            )
+
+    def _check_division(self, asked: pb.CreateRequest) -> None:
+        """InvalidArgumentError if another worker divides the variable otherwise."""
+        name, own = asked.part.variable, _division(asked) or " as a whole"
+        first, worker = self._divisions.setdefault(name, (own, asked.worker))
+        if own != first:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable {name!r}{own}, and worker {worker}{first}:"
+                " all workers must divide a variable alike"
             )
 
     def _make_ring(self, connection: ServedConnection) -> None:
@@ -338,8 +350,15 @@ def _in_words(mode: pb.Mode) -> str:
 
 def _origin(asked: pb.CreateRequest) -> Origin:
     """What of which variable is created."""
-    if not asked.HasField("part"):
-        return Origin(asked.name, whole(tuple(asked.shape)))
     part = asked.part
     axis = part.axis if part.HasField("axis") else None
     return Origin(part.variable, Part(tuple(part.shape), axis, part.start, part.stop))
+
+
+def _division(asked: pb.CreateRequest) -> str:
+    """How the variable is divided, in words; nothing if it is not."""
+    part = asked.part
+    if part.count < 2:
+        return ""
+    way = f"axis {part.axis}" if part.HasField("axis") else "its flattened elements"
+    return f" in {part.count} parts along {way}"

@@ -41,16 +41,18 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
     """
     tensors: dict[str, Array] = {}
     steps: dict[str, dict[str, int]] = {}
+    initials: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, Any]] = {}
     for shard in shards:
         tensors[f"{shard.name}:data"] = shard.data.copy()
-        steps[shard.name] = shard.steps
+        steps[shard.name], initials[shard.name] = shard.steps, shard.initials
         for key, slot in shard.slots.items():
             tensors[f"{shard.name}:slot:{key}"] = slot
         if shard.origin.variable != shard.name:
             parts[shard.name] = asdict(shard.origin)
     try:
-        save_file(tensors, path, metadata={"steps": json.dumps(steps), "parts": json.dumps(parts)})
+        facts = {"steps": steps, "initials": initials, "parts": parts}
+        save_file(tensors, path, metadata={key: json.dumps(fact) for key, fact in facts.items()})
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     except (OSError, SafetensorError) as error:

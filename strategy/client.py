@@ -39,6 +39,7 @@ class Connection:
         workers: How many workers there are.
         transport: ``"auto"``, ``"shared"`` or ``"p2p"``.
         mode: How it waits for other workers.
+        strategy: How many strategies the worker has made before.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
@@ -46,7 +47,14 @@ class Connection:
     """
 
     def __init__(
-        self, host: Host, index: int, worker: int, workers: int, transport: str, mode: pb.Mode
+        self,
+        host: Host,
+        index: int,
+        worker: int,
+        workers: int,
+        transport: str,
+        mode: pb.Mode,
+        strategy: int,
     ) -> None:
         self._host = host
         self._address = host.task_address("ps", index)
@@ -63,13 +71,17 @@ class Connection:
         self._broken = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
-        asked = pb.AttachRequest(worker=worker, workers=workers, shared=self._shared, mode=mode)
+        asked = pb.AttachRequest(
+            worker=worker, workers=workers, shared=self._shared, mode=mode, strategy=strategy
+        )
         reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
         self._number = reply.connection
         self._ring: Ring | None = None
         self._take_ring(reply)
 
-    def announce(self, name: str, layout: Layout, ordinal: int, server: int) -> None:
+    def announce(
+        self, name: str, layout: Layout, ordinal: int, server: int, origin: Origin, count: int
+    ) -> None:
         """Local. Have one server compare the order in which workers create variables.
 
         Args:
@@ -77,6 +89,8 @@ class Connection:
             layout: Shape and dtype.
             ordinal: How many variables this worker created before.
             server: Index of the ps task on which it is placed.
+            origin: What of which variable it is.
+            count: Into how many parts that is divided.
 
         Raises:
             InvalidArgumentError: Another worker created another variable at this place.
@@ -84,10 +98,11 @@ class Connection:
         asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker, server=server)
         asked.shape.extend(layout.shape)
         asked.dtype = layout.dtype.name
+        asked.part.CopyFrom(_part_of(origin, count))
         self._call("Announce", asked)
 
     def create(
-        self, name: str, layout: Layout, ordinal: int, origin: Origin
+        self, name: str, layout: Layout, ordinal: int, origin: Origin, count: int
     ) -> tuple[Remote, bool]:
         """Local. Make a variable, or find it if another worker has made it.
 
@@ -96,6 +111,7 @@ class Connection:
             layout: Shape and dtype.
             ordinal: How many variables this worker created before.
             origin: What of which variable it is.
+            count: Into how many parts that is divided.
 
         Returns:
             The variable, and whether this worker must push its first value.
@@ -114,18 +130,8 @@ class Connection:
             worker=self._worker,
             connection=self._number,
             only_shared=self._only_shared,
+            part=_part_of(origin, count),
         )
-        if origin.variable != name:
-            part = origin.part
-            asked.part.CopyFrom(
-                pb.PartOf(
-                    variable=origin.variable,
-                    shape=part.whole,
-                    axis=part.axis,
-                    start=part.start,
-                    stop=part.stop,
-                )
-            )
         while True:
             reply = pb.CreateReply.FromString(self._call("CreateVariable", asked).body)
             if not reply.grow:
@@ -164,29 +170,17 @@ class Connection:
         with self._pushing:
             self._check_whole()
             self._make_room()
-            self._sequence += 1
-            push = pb.PushRequest(connection=self._number, sequence=self._sequence)
+            push = pb.PushRequest(connection=self._number, sequence=self._sequence + 1)
             if decision is not None:
                 push.step = decision.step
                 push.members.extend(decision.members)
-            inline, streamed = [], []
+            inline: list[Array] = []
+            streamed = [change for change in changes if self._enclose(change, push, inline)]
+            self._sequence += 1
             for change in changes:
-                layout = change.remote.layout
-                whole = change.ids is None
-                staged = whole and self._ring is not None and layout.data_bytes >= STAGED_BYTES
-                entry = push.entries.add(
-                    variable=change.remote.number, rule=change.rule, seen=change.remote.seen
-                )
                 change.remote.seen += 1
-                entry.staged, entry.rows = staged, not whole
-                if change.ids is not None:
-                    inline.append(change.ids)
-                if staged:
-                    streamed.append(change)
-                else:
-                    inline.append(converted(change))
-            call = self._start("Push", push, inline)
             try:
+                call = self._start("Push", push, inline)
                 self._stream(streamed)
             except BaseException:  # Ctrl-C too: the server waits for the rest, and gives up
                 self._broken = True
@@ -195,6 +189,12 @@ class Connection:
             work = call.then(lambda reply: _applied(reply, remotes))
             self._under_way.append(work)
             return work
+
+    def make_room(self) -> None:
+        """Local. Wait until a push can be under way; raises what earlier ones failed with."""
+        with self._pushing:
+            self._check_whole()
+            self._make_room()
 
     def settle(self) -> None:
         """Local. Wait until every push through this connection has been applied, of any thread.
@@ -231,23 +231,29 @@ class Connection:
         work = self._start("Read", asked, () if ids is None else (ids,), into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
-    def enter(self, step: int, gives: bool) -> Work:
+    def enter(self, step: int, what: str | None) -> Work:
         """Local. Ask the first server to count this worker in a step.
 
         Args:
             step: Which.
-            gives: Whether it has changes.
+            what: What its changes are of, in words; None: it has none.
 
         Returns:
             A Work whose result is a :class:`Decision`. Its call has no deadline.
         """
-        asked = pb.EnterRequest(connection=self._number, step=step, gives=gives)
+        asked = pb.EnterRequest(
+            connection=self._number, step=step, gives=what is not None, what=what or ""
+        )
         work = self._start("Enter", asked, timeout=float("inf"))
         return work.then(_decision)
 
     def wait_for_steps(self, step: int) -> Work:
         """Local. Ask the server to answer when all steps before this one have been applied."""
         return self._start("Await", pb.AwaitRequest(connection=self._number, step=step))
+
+    def fail_step(self, step: int) -> Work:
+        """Local. Tell the server that this worker cannot push what was to count in a step."""
+        return self._start("Fail", pb.AwaitRequest(connection=self._number, step=step))
 
     def tick(self, clock: int) -> Work:
         """Local. Tell the first server how many steps this worker has made.
@@ -349,6 +355,23 @@ class Connection:
                 "half changed; start again from a checkpoint"
             )
 
+    def _enclose(self, change: Change, push: pb.PushRequest, inline: list[Array]) -> bool:
+        """Put a change into a message; whether its data must be streamed."""
+        remote, whole = change.remote, change.ids is None
+        staged = whole and self._ring is not None and remote.layout.data_bytes >= STAGED_BYTES
+        push.entries.add(
+            variable=remote.number,
+            rule=change.rule,
+            seen=remote.seen,
+            staged=staged,
+            rows=not whole,
+        )
+        if change.ids is not None:
+            inline.append(change.ids)
+        if not staged:
+            inline.append(converted(change))
+        return staged
+
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
         while len(self._under_way) >= _MOST_PUSHES:
@@ -361,9 +384,21 @@ class Connection:
             self._ring.write(flat, change.remote.layout.dtype, change.scale)
 
 
+def _part_of(origin: Origin, count: int) -> pb.PartOf:
+    part = origin.part
+    return pb.PartOf(
+        variable=origin.variable,
+        shape=part.whole,
+        axis=part.axis,
+        start=part.start,
+        stop=part.stop,
+        count=count,
+    )
+
+
 def _decision(reply: Reply) -> Decision:
     answer = pb.EnterReply.FromString(reply.body)
-    return Decision(answer.step, tuple(answer.members))
+    return Decision(answer.step, tuple(answer.members), answer.problem)
 
 
 def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:

@@ -55,11 +55,6 @@ class Configured:
                 f"{who} has no optimizer {asked.kind!r}; it knows {known}"
             )
 
-    def __str__(self) -> str:
-        """All that two workers' descriptions can be compared by: pickles of one function differ."""
-        numbers = ", ".join(f"{name}={value:g}" for name, value in sorted(self._values.items()))
-        return f"{self.kind} {self.name!r} with {numbers}"
-
     def values_at(self, step: int) -> Mapping[str, float]:
         """Local. Its numbers for an update of a variable, the first of which is step 1."""
         if self._schedule is None:

@@ -65,6 +65,9 @@ class Host(Protocol):
     def sync(self) -> None:
         """Local. Order loads and stores before the call against those after it."""
 
+    def has_left(self, job: str, index: int) -> bool:
+        """Local. Whether a task of the cluster has ended, or has closed its Server."""
+
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Local. Have ``callback()`` called before the process leaves the cluster."""
 
@@ -117,6 +120,10 @@ class LocalHost:
         """Local. See :class:`Host`."""
         for window in self._windows:
             window.sync()
+
+    def has_left(self, job: str, index: int) -> bool:
+        """Local. False: there is no other process."""
+        return False
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Local. Nothing to do: nobody but this process waits for what is under way."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from strategy.owned_shard import Scratch
 from strategy.shard import Layout
-from strategy.slices import merged
 
 Array = NDArray[Any]
 
@@ -56,11 +55,13 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
     """
     if len(each) == 1:
         return each[0]
-    ids = np.concatenate([numbers for numbers, _ in each])
-    rows = np.concatenate([values for _, values in each], dtype=_wide(layout))
-    width = rows.size // max(len(ids), 1)
-    ids, rows = merged(ids, rows.reshape(len(ids), width), np.add)
-    return ids, _divided(np.ascontiguousarray(rows), len(each)).reshape(-1)
+    ids = np.unique(np.concatenate([numbers for numbers, _ in each]))
+    width = layout.size // max(layout.shape[0], 1)
+    # The only number that changes none that is added to it.
+    total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
+    for numbers, values in each:
+        total[np.searchsorted(ids, numbers)] += values.reshape(len(numbers), width)
+    return ids, _divided(total, len(each)).reshape(-1)
 
 
 def _wide(layout: Layout) -> np.dtype[Any]:

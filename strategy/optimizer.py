@@ -16,6 +16,7 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
 from strategy.schedules import Schedule
+from strategy.slices import IndexedSlices
 
 if TYPE_CHECKING:
     from strategy.client import Connection
@@ -61,7 +62,7 @@ class Optimizer:
             it, and what it refers to must be there or can be pickled by cloudpickle.
         values: The rule's other numbers.
         global_clipnorm: If the norm of all gradients of an ``apply_gradients`` together is more,
-            they are scaled down to it.
+            they are scaled down to it; in mode ``"sync"`` each worker's own.
         name: Under which servers keep the slots, and checkpoints have them; by default that of
             the class. Optimizers of one name share them.
 
@@ -152,7 +153,11 @@ class Optimizer:
             self._scale_down(changes, self._clip)
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
-        return strategy.pace.push(changes).then(lambda results: _applied(results, shapes))
+        rows = [isinstance(grad, IndexedSlices) for grad, _ in pairs]
+        names = [f"{'rows of ' * r}{var.name}" for (_, var), r in zip(pairs, rows, strict=True)]
+        rate = "" if self._schedule is None else f", learning rate {_in_words(self._schedule)}"
+        what = f"{names} for {type(self).__name__} {self.name!r} with {self._values}{rate}"
+        return strategy.pace.push(changes, what).then(lambda results: _applied(results, shapes))
 
     def _describe(self) -> pb.OptimizerDef:
         """What servers must know."""
@@ -172,9 +177,14 @@ class Optimizer:
                 change.scale = limit / norm
 
     def __repr__(self) -> str:
-        rate = [] if self._schedule is None else [f"learning_rate={self._schedule!r}"]
+        rate = [] if self._schedule is None else [f"learning_rate={_in_words(self._schedule)}"]
         values = [f"{name}={value:g}" for name, value in self._values.items()]
         return f"{type(self).__name__}({', '.join(rate + values)})"
+
+
+def _in_words(function: Any) -> str:
+    """A function's name, which is the same in all processes; of an object, what it says."""
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _applied(pairs: list[tuple[int, int]] | None, variables: list[tuple[Variable, int]]) -> Applied:

@@ -13,8 +13,8 @@ from strategy.kernels import Piece, Rule
 from strategy.parts import Origin, whole
 from strategy.shard import BLOCK_BYTES, Array, Bytes, Layout, SharedShard
 
-# The slot for what a variable of half precision is in float32; no name of the user's has a colon.
-_WIDE = ":float32"
+WIDE = ":float32"
+"""The slot for what a variable of half precision is in float32; no user's name has a colon."""
 
 
 class Scratch:
@@ -63,6 +63,7 @@ class OwnedShard(SharedShard):
         self.origin = Origin(name, whole(layout.shape)) if origin is None else origin
         self.name = name
         self.slots: dict[str, Array] = {}
+        self.initials: dict[str, float] = {}  # what slots are full of at first, where that is not 0
         self.steps: dict[str, int] = {}
         self._scratch = Scratch() if scratch is None else scratch
 
@@ -81,6 +82,8 @@ class OwnedShard(SharedShard):
         """
         if name not in self.slots:
             self.slots[name] = np.full(self.layout.size, initial, dtype or self.layout.dtype)
+            if initial:
+                self.initials[name] = initial
         return self.slots[name]
 
     def apply(
@@ -157,7 +160,7 @@ class OwnedShard(SharedShard):
         finally:
             self._sync()
             self.versions += 1
-        self.steps[name] = step
+            self.steps[name] = step
 
     def check_rows(self, ids: Array) -> None:
         """Local. InvalidArgumentError if there are no rows of these numbers."""
@@ -203,13 +206,13 @@ class OwnedShard(SharedShard):
 
     def _wide_copy(self, name: str) -> Array:
         """The values in float32, from which an optimizer goes on."""
-        key = f"{name}/{_WIDE}"
+        key = f"{name}/{WIDE}"
         if key not in self.slots:
             self.slots[key] = self.flat.astype(np.float32)
         return self.slots[key]
 
     def _forget_wide_copies(self, kept: Array) -> None:
         """Drop those that do not take part in a change."""
-        for key in [key for key in self.slots if key.endswith(f"/{_WIDE}")]:
+        for key in [key for key in self.slots if key.endswith(f"/{WIDE}")]:
             if self.slots[key] is not kept:
                 del self.slots[key]

@@ -7,17 +7,21 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mpidist import Work, errors, settings
 from strategy.change import Change, push_all
 from strategy.client import Connection
+from strategy.numbers import whole_number
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rounds import Decision
 
 logger = logging.getLogger(__name__)
 
 MODES = ("async", "sync", "ssp")
+
+_LOOK_S = 1.0  # how often who waits asks whether those it waits for are still there
 
 
 class Pace(ABC):
@@ -37,8 +41,13 @@ class Pace(ABC):
         self._turn = threading.Lock()
 
     @abstractmethod
-    def push(self, changes: Sequence[Change]) -> Work:
+    def push(self, changes: Sequence[Change], what: str) -> Work:
         """Local. Make a step: push gradients, when it is time.
+
+        Args:
+            changes: The gradients.
+            what: Of which variables, for which optimizer, in words that are the same for all
+                workers.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change, or None if
@@ -66,24 +75,31 @@ class Pace(ABC):
     def _wait(self, work: Work) -> Any:
         """The result of a work that ends when other workers have come as far; says so, once."""
         since = time.monotonic()
-        work.block(since + settings.stall_s)
-        if not work.is_completed():
-            names = ", ".join(map(str, self._connections[0].missing()))
-            logger.warning(
-                "worker %d has waited %.3g s at its step %d for worker %s, which makes no step; if "
-                "it never will, it should call the strategy's finish()",
-                self._worker,
-                time.monotonic() - since,
-                self._steps,
-                names,
-            )
+        said = False
+        while not work.is_completed():
+            work.block(time.monotonic() + min(_LOOK_S, settings.stall_s))
+            if work.is_completed() or time.monotonic() < since + min(_LOOK_S, settings.stall_s):
+                continue
+            names = self._connections[0].missing()  # frees those who wait for who has left
+            if said or time.monotonic() < since + settings.stall_s:
+                continue
+            if not work.is_completed() and names:
+                said = True
+                logger.warning(
+                    "worker %d has waited %.3g s at its step %d for worker %s, which makes no "
+                    "step; if it never will, it should call the strategy's finish()",
+                    self._worker,
+                    time.monotonic() - since,
+                    self._steps,
+                    ", ".join(map(str, names)),
+                )
         return work.result()
 
 
 class Asynchronous(Pace):
     """A worker waits for none."""
 
-    def push(self, changes: Sequence[Change]) -> Work:
+    def push(self, changes: Sequence[Change], what: str) -> Work:
         """Local. See :meth:`Pace.push`."""
         return push_all(changes)
 
@@ -98,23 +114,51 @@ class Asynchronous(Pace):
 class Synchronous(Pace):
     """Every step has the gradients of all workers, or of those that come first."""
 
-    def push(self, changes: Sequence[Change]) -> Work:
+    # The last word on a step that this worker has entered, if it was interrupted on the way.
+    _entering: Work | None = None
+
+    def push(self, changes: Sequence[Change], what: str) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
-            decision = self._enter(gives=True)
+            self._check_here()
+            for connection in self._connections:
+                connection.make_room()  # what failed earlier is raised before others count on this
+            decision = self._enter(what)
             if not decision.members:
                 return self._follow(decision)
-            self._steps += 1
-            return push_all(changes, self._connections, decision)
+            try:
+                work = push_all(changes, self._connections, decision)
+            except BaseException:
+                self._fail(decision)
+                raise
+            self._steps = decision.step + 1
+            return work
 
     def pass_over(self) -> Work:
         """Local. See :meth:`Pace.pass_over`."""
         with self._turn:
-            return self._follow(self._enter(gives=False))
+            self._check_here()
+            decision = self._enter(None)
+            if decision.members:  # it was interrupted after it had said that it would give some
+                self._fail(decision)
+                decision = replace(decision, step=decision.step + 1)
+            return self._follow(decision)
 
-    def _enter(self, *, gives: bool) -> Decision:
-        self._check_here()
-        decision: Decision = self._wait(self._connections[0].enter(self._steps, gives))
+    def leave(self) -> None:
+        """Local. This worker makes no more steps."""
+        with self._turn:
+            entering, self._entering = self._entering, None
+            if entering is not None and entering.is_success() and entering.result().members:
+                self._fail(entering.result())
+        super().leave()
+
+    def _enter(self, what: str | None) -> Decision:
+        if self._entering is None:
+            self._entering = self._connections[0].enter(self._steps, what)
+        decision: Decision = self._wait(self._entering)
+        self._entering = None
+        if decision.problem:
+            raise errors.InvalidArgumentError(decision.problem)
         return decision
 
     def _follow(self, decision: Decision) -> Work:
@@ -124,16 +168,22 @@ class Synchronous(Pace):
         self._steps = decision.step
         return _nothing()
 
+    def _fail(self, decision: Decision) -> None:
+        """Others must not wait for what this worker will not push."""
+        self._steps = decision.step + 1
+        for work in [c.fail_step(decision.step) for c in self._connections]:
+            work.wait()
+
 
 class StaleSynchronous(Pace):
     """A worker is never more than a number of steps ahead of the slowest."""
 
-    def push(self, changes: Sequence[Change]) -> Work:
+    def push(self, changes: Sequence[Change], what: str) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
             self._check_here()
             work = push_all(changes)
-            work.wait()  # what others may rely on has been applied
+            work.block(float("inf"))  # what others may rely on has been applied, or has failed
             self._tick()
             return work
 
@@ -163,7 +213,7 @@ _PACES: dict[str, type[Pace]] = {
 
 
 def checked_mode(name: str, workers: int, backup_workers: int, staleness: int | None) -> pb.Mode:
-    """Local. A mode as servers know it; ValueError if its numbers do not fit.
+    """Local. A mode as servers know it; ValueError or TypeError if its numbers do not fit.
 
     Args:
         name: One of :data:`MODES`.
@@ -173,14 +223,15 @@ def checked_mode(name: str, workers: int, backup_workers: int, staleness: int | 
     """
     if name not in MODES:
         raise ValueError(f"unknown mode {name!r}; the known ones are {MODES}")
+    backup_workers = whole_number(backup_workers=backup_workers)
     if backup_workers and name != "sync":
         raise ValueError(f"backup_workers are for mode 'sync', not {name!r}")
     if not 0 <= backup_workers < workers:
         raise ValueError(f"of {workers} workers {backup_workers} cannot be for backup")
     if (staleness is None) != (name != "ssp"):
         raise ValueError("mode 'ssp' needs staleness, and no other mode takes it")
-    if staleness is not None and staleness < 0:
-        raise ValueError(f"staleness must not be negative, not {staleness}")
+    if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
+        raise ValueError(f"staleness must be a number of steps from 0 to 2^31, not {staleness}")
     return pb.Mode(name=name, backup_workers=backup_workers, staleness=staleness or 0)
 
 

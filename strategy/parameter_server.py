@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpidist import Reply, Request
 from strategy import checkpoint, kernels, saved
 from strategy.catalogue import Catalogue
-from strategy.host import Host, workers_of
+from strategy.host import Host
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.pushes import Pushes, Rules, in_blocks
@@ -39,7 +39,7 @@ class ParameterServer:
         who = f"ps {index}"
         self._rules = Rules(who)
         self._pushes = Pushes(who, self._catalogue, self._rules)
-        self._timekeeper = Timekeeper(self._catalogue, len(workers_of(host.cluster_spec)))
+        self._timekeeper = Timekeeper(self._catalogue, host)
         self._restores = Restores()
         self._endpoint = host.endpoint
         self._endpoint.register(
@@ -54,6 +54,7 @@ class ParameterServer:
                 "Configure": self._rules.configure,
                 "Push": self._pushes.push,
                 "Await": self._pushes.wait,
+                "Fail": self._pushes.fail,
                 "Enter": self._timekeeper.enter,
                 "Clock": self._timekeeper.clock,
                 "Missing": self._timekeeper.missing,
@@ -112,4 +113,5 @@ class ParameterServer:
             shard = self._by_name[name].shard
             shard.apply(":assign", kernels.ASSIGN, {}, in_blocks(values.data))
             shard.slots = dict(values.slots)
+            shard.initials = dict(values.initials)
             shard.steps = dict(values.steps)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,12 +21,17 @@ from strategy.extended import StrategyExtended
 from strategy.host import Host, LocalHost, check_task, chosen_servers, given_spec, workers_of
 from strategy.local import local_host
 from strategy.nan_policy import NanPolicy
+from strategy.numbers import whole_number
 from strategy.pace import checked_mode, pace_of
 from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
 from strategy.replicated import Replicated, current_strategy
 from strategy.variable import Variable
 from strategy.variables import Use, Variables
+
+# How many strategies each host has: those of different workers are matched by their numbers.
+_strategies: WeakKeyDictionary[Host, int] = WeakKeyDictionary()
+_counting = threading.Lock()
 
 
 class ParameterServerStrategy(Replicated):
@@ -107,9 +114,18 @@ class ParameterServerStrategy(Replicated):
             raise errors.UnimplementedError(
                 "replicas on GPUs do not exist yet; num_replicas_per_worker makes some on the CPU"
             )
-        replicas = 1 if num_replicas_per_worker is None else num_replicas_per_worker
+        replicas = whole_number(
+            num_replicas_per_worker=1
+            if num_replicas_per_worker is None
+            else num_replicas_per_worker
+        )
         if replicas < 1:
             raise ValueError(f"a worker needs at least one replica, not {replicas}")
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise TypeError(
+                f"variable_partitioner is {variable_partitioner!r}, not a function of shape and "
+                "dtype; see strategy.partitioners"
+            )
         super().__init__(replicas)
         self._transport = transport
         self._mode = (mode, backup_workers, staleness)
@@ -146,13 +162,16 @@ class ParameterServerStrategy(Replicated):
         self._worker, self._workers = workers.index(me), len(workers)
         servers = chosen_servers(host.cluster_spec, self._devices)
         mode = checked_mode(self._mode[0], self._workers, *self._mode[1:])
-        self._connections = [
-            Connection(host, index, self._worker, self._workers, self._transport, mode)
-            for index in servers
-        ]
-        self.pace = pace_of(mode, self._connections, self._worker)
         self.nan = NanPolicy(self._nan, self._worker)
         placement = Placement(self._placement, len(servers))
+        with _counting:
+            number = _strategies.get(host, 0)
+            self._connections = [
+                Connection(host, index, self._worker, self._workers, self._transport, mode, number)
+                for index in servers
+            ]
+            _strategies[host] = number + 1
+        self.pace = pace_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
         task = None if isinstance(host, LocalHost) else me
         self.extended = StrategyExtended(self, self.num_replicas_in_sync, task, servers)
@@ -332,8 +351,10 @@ class ParameterServerStrategy(Replicated):
         Returns when all its pushes have been applied. The end of the Server's context does it too;
         a worker that waits there for others otherwise, say in a barrier, has to finish before.
         """
-        self._drain()
-        self.pace.leave()
+        try:
+            self._drain()
+        finally:
+            self.pace.leave()
 
     @staticmethod
     def latest_checkpoint(directory: str) -> str | None:

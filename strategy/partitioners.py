@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from strategy.numbers import whole_number
 from strategy.parts import Shape
 
 _Counts = Callable[[Shape, np.dtype[Any]], list[int]]
@@ -178,5 +179,5 @@ def _checked(shape: Shape, axis: int) -> int:
 
 def _at_least_one(**named: int) -> None:
     for name, value in named.items():
-        if value < 1:
+        if whole_number(**{name: value}) < 1:
             raise ValueError(f"{name} must be positive, not {value!r}")

@@ -62,22 +62,10 @@ class Part:
             return array.reshape(-1)[self.start : self.stop]
         return array[(*(slice(None),) * self.axis, slice(self.start, self.stop))]
 
-    def meets(self, other: Part) -> bool:
-        """Local. Whether it has elements in common with another stretch along the same axis."""
-        return self.start < other.stop and other.start < self.stop
-
-    def copy_common(self, values: Array, other: Part, target: Array) -> None:
-        """Local. Copy what it has in common with another stretch along the same axis.
-
-        Args:
-            values: What it is full of, of its shape.
-            other: The other one, which it meets.
-            target: Receives, of the other one's shape.
-        """
-        start, stop = max(self.start, other.start), min(self.stop, other.stop)
-        before = (slice(None),) * (self.axis or 0)
-        here = slice(start - self.start, stop - self.start)
-        target[(*before, slice(start - other.start, stop - other.start))] = values[(*before, here)]
+    def within(self, other: Part, array: Array) -> Array:
+        """Local. Its elements in an array of the shape of a longer stretch along the same axis."""
+        here = slice(self.start - other.start, self.stop - other.start)
+        return array[(*(slice(None),) * (self.axis or 0), here)]
 
     def along(self, axis: int | None) -> Part | None:
         """Local. The same elements as a stretch along another axis, if they are one."""
@@ -125,7 +113,14 @@ def divided(name: str, shape: Shape, dtype: np.dtype[Any], partitioner: Partitio
     """
     if not shape:
         return [whole(shape)]
+    if not callable(partitioner):
+        raise TypeError(
+            f"the partitioner of variable {name!r} is {partitioner!r}, not a function of shape and "
+            "dtype; see strategy.partitioners"
+        )
     given = partitioner(shape, dtype)
+    if not isinstance(given, int | np.integer | list | tuple):
+        raise TypeError(f"the partitioner of variable {name!r} gives {given!r}, not integers")
     flat = isinstance(given, int | np.integer)
     counts: list[Any] = [given] if isinstance(given, int | np.integer) else list(given)
     lengths = (math.prod(shape),) if flat else shape

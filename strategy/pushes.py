@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,12 +55,6 @@ class Rules:
             number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
             self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
-
-    def in_words(self, number: int) -> str:
-        """Local. What the rule of a number is, as far as workers' rules can be compared."""
-        if number in _PLAIN:
-            return _PLAIN[number][0][1:]
-        return str(self._optimizers[number - pb.FIRST_OPTIMIZER])
 
     def find(self, number: int, shard: OwnedShard) -> tuple[str, kernels.Rule, Mapping[str, float]]:
         """Local. The rule of a number for a shard: its name, itself, and its numbers for this step.
@@ -115,6 +109,23 @@ class _Given:
         return ids, np.array(next(self.inline)).view(shard.layout.dtype)
 
 
+@dataclass
+class _Steps:
+    """The synchronous steps of the workers' strategies of one number.
+
+    Attributes:
+        over: How many have been applied, or have failed.
+        given: What has been pushed for the next ones, by worker.
+        failed: Steps that fail, and why.
+        waiting: Who waits for how many to be over.
+    """
+
+    over: int = 0
+    given: dict[int, _Given] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    waiting: list[tuple[int, Request]] = field(default_factory=list)
+
+
 class Pushes:
     """Takes pushes: those of asynchronous workers one by one, those of a synchronous step together.
 
@@ -129,10 +140,7 @@ class Pushes:
         self._catalogue = catalogue
         self._rules = rules
         self._scratch = Scratch()
-        # By the number of the strategy: the pushes of the step that is to be applied next, ...
-        self._step: dict[int, dict[int, _Given]] = {}
-        self._applied: dict[int, int] = {}  # ... how many steps have been applied, ...
-        self._waiting: dict[int, list[tuple[int, Request]]] = {}  # ... and who waits for which.
+        self._steps: dict[int, _Steps] = {}  # by the number of the strategy
 
     def push(self, request: Request) -> Reply:
         """Local. A worker pushes; it is answered when its changes have been applied."""
@@ -157,37 +165,65 @@ class Pushes:
         return LATER
 
     def wait(self, request: Request) -> Reply:
-        """Local. A worker whose gradients came too late waits for all steps before the next."""
+        """Local. A worker whose gradients do not count waits for all steps before its next one."""
         asked = pb.AwaitRequest.FromString(request.body)
-        strategy = self._catalogue.connections[asked.connection].strategy
-        if self._applied.get(strategy, 0) >= asked.step:
+        steps = self._steps_of(asked)
+        if steps.over >= asked.step:
             return Reply()
-        self._waiting.setdefault(strategy, []).append((asked.step, request))
+        steps.waiting.append((asked.step, request))
         return LATER
+
+    def fail(self, request: Request) -> None:
+        """Local. A worker cannot push what was to count in a step: it fails for all."""
+        asked = pb.AwaitRequest.FromString(request.body)
+        steps = self._steps_of(asked)
+        if steps.over > asked.step:
+            return
+        worker = self._catalogue.connections[asked.connection].worker
+        steps.failed[asked.step] = (
+            f"step {asked.step} is not made: worker {worker}, whose gradients were to be a part of "
+            "it, could not push them"
+        )
+        given = [one for one in steps.given.values() if one.push.step == asked.step]
+        for one in given:
+            del steps.given[one.connection.worker]
+        self._finish(given, steps.failed[asked.step])
+        self._close(steps, asked.step)
+
+    def _steps_of(self, asked: pb.AwaitRequest) -> _Steps:
+        strategy = self._catalogue.connections[asked.connection].strategy
+        return self._steps.setdefault(strategy, _Steps())
 
     def _begin(self, given: _Given) -> None:
         push = given.push
         if not push.members:
             self._finish([given])
             return
-        strategy = given.connection.strategy
-        step = self._step.setdefault(strategy, {})
-        step[given.connection.worker] = given
-        if len(step) == len(push.members):
-            self._step[strategy] = {}
-            self._finish([step[worker] for worker in push.members])
-            self._applied[strategy] = push.step + 1
-            waiting = self._waiting.pop(strategy, [])
-            self._waiting[strategy] = [pair for pair in waiting if pair[0] > push.step + 1]
-            for number, request in waiting:
-                if number <= push.step + 1:
-                    request.reply()
+        steps = self._steps.setdefault(given.connection.strategy, _Steps())
+        if push.step in steps.failed:
+            self._finish([given], steps.failed[push.step])
+            return
+        steps.given[given.connection.worker] = given
+        if set(push.members) <= set(steps.given):
+            batch = [steps.given.pop(worker) for worker in push.members]
+            steps.over = max(steps.over, push.step + 1)
+            self._finish(batch)
+            self._close(steps, push.step)
 
-    def _finish(self, batch: Sequence[_Given]) -> None:
-        """Apply what several workers have pushed as one change, and answer them."""
+    def _close(self, steps: _Steps, step: int) -> None:
+        """Answer those who wait for a step to be over."""
+        steps.over = max(steps.over, step + 1)
+        steps.failed = {number: why for number, why in steps.failed.items() if number >= step}
+        ready = [request for number, request in steps.waiting if number <= steps.over]
+        steps.waiting = [pair for pair in steps.waiting if pair[0] > steps.over]
+        for request in ready:
+            request.reply()
+
+    def _finish(self, batch: Sequence[_Given], problem: str = "") -> None:
+        """Apply what several workers have pushed as one change, or drop it, and answer them."""
         replies = [pb.PushReply() for _ in batch]
         try:
-            self._apply(batch, replies)
+            self._apply(batch, replies, problem)
         except (Exception, SystemExit) as error:
             for given in batch:
                 given.request.fail(error)
@@ -200,15 +236,21 @@ class Pushes:
             if unfinished:
                 self._begin(unfinished[0])
 
-    def _apply(self, batch: Sequence[_Given], replies: Sequence[pb.PushReply]) -> None:
+    def _apply(
+        self, batch: Sequence[_Given], replies: Sequence[pb.PushReply], refusal: str = ""
+    ) -> None:
+        if refusal:
+            self._drop(batch)
+            raise errors.AbortedError(refusal)
         self._check_alike(batch)
         problem: BaseException | None = None
         for entries in zip(*(given.push.entries for given in batch), strict=True):
             variable = self._catalogue.variables[entries[0].variable]
             shard = variable.shard
-            change, rest = self._change(batch, entries, shard)
+            rest: Sequence[Iterator[Array]] = ()
             # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
             try:
+                change, rest = self._change(batch, entries, shard)
                 for entry, reply in zip(entries, replies, strict=True):
                     reply.staleness.append(shard.version - min(entry.seen, shard.version))
                 change(*self._rules.find(entries[0].rule, shard))
@@ -226,33 +268,22 @@ class Pushes:
             raise problem
 
     def _check_alike(self, batch: Sequence[_Given]) -> None:
-        """InvalidArgumentError unless all push changes of the same variables, by the same rules."""
-        numbers = [
-            [(entry.variable, entry.rule, entry.rows) for entry in given.push.entries]
+        """InternalError unless all push the same: they were compared before they might."""
+        kinds = [
+            (given.push.step, [(entry.variable, entry.rows) for entry in given.push.entries])
             for given in batch
         ]
-        if all(own == numbers[0] for own in numbers):
-            return
-        kinds = [[self._in_words(entry) for entry in given.push.entries] for given in batch]
-        other = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None)
-        if other is None:
-            return
+        if any(kind != kinds[0] for kind in kinds):
+            self._drop(batch)
+            raise errors.InternalError(f"{self._who} got pushes that make no step: {kinds}")
+
+    def _drop(self, batch: Sequence[_Given]) -> None:
+        """Take what workers stream out of their rings, and do nothing with it."""
         for given in batch:
             for entry in given.push.entries:
                 if entry.staged:
                     for _ in given.dense(entry, self._catalogue.variables[entry.variable].shard):
                         continue
-        differing = [sorted(set(kinds[n]) - set(kinds[other - n])) for n in (0, other)]
-        raise errors.InvalidArgumentError(
-            f"in step {batch[0].push.step} worker {batch[0].connection.worker} pushes to "
-            f"{self._who} {differing[0]}, and worker {batch[other].connection.worker} "
-            f"{differing[1]}: in mode 'sync' all workers must push alike, in the same order"
-        )
-
-    def _in_words(self, entry: pb.PushEntry) -> str:
-        name = self._catalogue.variables[entry.variable].shard.name
-        rows = "rows of " if entry.rows else ""
-        return f"{rows}{name!r} by {self._rules.in_words(entry.rule)}"
 
     def _change(
         self, batch: Sequence[_Given], entries: Sequence[pb.PushEntry], shard: OwnedShard

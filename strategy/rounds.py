@@ -20,10 +20,12 @@ class Decision:
         step: In which step they count; if they do not, the step that the worker goes on with.
         members: The workers whose gradients make the step, ascending; empty if these come too late,
             or there are none.
+        problem: Why there is no such step: workers give gradients that do not belong together.
     """
 
     step: int
     members: tuple[int, ...]
+    problem: str = ""
 
 
 class Rounds(Generic[T]):
@@ -43,10 +45,10 @@ class Rounds(Generic[T]):
         self._needed = len(self._workers) - backups
         self._step = 0
         self._entered: dict[int, T] = {}
-        self._givers: set[int] = set()
+        self._given: dict[int, str] = {}
 
     def enter(
-        self, worker: int, step: int, waiting: T, gives: bool = True
+        self, worker: int, step: int, waiting: T, gives: str | None = ""
     ) -> list[tuple[T, Decision]]:
         """Local. A worker has come to a step.
 
@@ -54,8 +56,8 @@ class Rounds(Generic[T]):
             worker: Which.
             step: Which; from 0.
             waiting: Stands for it until it is answered.
-            gives: Whether it has gradients. A step for which no worker has some is none: all go on
-                with it again.
+            gives: What its gradients are of, in words that must be the same for all; None: it has
+                none. A step for which no worker has some is none: all go on with it again.
 
         Returns:
             Who is to be answered, and what.
@@ -71,13 +73,15 @@ class Rounds(Generic[T]):
                 f"is {self._step}"
             )
         self._entered[worker] = waiting
-        if gives:
-            self._givers.add(worker)
+        if gives is not None:
+            self._given[worker] = gives
         return self._decide()
 
     def leave(self, worker: int) -> list[tuple[T, Decision]]:
         """Local. A worker will give no more gradients; see :meth:`enter` for what it returns."""
         self._workers.discard(worker)
+        self._entered.pop(worker, None)
+        self._given.pop(worker, None)
         return self._decide()
 
     def missing(self) -> list[int]:
@@ -87,16 +91,21 @@ class Rounds(Generic[T]):
     def _decide(self) -> list[tuple[T, Decision]]:
         if not self._entered or len(self._entered) < min(self._needed, len(self._workers)):
             return []
-        givers = self._givers
-        decision = Decision(self._step, tuple(sorted(givers)))
-        self._step += 1 if givers else 0
+        given, waiting = self._given, self._entered
+        self._entered, self._given = {}, {}
+        first = min(given, default=0)
+        other = next((worker for worker in sorted(given) if given[worker] != given[first]), None)
+        if other is not None:
+            problem = (
+                f"in step {self._step} worker {first} gives gradients of {given[first]}, and "
+                f"worker {other} of {given[other]}: in mode 'sync' all workers must give gradients "
+                "of the same variables in the same order, for the same optimizer"
+            )
+            return [(one, Decision(self._step, (), problem)) for one in waiting.values()]
+        decision = Decision(self._step, tuple(sorted(given)))
+        self._step += 1 if given else 0
         nothing = Decision(self._step, ())
-        answers = [
-            (waiting, decision if worker in givers else nothing)
-            for worker, waiting in self._entered.items()
-        ]
-        self._entered, self._givers = {}, set()
-        return answers
+        return [(one, decision if worker in given else nothing) for worker, one in waiting.items()]
 
 
 class Clocks(Generic[T]):

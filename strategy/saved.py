@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
 from mpidist import errors
-from strategy.owned_shard import OwnedShard
+from strategy.owned_shard import WIDE, OwnedShard
 from strategy.parts import Origin, Part, Shape, whole
 
 Array = NDArray[Any]
@@ -40,11 +41,13 @@ class Saved:
         data: Its value, flat.
         slots: Optimizer state, flat, by ``<kind>/<slot>``.
         steps: Updates so far, by kind.
+        initials: What slots are full of at first, where that is not 0.
     """
 
     data: Array
     slots: dict[str, Array] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
+    initials: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -53,15 +56,19 @@ class _Piece:
 
     Attributes:
         path: The file.
-        key: The name there.
+        name: The name there.
         part: What of the variable it is.
-        dtype: Its dtype's name.
+        dtypes: Names of the dtypes of its tensors, by what comes after the name: ``data``, ...
+        steps: Updates so far, by kind.
+        initials: What slots are full of at first, where that is not 0.
     """
 
     path: str
-    key: str
+    name: str
     part: Part
-    dtype: str
+    dtypes: dict[str, str]
+    steps: dict[str, int]
+    initials: dict[str, float]
 
 
 def read_layouts(
@@ -80,18 +87,17 @@ def read_layouts(
     Raises:
         DataLossError: A file is missing or damaged.
     """
-    pieces = _pieces(paths)
     return {
-        name: (found[0].part.whole, found[0].dtype)
-        for name, origin in wanted.items()
-        if (found := pieces.get(origin.variable))
+        name: (pieces[0].part.whole, pieces[0].dtypes["data"])
+        for name, pieces in _wanted_pieces(paths, wanted).items()
     }
 
 
 def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str, Saved]:
     """Local. Read variables, or parts of them, from the files of a checkpoint.
 
-    The parts need not be those that were saved.
+    The parts need not be those that were saved. Where a part is a stretch of another kind than
+    those, the whole variable is put together first.
 
     Args:
         paths: All files of the checkpoint.
@@ -103,79 +109,141 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str,
     Raises:
         DataLossError: A file is missing or damaged.
     """
-    pieces = _pieces(paths)
-    return {
-        name: _assembled(found, origin.part)
-        for name, origin in wanted.items()
-        if (found := pieces.get(origin.variable))
-    }
-
-
-def _pieces(paths: Sequence[str]) -> dict[str, list[_Piece]]:
-    """All that is in files, by variable."""
-    found: dict[str, list[_Piece]] = {}
-    for path in paths:
-        with _opened(path) as (file, _):
-            origins = json.loads(file.metadata().get("parts", "{}"))
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                name, _, kind = key.partition(":")
-                if kind != "data":
-                    continue
-                data = file.get_slice(key)
-                variable, part = name, whole(tuple(data.get_shape()))
-                if name in origins:
-                    variable, saved = origins[name]["variable"], origins[name]["part"]
-                    part = Part(**{**saved, "whole": tuple(saved["whole"])})
-                dtype = _DTYPES.get(data.get_dtype(), data.get_dtype())
-                found.setdefault(variable, []).append(_Piece(path, name, part, dtype))
-    for variable, pieces in found.items():
-        if sum(math.prod(piece.part.shape) for piece in pieces) != math.prod(pieces[0].part.whole):
-            raise errors.DataLossError(
-                f"the checkpoint {os.path.dirname(paths[0])!r} does not have all parts of variable "
-                f"{variable!r}; restore an older one"
-            )
+    found: dict[str, Saved] = {}
+    wholes: dict[str, dict[str, Array]] = {}
+    for name, pieces in _wanted_pieces(paths, wanted).items():
+        part, axis = wanted[name].part, pieces[0].part.axis
+        variable = wanted[name].variable
+        if part.is_whole:
+            part = _all_of(pieces, axis)
+        if all(piece.part.along(part.axis) for piece in pieces):
+            arrays = _assembled(pieces, part)
+        else:
+            if variable not in wholes:
+                wholes[variable] = _assembled(pieces, _all_of(pieces, axis))
+            arrays = {
+                kind: part.of(array.reshape(part.whole)) for kind, array in wholes[variable].items()
+            }
+        flat = {kind: array.flatten() for kind, array in arrays.items()}
+        saved = found[name] = Saved(flat.pop("data"))
+        saved.slots = {kind.removeprefix("slot:"): array for kind, array in flat.items()}
+        for piece in pieces:
+            saved.initials |= piece.initials
+            saved.steps |= {
+                kind: max(steps, saved.steps.get(kind, 0)) for kind, steps in piece.steps.items()
+            }
     return found
 
 
-def _assembled(pieces: Sequence[_Piece], part: Part) -> Saved:
-    """A part of a variable, put together from those that were saved."""
-    saved = Saved(np.empty(0))
-    # Where a part is a stretch of another kind than those saved, there has to be the whole first.
-    alike = all(piece.part.along(part.axis) for piece in pieces)
-    target = part if alike else whole(part.whole)
-    arrays: dict[str, Array] = {}
-    for piece in pieces:
-        source = piece.part.along(part.axis) if alike else piece.part
-        assert source is not None
-        if alike and target.stop and not source.meets(target):
-            continue
-        with _opened(piece.path) as (file, steps):
-            saved.steps |= steps[piece.key]
+def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str, list[_Piece]]:
+    """The parts that files have of the variables that are wanted, in order, by the wanted names."""
+    variables = {origin.variable for origin in wanted.values()}
+    found: dict[str, list[_Piece]] = {}
+    for path in paths:
+        with _opened(path) as (file, facts):
+            dtypes: dict[str, dict[str, str]] = {}
+            shapes: dict[str, list[int]] = {}
             for key in file.keys():  # noqa: SIM118 - not a dict
                 name, _, kind = key.partition(":")
-                if name != piece.key:
+                tensor = file.get_slice(key)
+                dtype = tensor.get_dtype()
+                dtypes.setdefault(name, {})[kind] = _DTYPES.get(dtype, dtype)
+                shapes[key] = tensor.get_shape()
+            for name, kinds in dtypes.items():
+                origin = _origin(name, tuple(shapes[f"{name}:data"]), facts["parts"].get(name))
+                if origin.variable not in variables:
                     continue
-                values = file.get_tensor(key).reshape(source.shape)
-                array = arrays.setdefault(kind, np.empty(target.shape, values.dtype))
-                if alike:
-                    source.copy_common(values, target, array)
-                else:
-                    source.of(array.reshape(part.whole))[...] = values
-    shaped = {
-        kind: (array if alike else part.of(array.reshape(part.whole))).flatten()
-        for kind, array in arrays.items()
+                sizes = {math.prod(shapes[f"{name}:{kind}"]) for kind in kinds}
+                if sizes != {math.prod(origin.part.shape)}:
+                    raise ValueError(f"tensors of {name!r} are not equally large")
+                own = (facts["steps"][name], facts["initials"].get(name, {}))
+                piece = _Piece(path, name, origin.part, kinds, *own)
+                found.setdefault(origin.variable, []).append(piece)
+    for variable, pieces in found.items():
+        pieces.sort(key=lambda piece: piece.part.start)
+        _check_complete(variable, pieces)
+    return {
+        name: found[origin.variable] for name, origin in wanted.items() if origin.variable in found
     }
-    saved.data = shaped.pop("data")
-    saved.slots = {kind.removeprefix("slot:"): array for kind, array in shaped.items()}
-    return saved
+
+
+def _origin(name: str, shape: Shape, told: Mapping[str, Any] | None) -> Origin:
+    if told is None:
+        return Origin(name, whole(shape))
+    part = told["part"]
+    return Origin(told["variable"], Part(**{**part, "whole": tuple(part["whole"])}))
+
+
+def _check_complete(variable: str, pieces: Sequence[_Piece]) -> None:
+    """DataLossError unless parts are all of a variable, once, and belong together."""
+    first = pieces[0]
+    kinds = {(piece.part.whole, piece.part.axis) for piece in pieces}
+    dtypes = {pair for piece in pieces for pair in piece.dtypes.items()}
+    alike = len(kinds) == 1 and len(dtypes) == len(dict(dtypes))
+    ends = [0, *(piece.part.stop for piece in pieces)]
+    starts = [*(piece.part.start for piece in pieces), _all_of(pieces, first.part.axis).stop]
+    if not alike or ends != starts:
+        raise errors.DataLossError(
+            f"the checkpoint {os.path.dirname(first.path)!r} does not have all parts of variable "
+            f"{variable!r}, or parts that do not belong together; restore an older one"
+        )
+
+
+def _all_of(pieces: Sequence[_Piece], axis: int | None) -> Part:
+    part = whole(pieces[0].part.whole).along(axis)
+    assert part is not None
+    return part
+
+
+def _assembled(pieces: Sequence[_Piece], part: Part) -> dict[str, Array]:
+    """A part of a variable, put together from stretches along the same axis.
+
+    Slots that only some of them have, since a push was under way when they were saved, are as they
+    are at first elsewhere.
+    """
+    dtypes = {kind: dtype for piece in pieces for kind, dtype in piece.dtypes.items()}
+    initials = {kind: value for piece in pieces for kind, value in piece.initials.items()}
+    arrays = {kind: np.empty(part.shape, dtype) for kind, dtype in dtypes.items()}
+    for piece in pieces:
+        source = piece.part.along(part.axis)
+        assert source is not None
+        start, stop = max(source.start, part.start), min(source.stop, part.stop)
+        if start >= stop and part.stop:
+            continue
+        stretch = Part(part.whole, part.axis, start, stop)
+        with _opened(piece.path) as (file, _):
+            for kind, array in arrays.items():
+                target = stretch.within(part, array)
+                if kind in piece.dtypes:
+                    target[...] = _read(file, f"{piece.name}:{kind}", source, stretch)
+                elif kind.endswith(WIDE):
+                    target[...] = _read(file, f"{piece.name}:data", source, stretch)
+                else:
+                    target[...] = initials.get(kind.removeprefix("slot:"), 0.0)
+    return arrays
+
+
+def _read(file: Any, key: str, source: Part, stretch: Part) -> Array:
+    """A stretch of what a file has of a longer one; no more than it is read, if that can be."""
+    tensor = file.get_slice(key)
+    shape = tensor.get_shape()
+    row = math.prod(shape[1:])
+    width = 1 if source.axis is None else math.prod(source.shape[1:])
+    start, stop = ((end - source.start) * width for end in (stretch.start, stretch.stop))
+    if not source.axis and start < stop and shape and start % row == stop % row == 0:
+        values: Array = tensor[start // row : stop // row]
+        return values.reshape(stretch.shape)
+    return stretch.within(source, file.get_tensor(key).reshape(source.shape))
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, int]]]]:
-    """A file of a checkpoint, and its variables' steps; what fails with it is a DataLossError."""
+def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
+    """A file of a checkpoint, and facts by name; what fails with it is a DataLossError."""
     try:
         with safe_open(path, framework="numpy") as file:
-            yield file, json.loads(file.metadata()["steps"])
+            metadata = file.metadata()
+            facts = {key: json.loads(metadata.get(key, "{}")) for key in ("initials", "parts")}
+            yield file, facts | {"steps": json.loads(metadata["steps"])}
     except Exception as error:
         raise errors.DataLossError(
             f"cannot read {path!r} of a checkpoint ({error}); restore an older one"

@@ -57,6 +57,8 @@ class ShardedVariable(Variable):
             rows.put(out, number, target)
 
     def _divided(self, data: Array, rule_of: RuleOf) -> list[Change]:
+        if self.parts[0].axis is None:
+            data = np.ascontiguousarray(data)  # once, and not for every part
         return [
             Change(remote, rule_of(remote.connection), part.of(data))
             for part, remote in zip(self.parts, self.remotes, strict=True)

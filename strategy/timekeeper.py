@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.catalogue import Catalogue, ServedConnection
+from strategy.host import Host, workers_of
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rounds import Clocks, Decision, Rounds
 
@@ -17,12 +18,13 @@ class Timekeeper:
 
     Args:
         catalogue: The server's connections.
-        workers: How many workers there are.
+        host: The server's process.
     """
 
-    def __init__(self, catalogue: Catalogue, workers: int) -> None:
+    def __init__(self, catalogue: Catalogue, host: Host) -> None:
         self._connections = catalogue.connections
-        self._workers = range(workers)
+        self._host = host
+        self._tasks = workers_of(host.cluster_spec)
         self._rounds: dict[int, Rounds[Request]] = {}
         self._clocks: dict[int, Clocks[Request]] = {}
 
@@ -32,7 +34,8 @@ class Timekeeper:
         connection = self._connections[asked.connection]
         rounds = self._rounds_of(connection)
         try:
-            answers = rounds.enter(connection.worker, asked.step, request, asked.gives)
+            gives = asked.what if asked.gives else None
+            answers = rounds.enter(connection.worker, asked.step, request, gives)
         except ValueError as error:
             raise errors.InvalidArgumentError(str(error)) from error
         _decide(answers)
@@ -48,34 +51,49 @@ class Timekeeper:
         return LATER
 
     def missing(self, request: Request) -> Reply:
-        """Local. For whom others wait."""
+        """Local. For whom others wait; who has left the cluster is not waited for any more."""
         connection = self._connection_of(request)
-        synchronous = connection.mode.name == "sync"
-        who = self._rounds_of(connection) if synchronous else self._clocks_of(connection)
-        return Reply(pb.MissingReply(workers=who.missing()).SerializeToString())
+        waited_for = self._waits_of(connection).missing()
+        gone = [worker for worker in waited_for if self._host.has_left(*self._tasks[worker])]
+        for worker in gone:
+            self._without(connection, worker)
+        left = [] if gone else waited_for
+        return Reply(pb.MissingReply(workers=left).SerializeToString())
 
     def leave(self, request: Request) -> None:
         """Local. A worker makes no more steps."""
         connection = self._connection_of(request)
+        self._without(connection, connection.worker)
+
+    def _without(self, connection: ServedConnection, worker: int) -> None:
         if connection.mode.name == "sync":
-            _decide(self._rounds_of(connection).leave(connection.worker))
+            _decide(self._rounds_of(connection).leave(worker))
         else:
-            for waiting in self._clocks_of(connection).leave(connection.worker):
+            for waiting in self._clocks_of(connection).leave(worker):
                 waiting.reply()
+
+    def _waits_of(self, connection: ServedConnection) -> Rounds[Request] | Clocks[Request]:
+        if connection.mode.name == "sync":
+            return self._rounds_of(connection)
+        return self._clocks_of(connection)
 
     def _connection_of(self, request: Request) -> ServedConnection:
         return self._connections[pb.AttachReply.FromString(request.body).connection]
 
     def _rounds_of(self, connection: ServedConnection) -> Rounds[Request]:
         backups = connection.mode.backup_workers
-        return self._rounds.setdefault(connection.strategy, Rounds(self._workers, backups))
+        return self._rounds.setdefault(
+            connection.strategy, Rounds(range(len(self._tasks)), backups)
+        )
 
     def _clocks_of(self, connection: ServedConnection) -> Clocks[Request]:
         bound = connection.mode.staleness
-        return self._clocks.setdefault(connection.strategy, Clocks(self._workers, bound))
+        return self._clocks.setdefault(connection.strategy, Clocks(range(len(self._tasks)), bound))
 
 
 def _decide(answers: Iterable[tuple[Request, Decision]]) -> None:
     for request, decision in answers:
-        reply = pb.EnterReply(step=decision.step, members=decision.members)
+        reply = pb.EnterReply(
+            step=decision.step, members=decision.members, problem=decision.problem
+        )
         request.reply(reply.SerializeToString())

@@ -133,7 +133,10 @@ class Variables:
     def _create_parts(
         self, origins: Mapping[str, Origin], layout: Layout, value: InitialValue
     ) -> dict[str, Remote]:
-        """Make all parts of a variable, or none as far as this worker is concerned."""
+        """Make all parts of a variable, or none as far as this worker is concerned.
+
+        Servers keep those that have got a first value.
+        """
         remotes: dict[str, Remote] = {}
         placed: list[tuple[int, Layout]] = []
         try:
@@ -141,10 +144,11 @@ class Variables:
                 own = layout if len(origins) == 1 else Layout(origin.part.shape, layout.dtype)
                 server = self._server_for(name, own)
                 ordinal = len(self.remotes) + len(remotes)
+                division = (origin, len(origins))
                 if len(self._connections) > 1:  # each server sees its own variables only
-                    self._connections[0].announce(name, own, ordinal, server)
+                    self._connections[0].announce(name, own, ordinal, server, *division)
                 connection = self._connections[server]
-                remote, must_initialize = connection.create(name, own, ordinal, origin)
+                remote, must_initialize = connection.create(name, own, ordinal, *division)
                 if must_initialize:
                     self._initialize(remote, origin.part, value)
                 remotes[name] = remote

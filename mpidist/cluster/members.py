@@ -161,6 +161,14 @@ class Members:
         idle = (m.state == TaskState.JOINING or task[0] == "evaluator" for task, m in others)
         return any(gone) and all(g or i for g, i in zip(gone, idle, strict=True))
 
+    def has_left(self, task: Task) -> bool:
+        """Local. Whether a task has closed its Server, or its rank has left."""
+        member = self._members[task]
+        if member.rank != self._rank:
+            self._mailbox.receive()
+            self._read_words(member)
+        return member.state == TaskState.CLOSED or member.rank in exits().left
+
     def _tell(self, state: TaskState.State, ranks: list[int]) -> None:
         said = TaskState(
             job=self._task[0],

@@ -288,6 +288,10 @@ class Server:
         assert self._memory is not None
         self._memory.sync()
 
+    def has_left(self, job: str, index: int) -> bool:
+        """Local. Whether a task of the cluster has ended, or has closed its Server."""
+        return self._members is not None and self._members.has_left((job, index))
+
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Local. Have ``callback()`` called when the server is left, before anything is closed."""
         self._drains.append(callback)

@@ -27,16 +27,18 @@ MAX: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
-    __slots__ = ("worker", "workers", "shared", "mode")
+    __slots__ = ("worker", "workers", "shared", "mode", "strategy")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     worker: int
     workers: int
     shared: bool
     mode: Mode
-    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ...) -> None: ...
+    strategy: int
+    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ...) -> None: ...
 
 class Mode(_message.Message):
     __slots__ = ("name", "backup_workers", "staleness")
@@ -85,18 +87,20 @@ class CreateRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ..., server: _Optional[int] = ..., part: _Optional[_Union[PartOf, _Mapping]] = ...) -> None: ...
 
 class PartOf(_message.Message):
-    __slots__ = ("variable", "shape", "axis", "start", "stop")
+    __slots__ = ("variable", "shape", "axis", "start", "stop", "count")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     AXIS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     variable: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     axis: int
     start: int
     stop: int
-    def __init__(self, variable: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    count: int
+    def __init__(self, variable: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class CreateReply(_message.Message):
     __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "version", "grow")
@@ -202,22 +206,26 @@ class PushReply(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EnterRequest(_message.Message):
-    __slots__ = ("connection", "step", "gives")
+    __slots__ = ("connection", "step", "gives", "what")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GIVES_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
     connection: int
     step: int
     gives: bool
-    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ..., gives: bool = ...) -> None: ...
+    what: str
+    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ..., gives: bool = ..., what: _Optional[str] = ...) -> None: ...
 
 class EnterReply(_message.Message):
-    __slots__ = ("step", "members")
+    __slots__ = ("step", "members", "problem")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     step: int
     members: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
+    problem: str
+    def __init__(self, step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class AwaitRequest(_message.Message):
     __slots__ = ("connection", "step")

@@ -46,6 +46,9 @@ class Host:
     def sync(self):
         pass
 
+    def has_left(self, job, index):
+        return (job, index) in self._cluster.gone
+
     def on_drain(self, callback):
         pass
 
@@ -56,6 +59,7 @@ class Cluster:
     def __init__(self, stack, servers=1, workers=2, near=True, arena_bytes=1 << 30, growth_bytes=0):
         self.stack, self.near, self.growth_bytes = stack, near, growth_bytes
         self.warnings = []
+        self.gone = set()  # tasks that have left the cluster
         names = {"ps": servers, "worker": workers}
         self.spec = ClusterSpec({job: [f"h:{i}" for i in range(n)] for job, n in names.items()})
         self.windows = [[Window.private(arena_bytes)] for _ in range(servers)]

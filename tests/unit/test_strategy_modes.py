@@ -1,6 +1,7 @@
 """Workers that wait for each other, as threads of this process."""
 
 import logging
+import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -12,7 +13,14 @@ import pytest
 from _cases.servers import Cluster
 
 from mpidist import errors
-from strategy import IndexedSlices, get_variable, optimizers, pace
+from strategy import (
+    IndexedSlices,
+    ParameterServerStrategy,
+    get_variable,
+    optimizers,
+    pace,
+    schedules,
+)
 from strategy.partitioners import FixedShardsPartitioner
 
 LIMIT_S = 60
@@ -337,26 +345,37 @@ def test_who_is_missing_is_said(make, options, monkeypatch, caplog):
 OTHERWISE = {
     "fewer": (
         lambda made: (optimizers.SGD(1.0), [(np.ones(3), made[0])]),
-        r"pushes to ps 0 \[\"'v1' by SGD .*\], and worker 1 \[\]",
+        r"worker 0 gives gradients of \['v0', 'v1'\] .*, and worker 1 of \['v0'\]",
     ),
     "rows": (
         lambda made: (
             optimizers.SGD(1.0),
             [(IndexedSlices(np.ones(1), [0]), made[0]), (np.ones(5000), made[1])],
         ),
-        "'v0' by SGD.* and worker 1 .*rows of 'v0' by SGD",
+        r"and worker 1 of \['rows of v0', 'v1'\]",
     ),
     "optimizer": (
-        lambda made: (optimizers.SGD(2.0), [(np.ones(3), made[0]), (np.ones(5000), made[1])]),
-        "learning_rate=1.* and worker 1 .*learning_rate=2",
+        lambda made: (optimizers.SGD(1.0000001), [(np.ones(3), made[0]), (np.ones(5000), made[1])]),
+        "'learning_rate': 1.0,.* and worker 1 .*'learning_rate': 1.0000001",
+    ),
+    "schedule": (
+        lambda made: (
+            optimizers.SGD(schedules.ExponentialDecay(1.0, 1, 0.5)),
+            [(np.ones(3), made[0]), (np.ones(5000), made[1])],
+        ),
+        "and worker 1 .*learning rate ExponentialDecay",
+    ),
+    "order": (
+        lambda made: (optimizers.SGD(1.0), [(np.ones(5000), made[1]), (np.ones(3), made[0])]),
+        r"and worker 1 of \['v1', 'v0'\]",
     ),
 }
 
 
 @pytest.mark.parametrize(("second", "problem"), OTHERWISE.values(), ids=OTHERWISE)
-@pytest.mark.parametrize("near", [True, False])
-def test_workers_that_push_otherwise(make, second, problem, near):
-    cluster = make(workers=2, near=near)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_workers_that_push_otherwise(make, second, problem, servers):
+    cluster = make(workers=2, servers=servers)
 
     def train(index):
         strategy = cluster.worker(index, mode="sync")
@@ -374,11 +393,126 @@ def test_workers_that_push_otherwise(make, second, problem, near):
         assert [np.unique(value).tolist() for value in result] == [[0.0], [0.0]]
 
 
+def test_a_worker_that_cannot_push_fails_the_step_for_all(make):
+    cluster = make(workers=2, servers=2)
+
+    def fail_once(strategy):
+        own = strategy._connections[1]
+        enclose = own._enclose
+
+        def enclosing(*arguments):
+            own._enclose = enclose
+            raise MemoryError("no room for a copy")
+
+        own._enclose = enclosing
+
+    def run(index):
+        strategy = cluster.worker(index, mode="sync")
+        made = variables(strategy, [2, 700_000], np.float64)
+        problems = []
+        for step in range(3):
+            if (index, step) == (0, 1):
+                fail_once(strategy)
+            pairs = [(np.full(v.shape, 10.0**step), v) for v in made]
+            try:
+                optimizers.SGD(1.0).apply_gradients(pairs).wait()
+            except (MemoryError, errors.AbortedError) as error:
+                problems.append((step, type(error)))
+        return problems, [v.read_value()[0] for v in made]
+
+    (first, one), (second, two) = together([lambda: run(0), lambda: run(1)])
+    assert first == [(1, MemoryError)]
+    assert second == [(1, errors.AbortedError)]
+    assert one == two
+    assert 1 - 101 in one
+
+
 def test_assignments_count_at_once(make):
     strategy = make(workers=2).worker(0, mode="sync")
     (v,) = variables(strategy, [2], np.float64)
     assert v.assign_add(1) == 2
     np.testing.assert_array_equal(v, [2, 2])
+
+
+def test_who_finishes_with_an_error_is_not_waited_for(make):
+    cluster = make(workers=2)
+
+    def fail(*_):
+        raise RuntimeError("not today")
+
+    def train(index):
+        strategy = cluster.worker(index, mode="sync")
+        (v,) = variables(strategy, [2], np.float64)
+        work = optimizers.Function(fail).apply_gradients([(np.ones(2), v)])
+        if index:
+            until(work.is_completed)
+            with pytest.raises(errors.InvalidArgumentError, match="not today"):
+                strategy.finish()
+            return
+        with pytest.raises(errors.InvalidArgumentError, match="not today"):
+            work.wait()
+        assert optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).result().contributed
+
+    together([lambda: train(0), lambda: train(1)])
+
+
+def test_an_interrupt_while_a_worker_waits(make):
+    cluster = make(workers=2)
+    strategies = [cluster.worker(index, mode="sync") for index in range(2)]
+    made = [variables(strategy, [2], np.float64)[0] for strategy in strategies]
+
+    def step(index):
+        return optimizers.SGD(1.0).apply_gradients([(np.full(2, 2.0**index), made[index])])
+
+    def interrupt():
+        until(lambda: cluster.parameter_servers[0]._timekeeper._rounds)
+        until(lambda: cluster.parameter_servers[0]._timekeeper._rounds[0]._entered)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        step(0)
+    results = together([lambda: step(0).result(), lambda: step(1).result()])
+    assert [applied.versions for applied in results] == [(2,), (2,)]
+    np.testing.assert_array_equal(made[0], [-0.5, -0.5])
+
+
+@pytest.mark.parametrize("options", [{"mode": "sync"}, {"mode": "ssp", "staleness": 0}], ids=str)
+def test_a_worker_that_leaves_the_cluster_is_not_waited_for(make, options, monkeypatch):
+    monkeypatch.setattr(pace, "_LOOK_S", 0.01)
+    cluster = make(workers=3)
+    strategy = cluster.worker(0, **options)
+    (v,) = variables(strategy, [2], np.float64)
+
+    def go():
+        time.sleep(0.05)
+        cluster.gone |= {("worker", 1), ("worker", 2)}
+
+    def steps():
+        for _ in range(3):
+            optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).wait()
+
+    together([go, steps])
+    np.testing.assert_array_equal(v, [-2, -2])
+
+
+def test_a_strategy_that_could_not_be_made_is_not_counted(make):
+    cluster = make(workers=2, servers=2)
+
+    def train(index):
+        if index == 0:
+            host = cluster.host(0)
+            for wrong in ({"placement": "biggest"}, {"nan": "?"}, {"transport": "shared"}):
+                cluster.near = False
+                with pytest.raises((ValueError, errors.FailedPreconditionError)):
+                    ParameterServerStrategy(server=host, mode="sync", **wrong)
+            strategy = ParameterServerStrategy(server=host, mode="sync")
+        else:
+            strategy = cluster.worker(index, mode="sync")
+        (v,) = variables(strategy, [2], np.float64)
+        return optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).result().versions
+
+    assert together([lambda: train(0), lambda: train(1)]) == [(2,), (2,)]
 
 
 def test_what_follows_a_step_is_applied_after_it(make):
@@ -417,7 +551,8 @@ def test_workers_with_different_modes(make):
         ({"mode": "bulk"}, r"unknown mode 'bulk'.*'async', 'sync', 'ssp'"),
         ({"mode": "ssp"}, "needs staleness"),
         ({"staleness": 1}, "no other mode takes it"),
-        ({"mode": "ssp", "staleness": -1}, "must not be negative"),
+        ({"mode": "ssp", "staleness": -1}, "from 0 to"),
+        ({"mode": "ssp", "staleness": 1 << 40}, "from 0 to"),
         ({"backup_workers": 1}, "are for mode 'sync'"),
         ({"mode": "sync", "backup_workers": 2}, "of 2 workers 2 cannot be for backup"),
         ({"mode": "sync", "backup_workers": -1}, "cannot be for backup"),

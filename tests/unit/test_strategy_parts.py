@@ -76,8 +76,10 @@ def test_what_parts_have_in_common(division, data):
             continue
         target = np.full(part.shape, -1)
         for source in sources:
-            if source.meets(part):
-                source.copy_common(source.of(array), part, target)
+            ends = max(source.start, part.start), min(source.stop, part.stop)
+            if ends[0] < ends[1]:
+                common = Part(shape, part.axis, *ends)
+                common.within(part, target)[...] = common.within(source, source.of(array))
         np.testing.assert_array_equal(target, part.of(array))
 
 
@@ -99,6 +101,8 @@ def test_the_whole():
         (7, ValueError, "6 cannot be divided into 7 parts"),
         ([2.0, 1], TypeError, "not integers"),
         ([True, 1], TypeError, "not integers"),
+        (None, TypeError, "gives None, not integers"),
+        (np.array(2), TypeError, "not integers"),
     ],
 )
 def test_what_a_partitioner_must_not_give(given, error, message):
@@ -166,6 +170,11 @@ def test_partitioners_know_the_size_of_an_element():
 def test_numbers_that_are_not_positive(make):
     with pytest.raises(ValueError, match="must be positive, not"):
         make()
+
+
+def test_numbers_that_are_not_whole():
+    with pytest.raises(TypeError, match=r"num_shards must be a whole number, not 2\.5"):
+        partitioners.FlatPartitioner(2.5)
 
 
 @pytest.mark.parametrize("axis", [2, -1])

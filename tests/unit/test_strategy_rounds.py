@@ -46,16 +46,38 @@ def test_who_leaves_is_not_waited_for():
 def test_who_has_nothing_is_no_member():
     rounds = Rounds(range(3), 0)
     for worker in (0, 2):
-        assert rounds.enter(worker, 0, worker, gives=worker == 2) == []
-    assert dict(rounds.enter(1, 0, 1)) == {
+        assert rounds.enter(worker, 0, worker, gives="w" if worker == 2 else None) == []
+    assert dict(rounds.enter(1, 0, 1, "w")) == {
         0: Decision(1, ()),
         1: Decision(0, (1, 2)),
         2: Decision(0, (1, 2)),
     }
     for worker in range(2):
-        assert rounds.enter(worker, 1, worker, gives=False) == []
-    assert set(dict(rounds.enter(2, 1, 2, gives=False)).values()) == {Decision(1, ())}
+        assert rounds.enter(worker, 1, worker, gives=None) == []
+    assert set(dict(rounds.enter(2, 1, 2, gives=None)).values()) == {Decision(1, ())}
     assert rounds.enter(0, 1, 0) == []
+
+
+def test_who_gives_what_does_not_belong_together():
+    rounds = Rounds(range(3), 0)
+    rounds.enter(2, 0, 2, "a, b")
+    rounds.enter(0, 0, 0, None)
+    answers = dict(rounds.enter(1, 0, 1, "b, a"))
+    assert {decision.step for decision in answers.values()} == {0}
+    for decision in answers.values():
+        assert decision.members == ()
+        assert "worker 1 gives gradients of b, a, and worker 2 of a, b" in decision.problem
+    for worker in (0, 1):
+        rounds.enter(worker, 0, worker, "a")
+    assert len(rounds.enter(2, 0, 2, "a")) == 3
+
+
+def test_who_leaves_while_it_waits():
+    rounds = Rounds(range(3), 0)
+    rounds.enter(0, 0, "zero")
+    assert rounds.leave(0) == []
+    rounds.enter(1, 0, "one")
+    assert dict(rounds.enter(2, 0, "two")) == dict.fromkeys(("one", "two"), Decision(0, (1, 2)))
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -135,6 +157,18 @@ def test_a_whole_block_of_halves():
     blocks = [iter([np.full(1 << 19, value, np.float16)]) for value in (1, 3)]
     (mean,) = mean_of_blocks(blocks, layout, Scratch())
     np.testing.assert_array_equal(mean, np.full(1 << 19, 2, np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_of_rows_are_in_the_order_of_the_workers(dtype):
+    """Where the order counts: nothing else gives this result."""
+    layout = Layout((2, 8), dtype)
+    large = 2.0 ** (53 if dtype == "float64" else 24)
+    values = [np.full(8, value, dtype) for value in (large, 1, 1, -large)]
+    _, rows = mean_of_rows([(np.array([1]), value) for value in values], layout)
+    np.testing.assert_array_equal(rows, np.zeros(8))
+    _, zeros = mean_of_rows([(np.array([1]), -np.zeros(8, dtype))] * 2, layout)
+    assert np.signbit(zeros).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -1,17 +1,22 @@
 """Variables in parts, on servers that are threads of this process."""
 
+import json
 from contextlib import ExitStack
 
 import ml_dtypes
 import numpy as np
 import pytest
 from _cases.servers import Cluster, variable
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
-from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
+from strategy import IndexedSlices, ShardedVariable, client, get_variable, optimizers
+from strategy.change import push_all
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
 
 PARTITIONERS = {
+    "whole": None,
     "rows": fixed_size_partitioner(3),
     "columns": fixed_size_partitioner(2, axis=1),
     "flat": FlatPartitioner(3),
@@ -34,7 +39,10 @@ def numbers(shape=SHAPE, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-@pytest.fixture(params=[(kind, near) for kind in PARTITIONERS for near in (True, False)], ids=str)
+DIVIDED = [kind for kind in PARTITIONERS if kind != "whole"]
+
+
+@pytest.fixture(params=[(kind, near) for kind in DIVIDED for near in (True, False)], ids=str)
 def pair(request, make):
     """A variable in parts, a whole one of the same values, and their strategy."""
     kind, near = request.param
@@ -204,12 +212,22 @@ def test_names_that_are_taken(make):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("kinds", [("rows", "columns"), ("flat", "rows")], ids=str)
+@pytest.mark.parametrize(
+    "kinds", [("rows", "columns"), ("flat", "rows"), ("rows", "whole"), ("whole", "flat")], ids=str
+)
 def test_workers_that_divide_otherwise(make, servers, kinds):
     cluster = make(servers=servers)
+    said = {
+        "rows": "in 3 parts along axis 0",
+        "columns": "in 2 parts along axis 1",
+        "flat": "in 3 parts along its flattened elements",
+        "whole": "'v'",
+    }
     sharded(cluster.worker(0), "v", 0, kinds[0])
-    with pytest.raises(errors.InvalidArgumentError, match="worker 1 creates variable"):
+    with pytest.raises(errors.InvalidArgumentError, match="worker 1 creates variable") as info:
         sharded(cluster.worker(1), "v", 0, kinds[1])
+    for kind in kinds:
+        assert said[kind] in info.value.message
 
 
 def test_wrong_arguments(pair):
@@ -229,12 +247,12 @@ def test_wrong_arguments(pair):
     np.testing.assert_array_equal(v, numbers())
 
 
-@pytest.mark.parametrize("then", [None, *PARTITIONERS])
-@pytest.mark.parametrize("first", [None, *PARTITIONERS])
+@pytest.mark.parametrize("then", PARTITIONERS)
+@pytest.mark.parametrize("first", PARTITIONERS)
 def test_a_checkpoint_is_restored_in_other_parts(make, tmp_path, first, then):
     def program(servers, kind, value):
         strategy = make(servers=servers).worker(0)
-        partitioner = PARTITIONERS[kind] if kind else None
+        partitioner = PARTITIONERS[kind]
         with strategy.scope():
             v = get_variable("v", SHAPE, np.float64, value, partitioner=partitioner)
             counts = get_variable("counts", 5, np.int64, np.arange(5))
@@ -265,6 +283,100 @@ def test_a_checkpoint_without_all_parts(make, tmp_path):
     index.write_text(index.read_text().replace('"ps-1-of-2.safetensors"', "").replace(", ]", "]"))
     with pytest.raises(errors.DataLossError, match="does not have all parts of variable 'v'"):
         strategy.restore(path)
+
+
+@pytest.mark.parametrize("then", PARTITIONERS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
+def test_slots_that_only_some_parts_have(make, tmp_path, dtype, then):
+    """One that was saved while the first push had reached one server and not the other."""
+    strategy = make(servers=2).worker(0)
+    v = sharded(strategy, "v", 1, "rows", dtype)
+    optimizer = optimizers.Adagrad(0.5, initial_accumulator_value=0.25)
+    push_all(v.changes(np.ones(SHAPE, dtype), optimizer._rule)[:1]).wait()
+    path = strategy.save(str(tmp_path))
+    first = v.parts[0].stop
+    del strategy
+    other = make(servers=2).worker(0)
+    w = sharded(other, "v", 0, then, dtype)
+    other.restore(path)
+    np.testing.assert_array_equal(w, v)
+    optimizer.apply_gradients([(np.ones(SHAPE, dtype), w)]).wait()
+    wide = v.read_value().astype(np.float64)
+    wide[:first] = 1 - 0.5 / np.sqrt(1.25) - 0.5 / np.sqrt(2.25)
+    wide[first:] = 1 - 0.5 / np.sqrt(1.25)
+    tolerance = 1e-6 if dtype is np.float32 else 1e-2
+    np.testing.assert_allclose(w.read_value().astype(np.float64), wide, rtol=tolerance)
+
+
+@pytest.mark.parametrize("damage", ["gap", "overlap", "dtype", "slot dtype", "slot size"])
+def test_parts_that_do_not_belong_together(make, tmp_path, damage):
+    strategy = make(servers=2).worker(0)
+    v = sharded(strategy, "v", numbers())
+    optimizers.Adam(0.1).apply_gradients([(numbers(), v)]).wait()
+    path = strategy.save(str(tmp_path))
+    file = f"{path}/ps-1-of-2.safetensors"
+    tensors = load_file(file)
+    with safe_open(file, framework="numpy") as opened:
+        facts = {key: json.loads(value) for key, value in opened.metadata().items()}
+    name = min(facts["parts"])
+    part = facts["parts"][name]["part"]
+    if damage == "gap":
+        part["start"], part["stop"] = part["start"] + 1, part["stop"] + 1
+    elif damage == "overlap":
+        part["start"], part["stop"] = part["start"] - 1, part["stop"] - 1
+    elif damage == "dtype":
+        tensors[f"{name}:data"] = tensors[f"{name}:data"].astype(np.float32)
+    elif damage == "slot dtype":
+        tensors[f"{name}:slot:Adam/m"] = tensors[f"{name}:slot:Adam/m"].astype(np.int16)
+    else:
+        tensors[f"{name}:slot:Adam/m"] = tensors[f"{name}:slot:Adam/m"][1:]
+    save_file(tensors, file, metadata={key: json.dumps(fact) for key, fact in facts.items()})
+    with pytest.raises(errors.DataLossError, match="restore an older one"):
+        strategy.restore(path)
+
+
+def test_what_nobody_wants_may_be_incomplete(make, tmp_path):
+    strategy = make(servers=2).worker(0)
+    sharded(strategy, "v", numbers())
+    path = strategy.save(str(tmp_path))
+    index = tmp_path / "step-0" / "index.json"
+    index.write_text(index.read_text().replace('"ps-1-of-2.safetensors"', "").replace(", ]", "]"))
+    other = make().worker(0)
+    assert other.restore(path) == 0
+
+
+@pytest.mark.parametrize("partitioner", [3, "rows"])
+def test_what_is_no_partitioner(make, partitioner):
+    strategy = make().worker(0)
+    with strategy.scope(), pytest.raises(TypeError, match="not a function of shape and dtype"):
+        get_variable("v", 3, initializer=0, partitioner=partitioner)
+    with pytest.raises(TypeError, match=r"variable_partitioner is .* not a function"):
+        make().worker(0, variable_partitioner=partitioner)
+
+
+def test_gradients_of_flat_parts_are_copied_once(make):
+    strategy = make().worker(0)
+    with strategy.scope():
+        v = get_variable("v", (100, 100), partitioner=FlatPartitioner(16), initializer=0.0)
+    changes = v.changes(np.ones((100, 100)).T, lambda _: 0)
+    assert len({id(change.data.base) for change in changes}) == 1
+
+
+def test_a_push_that_could_not_be_made_leaves_the_connection_whole(make, monkeypatch):
+    strategy = make().worker(0)
+    v = variable(strategy, "v", 3)
+
+    def interrupted(change):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "converted", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        v.assign_add(1)
+    assert v.assign_add(2) == 2
+    applied = optimizers.SGD(1.0).apply_gradients([(np.ones(3), v)]).result()
+    assert applied.staleness == (0,)
+    np.testing.assert_array_equal(v, np.ones(3))
 
 
 def test_a_checkpoint_of_another_shape(make, tmp_path):

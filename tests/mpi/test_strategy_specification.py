@@ -1,0 +1,164 @@
+"""What the specification says of ParameterServerStrategy, sentence by sentence.
+
+Of its members, those that end in ``_dyn``, ``PythonObject`` and ``IParameterServerStrategy`` belong
+to another language's binding. The cluster of TF_CONFIG is a resolver's.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+from _cases.clusters import on_cluster
+
+from strategy import (
+    ParameterServerStrategy,
+    get_replica_context,
+    get_variable,
+    optimizers,
+)
+
+REPLICAS = 2
+pytestmark = pytest.mark.ranks(4)
+
+
+def on_two_workers(world, train, **options):
+    """Two ps tasks and two workers of two replicas."""
+    return on_cluster(world, 2, train, num_replicas_per_worker=REPLICAS, **options)
+
+
+def test_without_a_cluster_it_is_local_training(world):
+    """Variables are on the local CPU, and no process but this one takes part."""
+    if world.rank:
+        return
+    strategy = ParameterServerStrategy()
+    assert strategy.extended.parameter_devices == ("/device:CPU:0",)
+    assert strategy.num_workers == 1
+    with strategy.scope():
+        v = get_variable("v", 3, initializer=2.0)
+    assert strategy.run(lambda: v.assign_add(1)) == 2
+    np.testing.assert_array_equal(v, [3, 3, 3])
+
+
+def test_variables_and_their_updates_are_on_parameter_servers(world):
+    """Operations are on workers; all workers agree on which server has which variable."""
+
+    def train(strategy, workers):
+        strategy.run(lambda: [get_variable(name, 10, initializer=0.0) for name in "abcd"])
+        by_name = strategy._variables.by_name
+        places = strategy.extended.parameter_devices
+        connections = strategy._connections
+        where = {
+            name: places[connections.index(v.remotes[0].connection)] for name, v in by_name.items()
+        }
+        views = [None] * workers.size()
+        workers.all_gather_object(views, where)
+        return views, strategy.extended.worker_devices, strategy.worker_index
+
+    result = on_two_workers(world, train)
+    if result is not None:
+        views, devices, index = result
+        assert views[0] == views[1]
+        assert set(views[0].values()) == {"/job:ps/task:0", "/job:ps/task:1"}
+        assert devices == tuple(f"/job:worker/task:{index}/device:CPU:{n}" for n in range(REPLICAS))
+
+
+def test_operations_are_replicated_and_variables_are_not(world):
+    """Replicas get the same variable from get_variable; a worker's replicas are its alone."""
+
+    def train(strategy, workers):
+        def step():
+            replica = get_replica_context().replica_id_in_sync_group
+            return get_variable("v", 4, initializer=1.0), replica
+
+        variables, replicas = strategy.run(step)
+        assert len({id(v) for v in strategy.unwrap(variables)}) == 1
+        assert strategy.unwrap(replicas) == tuple(range(REPLICAS))
+        assert strategy.num_replicas_in_sync == REPLICAS
+        workers.barrier()
+        if strategy.is_chief:
+            variables[0].assign(5)
+        workers.barrier()
+        return variables[0].read_value()
+
+    result = on_two_workers(world, train)
+    if result is not None:
+        np.testing.assert_array_equal(result, np.full(4, 5))
+
+
+def test_one_update_for_all_replicas_and_workers_by_themselves(world):
+    """A worker computes a single gradient update across its replicas, in step; workers proceed
+    asynchronously; what happens once, such as the global step, does so once on every worker."""
+    steps = 7
+
+    def train(strategy, workers):
+        with strategy.scope():
+            v = get_variable("v", 4, np.float64, 0.0)
+        optimizer = optimizers.SGD(1.0)
+        count = steps if strategy.is_chief else 2 * steps  # nobody waits for the other
+
+        def step():
+            replica = get_replica_context().replica_id_in_sync_group
+            return optimizer.apply_gradients([(np.full(4, 1.0 + 2 * replica), v)])
+
+        for _ in range(count):
+            strategy.group(strategy.run(step))
+        workers.barrier()
+        return v.read_value(), int(strategy.global_step)
+
+    result = on_two_workers(world, train)
+    if result is not None:
+        value, step = result
+        np.testing.assert_array_equal(value, np.full(4, -2.0 * 3 * steps))
+        assert step == 3 * steps
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_call_for_each_replica(world, replicas):
+    """Also where there is one replica only."""
+
+    def train(strategy, workers):
+        call = strategy.call_for_each_replica
+        seen = call(lambda x: (x, get_replica_context().num_replicas_in_sync), ("x",))
+        return [strategy.unwrap(part) for part in seen]
+
+    result = on_cluster(world, 2, train, num_replicas_per_worker=replicas)
+    if result is not None:
+        assert result == [("x",) * replicas, (replicas,) * replicas]
+
+
+def test_device_scopes_do_not_move_variables(world):
+    """They are merged with the replica's device for operations."""
+
+    def train(strategy, workers):
+        with strategy.scope(), strategy.device("CPU:1") as device:
+            v = get_variable("v", 4, initializer=0.0)
+        return device, v.assign_add(1), v.read_value(), strategy.worker_index, workers.barrier()
+
+    result = on_two_workers(world, train)
+    if result is not None:
+        device, version, value, index, _ = result
+        assert device == f"/job:worker/task:{index}/device:CPU:1"
+        assert version in (2, 3)
+        assert set(value) <= {1, 2}
+
+
+def test_colocation(world):
+    """A colocation scope warns; extended.colocate_vars_with places variables together."""
+
+    def train(strategy, workers):
+        with strategy.scope():
+            first, second = (get_variable(name, 1000) for name in "ab")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with strategy.colocate_with(second):
+                    pass
+            with strategy.extended.colocate_vars_with(second):
+                beside = get_variable("c", 1000)
+        assert first.remotes[0].connection is not second.remotes[0].connection
+        assert beside.remotes[0].connection is second.remotes[0].connection
+        return [str(one.message) for one in caught]
+
+    result = on_two_workers(world, train)
+    if result is not None:
+        (message,) = result
+        assert "colocate_vars_with" in message
