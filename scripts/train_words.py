@@ -1,0 +1,234 @@
+"""Learn word vectors from the text of Python's own standard library: rows of large variables.
+
+    mpidist run --ps 2 --worker 2 scripts/train_words.py
+    python scripts/train_words.py
+
+Skip-gram with negative sampling (Mikolov et al., 2013): a word's vector is to tell which words are
+near it. Every worker reads its share of the files, pulls the rows of the words in a batch, and
+pushes gradients of these rows only. The last lines printed are the nearest neighbours of some
+words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+from strategy import (
+    IndexedSlices,
+    ParameterServerStrategy,
+    Variable,
+    get_variable,
+    optimizers,
+    partitioners,
+)
+
+Array = NDArray[Any]
+
+WORD = re.compile(r"[a-z]{2,}")
+SHOWN = ("file", "thread", "string", "error", "socket", "integer")
+
+
+def main() -> None:
+    """Run this rank's task."""
+    args = parse_arguments()
+    resolver = MPIClusterResolver(jobs={"ps": args.ps, "worker": -1})
+    server = mpidist.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+    )
+    with server:
+        if resolver.task_type == "ps":
+            server.join()
+        else:
+            train(args, resolver, server)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
+    parser.add_argument("--mode", default="async", help="async, sync, or ssp")
+    parser.add_argument("--staleness", type=int, help="bound of mode ssp, in steps")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--files", type=int, help="read so many files only")
+    parser.add_argument("--words", type=int, default=8000, help="size of the vocabulary")
+    parser.add_argument("--dimensions", type=int, default=64)
+    parser.add_argument("--window", type=int, default=4, help="words on either side")
+    parser.add_argument("--batch-size", type=int, default=2048, help="pairs of words")
+    parser.add_argument("--negatives", type=int, default=256, help="drawn for each batch")
+    parser.add_argument("--learning-rate", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args()
+
+
+def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidist.Server) -> None:
+    """Be a worker."""
+    texts = [tokens for path in files(args.files) if (tokens := words_of(path))]
+    vocabulary = Vocabulary(texts, args.words)
+    strategy = ParameterServerStrategy(
+        resolver,
+        mode=args.mode,
+        staleness=args.staleness,
+        variable_partitioner=partitioners.FixedShardsPartitioner(args.ps),
+    )
+    tables = make_tables(args, strategy, len(vocabulary.names))
+    own = texts[strategy.worker_index :: strategy.num_workers]
+    random = np.random.default_rng((args.seed, strategy.worker_index))
+    optimizer = optimizers.Adagrad(args.learning_rate)
+    losses: list[float] = []
+    shown = strategy.is_chief and not args.quiet
+    with Progress(console=Console(stderr=True), disable=not shown) as progress:
+        for text in progress.track([text for _ in range(args.epochs) for text in own]):
+            for centers, contexts in vocabulary.batches(text, args.window, args.batch_size, random):
+                negatives = vocabulary.draw(args.negatives, random)
+                losses.append(step(tables, optimizer, centers, contexts, negatives))
+    strategy.finish()
+    if strategy.num_workers > 1:
+        server.job_group("worker").barrier()
+    if strategy.is_chief:
+        report(vocabulary, tables[0].read_value(), losses)
+
+
+def files(count: int | None) -> list[Path]:
+    """Source files of the standard library, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not {"site-packages", "test", "tests", "idlelib"} & set(path.relative_to(root).parts)
+    ]
+    return found[:count]
+
+
+def words_of(path: Path) -> list[str]:
+    """The words of a file, in lower case."""
+    return WORD.findall(path.read_text(encoding="utf-8", errors="ignore").lower())
+
+
+class Vocabulary:
+    """The most frequent words of all texts.
+
+    Args:
+        texts: The words of each.
+        size: How many to keep.
+
+    Attributes:
+        names: The words, the most frequent first.
+        numbers: Where each is among them.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[str]], size: int) -> None:
+        counts = Counter(word for text in texts for word in text)
+        kept = counts.most_common(size)
+        self.names = [word for word, _ in kept]
+        self.numbers = {word: number for number, word in enumerate(self.names)}
+        share = np.array([count for _, count in kept]) / sum(counts.values())
+        # Frequent words are left out at times, and negatives are drawn more evenly than they occur.
+        self._kept = np.minimum(1, np.sqrt(1e-3 / share) + 1e-3 / share)
+        self._ends = np.cumsum(share**0.75) / (share**0.75).sum()
+
+    def draw(self, count: int, random: np.random.Generator) -> Array:
+        """Numbers of words that may have nothing to do with those in a batch."""
+        return np.minimum(np.searchsorted(self._ends, random.random(count)), len(self.names) - 1)
+
+    def batches(
+        self, text: Sequence[str], window: int, size: int, random: np.random.Generator
+    ) -> Iterator[tuple[Array, Array]]:
+        """Pairs of a word and one near it, shuffled."""
+        known = np.array([self.numbers[word] for word in text if word in self.numbers], np.int64)
+        known = known[random.random(len(known)) < self._kept[known]]
+        pairs = [
+            np.stack(pair)
+            for distance in range(1, window + 1)
+            for near, far in [(known[:-distance], known[distance:])]
+            for pair in ((near, far), (far, near))
+        ]
+        both = np.concatenate(pairs, axis=1)
+        both = both[:, random.permutation(both.shape[1])]
+        for start in range(0, both.shape[1], size):
+            yield both[0, start : start + size], both[1, start : start + size]
+
+
+def make_tables(
+    args: argparse.Namespace, strategy: ParameterServerStrategy, words: int
+) -> list[Variable]:
+    """Vectors of words, and of words as neighbours: each (words, dimensions)."""
+    shape = (words, args.dimensions)
+    bound = 0.5 / args.dimensions
+    first = np.random.default_rng(args.seed).uniform(-bound, bound, shape).astype(np.float32)
+    with strategy.scope():
+        return [
+            get_variable("words", initializer=first),
+            get_variable("neighbours", shape, initializer="zeros"),
+        ]
+
+
+def step(
+    tables: Sequence[Variable],
+    optimizer: optimizers.Adagrad,
+    centers: Array,
+    contexts: Array,
+    negatives: Array,
+) -> float:
+    """Push the gradients of one batch; gives its mean loss."""
+    outer = np.concatenate([contexts, negatives])
+    of_center, of_outer = (
+        pulled(table, ids) for table, ids in zip(tables, (centers, outer), strict=True)
+    )
+    of_context, of_negative = of_outer[: len(contexts)], of_outer[len(contexts) :]
+    near = (of_center * of_context).sum(axis=1)
+    far = of_center @ of_negative.T
+    weight = 5 / len(negatives)  # as if five were drawn for each pair
+    loss = np.logaddexp(0, -near).mean() + weight * np.logaddexp(0, far).sum(axis=1).mean()
+    by_near = -expit(-near)[:, None]
+    by_far = weight * expit(far)
+    by_center = by_near * of_context + by_far @ of_negative
+    by_outer = np.concatenate([by_near * of_center, by_far.T @ of_center])
+    optimizer.apply_gradients(
+        [
+            (IndexedSlices(by_center, centers), tables[0]),
+            (IndexedSlices(by_outer, outer), tables[1]),
+        ]
+    )
+    return float(loss)
+
+
+def pulled(table: Variable, ids: Array) -> Array:
+    """Rows of a table; each is pulled once."""
+    unique, places = np.unique(ids, return_inverse=True)
+    return table.gather(unique)[places]
+
+
+def expit(x: Array) -> Array:
+    """1 / (1 + exp(-x)), for large x too."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def report(vocabulary: Vocabulary, table: Array, losses: Sequence[float]) -> None:
+    """Print how it went, and the nearest neighbours of some words."""
+    ends = max(len(losses) // 10, 1)
+    first, last = np.mean(losses[:ends]), np.mean(losses[-ends:])
+    print(f"{len(vocabulary.names)} words, {len(losses)} steps, loss {first:.3f} to {last:.3f}")
+    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+    for word in SHOWN:
+        if word in vocabulary.numbers:
+            nearness = unit @ unit[vocabulary.numbers[word]]
+            nearest = np.argsort(-nearness)[1:6]
+            print(f"{word}: {', '.join(vocabulary.names[number] for number in nearest)}")
+
+
+if __name__ == "__main__":
+    main()
