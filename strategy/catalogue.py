@@ -345,7 +345,8 @@ def _in_words(mode: pb.Mode) -> str:
         "sync": f" with backup_workers={mode.backup_workers}",
         "ssp": f" with staleness={mode.staleness}",
     }
-    return f"{mode.name!r}{details.get(mode.name, '')}"
+    compression = f", compression {mode.compression}" if mode.compression else ""
+    return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
 
 
 def _origin(asked: pb.CreateRequest) -> Origin:

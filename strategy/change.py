@@ -31,6 +31,9 @@ class Change:
         data: Any strides, the variable's shape; converted to its dtype.
         scale: What it is multiplied with on the way.
         ids: The rows that ``data`` are of, each once, int64; None for the whole variable.
+        wire: The dtype that it travels in; None: the variable's.
+        places: Where the elements of ``data`` belong in the flattened variable, ascending, int64;
+            the others are 0. None: all are there.
     """
 
     remote: Remote
@@ -38,6 +41,13 @@ class Change:
     data: Array
     scale: float = 1.0
     ids: Array | None = None
+    wire: np.dtype[Any] | None = None
+    places: Array | None = None
+
+    @property
+    def travels_in(self) -> np.dtype[Any]:
+        """Local. The dtype that it travels in."""
+        return self.remote.layout.dtype if self.wire is None else self.wire
 
 
 def check_change(
@@ -65,8 +75,8 @@ def check_change(
 
 
 def converted(change: Change) -> Array:
-    """Local. A flat copy in the variable's dtype: the caller may change its array at once."""
-    flat = np.empty(change.data.size, change.remote.layout.dtype)
+    """Local. A flat copy in the dtype that travels: the caller may change its array at once."""
+    flat = np.empty(change.data.size, change.travels_in)
     copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
     return flat
 

@@ -357,17 +357,19 @@ class Connection:
 
     def _enclose(self, change: Change, push: pb.PushRequest, inline: list[Array]) -> bool:
         """Put a change into a message; whether its data must be streamed."""
-        remote, whole = change.remote, change.ids is None
-        staged = whole and self._ring is not None and remote.layout.data_bytes >= STAGED_BYTES
+        remote, whole = change.remote, change.ids is None and change.places is None
+        nbytes = change.data.size * change.travels_in.itemsize
+        staged = whole and self._ring is not None and nbytes >= STAGED_BYTES
         push.entries.add(
             variable=remote.number,
             rule=change.rule,
             seen=remote.seen,
             staged=staged,
-            rows=not whole,
+            rows=change.ids is not None,
+            wire="" if change.wire is None else change.wire.name,
+            places=change.places is not None,
         )
-        if change.ids is not None:
-            inline.append(change.ids)
+        inline += [numbers for numbers in (change.ids, change.places) if numbers is not None]
         if not staged:
             inline.append(converted(change))
         return staged
@@ -381,7 +383,7 @@ class Connection:
         for change in changes:
             assert self._ring is not None
             flat = np.ascontiguousarray(change.data).reshape(-1)
-            self._ring.write(flat, change.remote.layout.dtype, change.scale)
+            self._ring.write(flat, change.travels_in, change.scale)
 
 
 def _part_of(origin: Origin, count: int) -> pb.PartOf:

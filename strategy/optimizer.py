@@ -151,6 +151,7 @@ class Optimizer:
             return strategy.pace.pass_over().then(lambda _: Applied((), (), contributed=False))
         if self._clip is not None:
             self._scale_down(changes, self._clip)
+        strategy.compressor.apply(changes)
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         rows = [isinstance(grad, IndexedSlices) for grad, _ in pairs]

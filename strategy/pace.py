@@ -212,7 +212,9 @@ _PACES: dict[str, type[Pace]] = {
 }
 
 
-def checked_mode(name: str, workers: int, backup_workers: int, staleness: int | None) -> pb.Mode:
+def checked_mode(
+    name: str, workers: int, backup_workers: int, staleness: int | None, compression: str
+) -> pb.Mode:
     """Local. A mode as servers know it; ValueError or TypeError if its numbers do not fit.
 
     Args:
@@ -220,6 +222,7 @@ def checked_mode(name: str, workers: int, backup_workers: int, staleness: int | 
         workers: How many there are.
         backup_workers: Only for ``"sync"``; fewer than workers.
         staleness: Only for ``"ssp"``, which needs it.
+        compression: How gradients are compressed, in words.
     """
     if name not in MODES:
         raise ValueError(f"unknown mode {name!r}; the known ones are {MODES}")
@@ -232,7 +235,8 @@ def checked_mode(name: str, workers: int, backup_workers: int, staleness: int | 
         raise ValueError("mode 'ssp' needs staleness, and no other mode takes it")
     if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
         raise ValueError(f"staleness must be a number of steps from 0 to 2^31, not {staleness}")
-    return pb.Mode(name=name, backup_workers=backup_workers, staleness=staleness or 0)
+    numbers = {"backup_workers": backup_workers, "staleness": staleness or 0}
+    return pb.Mode(name=name, compression=compression, **numbers)
 
 
 def pace_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> Pace:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from mpidist import Reply, Request
 from strategy import checkpoint, kernels, saved
+from strategy.blocks import in_blocks
 from strategy.catalogue import Catalogue
 from strategy.host import Host
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.pushes import Pushes, Rules, in_blocks
+from strategy.pushes import Pushes, Rules
 from strategy.restores import Restores
 from strategy.timekeeper import Timekeeper
 

@@ -17,6 +17,7 @@ from mpidist import ClusterSpec, errors, gather_works, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy import checkpoint
 from strategy.client import TRANSPORTS, Connection
+from strategy.compression import Compressor, parse
 from strategy.extended import StrategyExtended
 from strategy.host import Host, LocalHost, check_task, chosen_servers, given_spec, workers_of
 from strategy.local import local_host
@@ -67,6 +68,9 @@ class ParameterServerStrategy(Replicated):
         staleness: The bound of ``"ssp"``.
         backup_workers: How many workers a step of ``"sync"`` does without: it has the gradients of
             those that come first, and the others' are dropped.
+        compression: How gradients of float32 and float64 variables are made smaller on their way:
+            ``"fp16"``, ``"bf16"``, or ``("topk", share)``, which sends only the largest elements
+            and adds what stays behind to the next gradient; see :mod:`strategy.compression`.
         nan: What happens to gradients with NaN or infinite elements: ``"error"``, ``"skip"`` (they
             are not pushed) or ``"pass"`` (nobody looks, which saves a pass over them).
         num_replicas_per_worker: Copies of the step inside each worker, on threads; by default 1, or
@@ -80,6 +84,7 @@ class ParameterServerStrategy(Replicated):
             ``"sync"`` by every step.
         pace: How its pushes of gradients wait for those of other workers.
         nan: What happens to gradients that are not finite.
+        compressor: Makes gradients smaller on their way.
         extended: The finer interface.
 
     Raises:
@@ -103,6 +108,7 @@ class ParameterServerStrategy(Replicated):
         mode: str = "async",
         staleness: int | None = None,
         backup_workers: int = 0,
+        compression: str | tuple[str, float] | None = None,
         nan: str = "error",
         num_replicas_per_worker: int | None = None,
         num_gpus_per_worker: int = 0,
@@ -133,6 +139,7 @@ class ParameterServerStrategy(Replicated):
         self._partitioner = variable_partitioner
         self._devices = parameter_devices
         self._nan = nan
+        self._compression = parse(compression)
         spec = given_spec(cluster_resolver, cluster_spec)
         self._connect(server or started_server(), spec, task_type, task_id)
 
@@ -161,7 +168,9 @@ class ParameterServerStrategy(Replicated):
             raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
         self._worker, self._workers = workers.index(me), len(workers)
         servers = chosen_servers(host.cluster_spec, self._devices)
-        mode = checked_mode(self._mode[0], self._workers, *self._mode[1:])
+        name, backups, bound = self._mode
+        mode = checked_mode(name, self._workers, backups, bound, str(self._compression))
+        self.compressor = Compressor(self._compression)
         self.nan = NanPolicy(self._nan, self._worker)
         placement = Placement(self._placement, len(servers))
         with _counting:

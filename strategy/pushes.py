@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from mpidist import LATER, Reply, Request, errors
 from strategy import kernels
+from strategy.blocks import in_blocks, scattered, widened
 from strategy.catalogue import Catalogue, ServedConnection, ServedVariable
 from strategy.configured import Configured
 from strategy.means import mean_of_blocks, mean_of_rows
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shard import BLOCK_BYTES
 
 Array = NDArray[Any]
 
@@ -96,17 +96,25 @@ class _Given:
     inline: Iterator[Array]
 
     def dense(self, entry: pb.PushEntry, shard: OwnedShard) -> Iterator[Array]:
-        """The change of a whole shard, block by block."""
+        """The change of a whole shard, block by block, in its dtype."""
         layout = shard.layout
+        wire = np.dtype(entry.wire or layout.dtype)
+        if entry.places:
+            places = np.array(next(self.inline)).view(np.int64)
+            return scattered(places, np.array(next(self.inline)).view(layout.dtype), layout.size)
         if entry.staged:
             assert self.connection.ring is not None
-            return self.connection.ring.read(layout.size, layout.dtype)
-        return in_blocks(np.array(next(self.inline)).view(layout.dtype))
+            blocks = self.connection.ring.read(layout.size, wire)
+        else:
+            blocks = in_blocks(np.array(next(self.inline)).view(wire))
+        return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
 
-    def rows(self, shard: OwnedShard) -> tuple[Array, Array]:
+    def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
         """Numbers of rows, and what is for them, flat."""
+        dtype = shard.layout.dtype
         ids = np.array(next(self.inline)).view(np.int64)
-        return ids, np.array(next(self.inline)).view(shard.layout.dtype)
+        rows = np.array(next(self.inline)).view(np.dtype(entry.wire or dtype))
+        return ids, rows.astype(dtype, copy=False)
 
 
 @dataclass
@@ -290,7 +298,8 @@ class Pushes:
     ) -> tuple[Callable[..., None], Sequence[Iterator[Array]]]:
         """What changes a shard, given a rule, and the blocks that it takes one by one."""
         if entries[0].rows:
-            ids, rows = mean_of_rows([given.rows(shard) for given in batch], shard.layout)
+            parts = [given.rows(entry, shard) for given, entry in zip(batch, entries, strict=True)]
+            ids, rows = mean_of_rows(parts, shard.layout)
             return partial(shard.apply_rows, ids=ids, rows=rows), ()
         each = [given.dense(entry, shard) for given, entry in zip(batch, entries, strict=True)]
         blocks = mean_of_blocks(each, shard.layout, self._scratch)
@@ -302,10 +311,3 @@ class Pushes:
             reply = self._catalogue.created(variable, request, must_initialize=False)
             request.reply(reply.body)
         variable.waiting.clear()
-
-
-def in_blocks(flat: Array) -> Iterator[Array]:
-    """Local. An array block by block; an empty one is a block too, so that it has versions."""
-    step = BLOCK_BYTES // flat.itemsize
-    for start in range(0, max(flat.size, 1), step):
-        yield flat[start : start + step]

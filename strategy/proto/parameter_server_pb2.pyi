@@ -41,14 +41,16 @@ class AttachRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ...) -> None: ...
 
 class Mode(_message.Message):
-    __slots__ = ("name", "backup_workers", "staleness")
+    __slots__ = ("name", "backup_workers", "staleness", "compression")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BACKUP_WORKERS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     backup_workers: int
     staleness: int
-    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ...) -> None: ...
+    compression: str
+    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ..., compression: _Optional[str] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("offset", "slots", "segment", "chunk_bytes", "connection")
@@ -184,18 +186,22 @@ class PushRequest(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushEntry(_message.Message):
-    __slots__ = ("variable", "rule", "seen", "staged", "rows")
+    __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     variable: int
     rule: int
     seen: int
     staged: bool
     rows: bool
-    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ...) -> None: ...
+    wire: str
+    places: bool
+    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ..., wire: _Optional[str] = ..., places: bool = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("versions", "staleness")
