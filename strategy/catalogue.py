@@ -3,79 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.growth import Creation, Growth
 from strategy.host import Host, workers_of
 from strategy.memory import Memory, Place, needed_bytes
 from strategy.owned_shard import OwnedShard, Scratch
-from strategy.parts import Origin, Part
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.served import (
+    ServedConnection,
+    ServedVariable,
+    division_of,
+    mode_in_words,
+    origin_of,
+)
 from strategy.shard import BLOCK_BYTES, Layout
-from strategy.staging import STAGED_BYTES, Ring, ring_bytes, slots_for
-
-
-@dataclass
-class ServedVariable:
-    """A variable, as its server knows it.
-
-    Attributes:
-        identity: Its number.
-        ordinal: How many variables its creator created before.
-        creator: The connection that gives the first value. Several strategies of a worker, in
-            threads, have one each.
-        shard: Its contents.
-        place: Where its versions and its data lie.
-        waiting: Requests of workers that wait for its first value.
-        abandoned: Whether the next worker to ask has to give it.
-    """
-
-    identity: int
-    ordinal: int
-    creator: int
-    shard: OwnedShard
-    place: Place
-    waiting: list[Request] = field(default_factory=list)
-    abandoned: bool = False
-
-
-@dataclass
-class ServedConnection:
-    """A worker's connection, as the server knows it.
-
-    Attributes:
-        worker: Index of the worker.
-        strategy: How many strategies the worker made before.
-        mode: How it waits for other workers.
-        slots: Of the ring that it wants; 0 if it wants none.
-        ring: The ring, if it has one.
-        untold: Where the ring lies, until the worker is told.
-        sequence: Of the last push.
-        unfinished: Pushes that wait for those of other workers, and those that came after them.
-    """
-
-    worker: int
-    strategy: int
-    mode: pb.Mode
-    slots: int
-    ring: Ring | None = None
-    untold: Place | None = None
-    sequence: int = 0
-    unfinished: deque[Any] = field(default_factory=deque)
-
-    def lacks_ring(self, layout: Layout) -> bool:
-        """Local. Whether changes of a variable would be streamed if there were a ring."""
-        return self.ring is None and self.slots > 0 and layout.data_bytes >= STAGED_BYTES
-
-    def tell(self, reply: pb.AttachReply) -> None:
-        """Local. Tell the worker where the ring lies, if it does not know."""
-        if self.untold is not None and self.untold.segment is not None:
-            reply.slots = self.slots
-            reply.segment, reply.offset = self.untold.segment, self.untold.offsets[0]
-            self.untold = None
+from strategy.staging import Ring, ring_bytes, slots_for
 
 
 class Catalogue:
@@ -123,8 +66,8 @@ class Catalogue:
         for other in self.connections:
             if other.strategy == asked.strategy and other.mode != asked.mode:
                 raise errors.InvalidArgumentError(
-                    f"worker {asked.worker} has mode {_in_words(asked.mode)}, and worker "
-                    f"{other.worker} {_in_words(other.mode)}: all workers must have the same"
+                    f"worker {asked.worker} has mode {mode_in_words(asked.mode)}, and worker "
+                    f"{other.worker} {mode_in_words(other.mode)}: all workers must have the same"
                 )
         slots = slots_for(asked.workers) if asked.shared else 0
         connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots)
@@ -139,7 +82,7 @@ class Catalogue:
     def announce(self, request: Request) -> None:
         """Local. A worker tells of a variable, which may be another server's."""
         asked = pb.CreateRequest.FromString(request.body)
-        division = _division(asked)
+        division = division_of(asked)
         what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
         first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
         if first != what:
@@ -267,7 +210,7 @@ class Catalogue:
         versions, data = place.offsets
         place.memory[versions : versions + layout.version_bytes] = 0
         lies = (place.memory, layout, versions, data)
-        shard = OwnedShard(asked.name, *lies, self._host.sync, self._scratch, _origin(asked))
+        shard = OwnedShard(asked.name, *lies, self._host.sync, self._scratch, origin_of(asked))
         number = len(self.variables)
         variable = ServedVariable(number, asked.ordinal, asked.connection, shard, place)
         self.variables.append(variable)
@@ -292,7 +235,7 @@ class Catalogue:
 
     def _check_division(self, asked: pb.CreateRequest) -> None:
         """InvalidArgumentError if another worker divides the variable otherwise."""
-        name, own = asked.part.variable, _division(asked) or " as a whole"
+        name, own = asked.part.variable, division_of(asked) or " as a whole"
         first, worker = self._divisions.setdefault(name, (own, asked.worker))
         if own != first:
             raise errors.InvalidArgumentError(
@@ -338,28 +281,3 @@ class Catalogue:
                 self._memory.add(self._host.memory(segment))
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
-
-
-def _in_words(mode: pb.Mode) -> str:
-    details = {
-        "sync": f" with backup_workers={mode.backup_workers}",
-        "ssp": f" with staleness={mode.staleness}",
-    }
-    compression = f", compression {mode.compression}" if mode.compression else ""
-    return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
-
-
-def _origin(asked: pb.CreateRequest) -> Origin:
-    """What of which variable is created."""
-    part = asked.part
-    axis = part.axis if part.HasField("axis") else None
-    return Origin(part.variable, Part(tuple(part.shape), axis, part.start, part.stop))
-
-
-def _division(asked: pb.CreateRequest) -> str:
-    """How the variable is divided, in words; nothing if it is not."""
-    part = asked.part
-    if part.count < 2:
-        return ""
-    way = f"axis {part.axis}" if part.HasField("axis") else "its flattened elements"
-    return f" in {part.count} parts along {way}"

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from mpidist import Reply, Work, errors, settings
 from strategy.change import Change, converted
 from strategy.host import Host, workers_of
+from strategy.line import Line
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote
 from strategy.rounds import Decision
 from strategy.shard import Layout, SharedShard
 from strategy.staging import STAGED_BYTES, Ring
+from strategy.steps import Steps
 
 Array = NDArray[Any]
 
@@ -29,7 +31,7 @@ TRANSPORTS = ("auto", "shared", "p2p")
 _MOST_PUSHES = 16
 
 
-class Connection:
+class Connection(Line):
     """Local. One worker's line to one ps task.
 
     Args:
@@ -40,6 +42,9 @@ class Connection:
         transport: ``"auto"``, ``"shared"`` or ``"p2p"``.
         mode: How it waits for other workers.
         strategy: How many strategies the worker has made before.
+
+    Attributes:
+        steps: What workers that wait for each other say.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
@@ -56,9 +61,7 @@ class Connection:
         mode: pb.Mode,
         strategy: int,
     ) -> None:
-        self._host = host
-        self._address = host.task_address("ps", index)
-        self._index = index
+        super().__init__(host, index)
         self._worker = worker
         self._only_shared = transport == "shared"
         self._shared = transport != "p2p" and host.task_memory("ps", index) is not None
@@ -74,8 +77,9 @@ class Connection:
         asked = pb.AttachRequest(
             worker=worker, workers=workers, shared=self._shared, mode=mode, strategy=strategy
         )
-        reply = pb.AttachReply.FromString(self._call("Attach", asked).body)
-        self._number = reply.connection
+        reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
+        self.number = reply.connection
+        self.steps = Steps(self)
         self._ring: Ring | None = None
         self._take_ring(reply)
 
@@ -99,7 +103,7 @@ class Connection:
         asked.shape.extend(layout.shape)
         asked.dtype = layout.dtype.name
         asked.part.CopyFrom(_part_of(origin, count))
-        self._call("Announce", asked)
+        self.call("Announce", asked)
 
     def create(
         self, name: str, layout: Layout, ordinal: int, origin: Origin, count: int
@@ -128,19 +132,19 @@ class Connection:
             dtype=layout.dtype.name,
             ordinal=ordinal,
             worker=self._worker,
-            connection=self._number,
+            connection=self.number,
             only_shared=self._only_shared,
             part=_part_of(origin, count),
         )
         while True:
-            reply = pb.CreateReply.FromString(self._call("CreateVariable", asked).body)
+            reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
             if not reply.grow:
                 break
             self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
         self._take_ring(reply.ring)
         shared = None
         if self._shared and not reply.private:
-            memory = self._host.task_memory("ps", self._index, reply.segment)
+            memory = self._host.task_memory("ps", self.index, reply.segment)
             assert memory is not None
             offsets = (reply.versions_offset, reply.data_offset)
             shared = SharedShard(memory, layout, *offsets, self._host.sync)
@@ -149,11 +153,11 @@ class Connection:
 
     def abandon(self, remote: Remote) -> None:
         """Local. Leave the first value of a variable, which this worker should give, to another."""
-        self._call("Abandon", pb.ReadRequest(variable=remote.number))
+        self.call("Abandon", pb.ReadRequest(variable=remote.number))
 
     def configure(self, optimizer: pb.OptimizerDef) -> int:
         """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
-        return pb.ConfigureReply.FromString(self._call("Configure", optimizer).body).rule
+        return pb.ConfigureReply.FromString(self.call("Configure", optimizer).body).rule
 
     def push(self, changes: Sequence[Change], decision: Decision | None = None) -> Work:
         """Local. Send changes to variables of this server, to be applied in order.
@@ -170,7 +174,7 @@ class Connection:
         with self._pushing:
             self._check_whole()
             self._make_room()
-            push = pb.PushRequest(connection=self._number, sequence=self._sequence + 1)
+            push = pb.PushRequest(connection=self.number, sequence=self._sequence + 1)
             if decision is not None:
                 push.step = decision.step
                 push.members.extend(decision.members)
@@ -180,7 +184,7 @@ class Connection:
             for change in changes:
                 change.remote.seen += 1
             try:
-                call = self._start("Push", push, inline)
+                call = self.start("Push", push, inline)
                 self._stream(streamed)
             except BaseException:  # Ctrl-C too: the server waits for the rest, and gives up
                 self._broken = True
@@ -228,54 +232,12 @@ class Connection:
             A Work whose result is the version of the copy.
         """
         asked = pb.ReadRequest(variable=remote.number)
-        work = self._start("Read", asked, () if ids is None else (ids,), into=(out,))
+        work = self.start("Read", asked, () if ids is None else (ids,), into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
-
-    def enter(self, step: int, what: str | None) -> Work:
-        """Local. Ask the first server to count this worker in a step.
-
-        Args:
-            step: Which.
-            what: What its changes are of, in words; None: it has none.
-
-        Returns:
-            A Work whose result is a :class:`Decision`. Its call has no deadline.
-        """
-        asked = pb.EnterRequest(
-            connection=self._number, step=step, gives=what is not None, what=what or ""
-        )
-        work = self._start("Enter", asked, timeout=float("inf"))
-        return work.then(_decision)
-
-    def wait_for_steps(self, step: int) -> Work:
-        """Local. Ask the server to answer when all steps before this one have been applied."""
-        return self._start("Await", pb.AwaitRequest(connection=self._number, step=step))
-
-    def fail_step(self, step: int) -> Work:
-        """Local. Tell the server that this worker cannot push what was to count in a step."""
-        return self._start("Fail", pb.AwaitRequest(connection=self._number, step=step))
-
-    def tick(self, clock: int) -> Work:
-        """Local. Tell the first server how many steps this worker has made.
-
-        Returns:
-            A Work that ends when it may go on. Its call has no deadline.
-        """
-        asked = pb.ClockRequest(connection=self._number, clock=clock)
-        return self._start("Clock", asked, timeout=float("inf"))
-
-    def missing(self) -> list[int]:
-        """Local. The workers for which others wait, as the first server knows."""
-        reply = self._call("Missing", pb.AttachReply(connection=self._number))
-        return list(pb.MissingReply.FromString(reply.body).workers)
-
-    def leave(self) -> None:
-        """Local. Tell the first server that others need not wait for this worker any more."""
-        self._call("Leave", pb.AttachReply(connection=self._number))
 
     def save(self, path: str) -> Work:
         """Local. Have the server write its part of a checkpoint."""
-        return self._start("Save", pb.SaveRequest(path=path))
+        return self.start("Save", pb.SaveRequest(path=path))
 
     def check_restore(self, paths: Sequence[str]) -> Work:
         """Local. Ask whether the server's variables fit a checkpoint; changes nothing.
@@ -287,7 +249,7 @@ class Connection:
             A Work whose result is a CheckRestoreReply.
         """
         asked = pb.CheckRestoreRequest(paths=paths, worker=self._worker)
-        work = self._start("CheckRestore", asked)
+        work = self.start("CheckRestore", asked)
         return work.then(lambda reply: pb.CheckRestoreReply.FromString(reply.body))
 
     def restore(self, checkpoint: str, paths: Sequence[str], ordinal: int) -> None:
@@ -304,24 +266,7 @@ class Connection:
         asked = pb.RestoreRequest(
             checkpoint=checkpoint, paths=paths, ordinal=ordinal, worker=self._worker
         )
-        self._call("Restore", asked)
-
-    def _call(self, method: str, message: Any) -> Reply:
-        reply: Reply = self._start(method, message).result()
-        return reply
-
-    def _start(
-        self,
-        method: str,
-        message: Any,
-        buffers: Sequence[Array] = (),
-        into: Sequence[Array] | None = None,
-        timeout: float | None = None,
-    ) -> Work:
-        body = message.SerializeToString()
-        return self._host.endpoint.call(
-            self._address, f"ps/{method}", body, buffers, timeout=timeout, into=into
-        )
+        self.call("Restore", asked)
 
     def _grow(self, request: pb.GrowRequest) -> None:
         """Take part in making a segment of the server's memory, if it comes to that."""
@@ -329,21 +274,21 @@ class Connection:
         # The promise holds until the server answers: only then is it known who is in the
         # collective. The server is asked to take it back if that does not come in time.
         endpoint = self._host.endpoint
-        promise = endpoint.call(self._address, "ps/Grow", body, timeout=float("inf"))
+        promise = endpoint.call(self.address, "ps/Grow", body, timeout=float("inf"))
         promise.block(time.monotonic() + settings.call_timeout_s)
         if not promise.is_completed():
-            endpoint.call(self._address, "ps/Withdraw", body).wait()
+            endpoint.call(self.address, "ps/Withdraw", body).wait()
         reply = pb.GrowReply.FromString(promise.result().body)
         if reply.enter:
-            mates = set(self._host.memory_mates("ps", self._index))
+            mates = set(self._host.memory_mates("ps", self.index))
             tasks = [task for task in workers_of(self._host.cluster_spec) if task in mates]
             # Without room it is the server that tells, and finds another place.
             with contextlib.suppress(errors.ResourceExhaustedError):
-                self._host.grow("ps", self._index, request.segment, reply.nbytes, tasks)
+                self._host.grow("ps", self.index, request.segment, reply.nbytes, tasks)
 
     def _take_ring(self, reply: pb.AttachReply) -> None:
         if reply.slots:
-            memory = self._host.task_memory("ps", self._index, reply.segment)
+            memory = self._host.task_memory("ps", self.index, reply.segment)
             assert memory is not None
             place = (memory, reply.offset, reply.slots)
             self._ring = Ring(*place, self._host.sync, self._host.endpoint.progress)
@@ -351,7 +296,7 @@ class Connection:
     def _check_whole(self) -> None:
         if self._broken:
             raise errors.FailedPreconditionError(
-                f"a push to {self._address} was interrupted half-way: the variables in it may be "
+                f"a push to {self.address} was interrupted half-way: the variables in it may be "
                 "half changed; start again from a checkpoint"
             )
 
@@ -396,11 +341,6 @@ def _part_of(origin: Origin, count: int) -> pb.PartOf:
         stop=part.stop,
         count=count,
     )
-
-
-def _decision(reply: Reply) -> Decision:
-    answer = pb.EnterReply.FromString(reply.body)
-    return Decision(answer.step, tuple(answer.members), answer.problem)
 
 
 def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:

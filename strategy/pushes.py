@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from mpidist import LATER, Reply, Request, errors
 from strategy import kernels
 from strategy.blocks import in_blocks, scattered, widened
-from strategy.catalogue import Catalogue, ServedConnection, ServedVariable
+from strategy.catalogue import Catalogue
 from strategy.configured import Configured
 from strategy.means import mean_of_blocks, mean_of_rows
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.served import ServedConnection, ServedVariable
 
 Array = NDArray[Any]
 

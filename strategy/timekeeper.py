@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpidist import LATER, Reply, Request, errors
-from strategy.catalogue import Catalogue, ServedConnection
+from strategy.catalogue import Catalogue
 from strategy.host import Host, workers_of
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rounds import Clocks, Decision, Rounds
+from strategy.served import ServedConnection
 
 
 class Timekeeper:

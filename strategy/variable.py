@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from mpidist import host_view
 from strategy.aggregation import VariableAggregation
+from strategy.array_like import ArrayLike
 from strategy.change import Change, check_change, push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import reduced
@@ -30,7 +30,7 @@ Version = int | tuple[int, ...]
 RuleOf = Callable[["Connection"], int]
 
 
-class Variable(NDArrayOperatorsMixin):
+class Variable(ArrayLike):
     """An array that lives on a ps task; made by :func:`get_variable`.
 
     It acts as an array wherever one is expected: each use pulls its value. A worker always sees
@@ -313,47 +313,6 @@ class Variable(NDArrayOperatorsMixin):
                 f"{value!r} cannot become {self.dtype}, the dtype of variable {self.name!r}"
             )
         return np.asarray(value, self.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError(f"variable {self.name!r} lives on a ps: its value is always a copy")
-        value = self.read_value()
-        return value if dtype is None else value.astype(dtype)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
-            return NotImplemented  # v += x must say assign_add: it would look like a local change
-        arrays = [x.read_value() if isinstance(x, Variable) else x for x in inputs]
-        return getattr(ufunc, method)(*arrays, **kwargs)
-
-    def __iadd__(self, other: Any) -> Any:
-        raise self._not_in_place("+=", "assign_add(...)")
-
-    def __isub__(self, other: Any) -> Any:
-        raise self._not_in_place("-=", "assign_sub(...)")
-
-    def _not_in_place(self, operator: str, instead: str) -> TypeError:
-        return TypeError(
-            f"variable {self.name!r} lives on a ps, and {operator} would look like a local change: "
-            f"use {instead}"
-        )
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.read_value()[key]
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a variable without axes")
-        return self.shape[0]
-
-    def __bool__(self) -> bool:
-        return bool(self.read_value())
-
-    def __float__(self) -> float:
-        return float(self.read_value())
-
-    def __int__(self) -> int:
-        return int(self.read_value())
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} {self.dtype}{list(self.shape)}>"

@@ -88,4 +88,4 @@ def test_without_shared_memory_there_is_no_ring(server):
     lines = {t: s.global_step.remotes[0].connection for t, s in before.items()}
     assert lines["p2p"]._ring is None
     assert lines["auto"]._ring is not None
-    assert lines["p2p"]._number != lines["auto"]._number
+    assert lines["p2p"].number != lines["auto"].number

@@ -1,0 +1,106 @@
+"""How a strategy's variables are saved and restored."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from mpidist import errors, gather_works
+from strategy import checkpoint
+from strategy.client import Connection
+from strategy.variable import Variable
+from strategy.variables import Variables
+
+
+class Durable(ABC):
+    """The part of a strategy that deals with checkpoints."""
+
+    global_step: Variable
+    _connections: list[Connection]
+    _variables: Variables
+
+    def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
+        """Local. Write a checkpoint; one worker does, usually the chief.
+
+        Each ps task writes its variables and their slots between two pushes. While other workers
+        push, the parts of different ps tasks may differ by the pushes then under way.
+
+        Args:
+            directory: Folder of all checkpoints, on a file system that every ps task can write.
+            keep: How many to keep, at least 1.
+            extra: More files for the folder: name, without ``/``, to what is written there as JSON.
+
+        Returns:
+            The checkpoint's folder. It is complete, or does not exist.
+
+        Raises:
+            FailedPreconditionError: A ps task cannot write into the folder.
+            ValueError: ``keep`` is less than 1, or a name in ``extra`` is not that of a file of its
+                own in the folder. Nothing has been written.
+        """
+        self._drain()
+        step, files = int(self.global_step), extra or {}
+        with checkpoint.Writing(directory, step, len(self._connections), keep, files) as writing:
+            for name, content in files.items():
+                writing.add_json(name, content)
+            works = [
+                connection.save(path)
+                for connection, path in zip(self._connections, writing.paths, strict=True)
+            ]
+            for work in works:
+                work.wait()
+        return writing.path
+
+    def restore(self, path: str | None) -> int:
+        """Local, on every worker. Take all variables and slots from a checkpoint.
+
+        All workers call it, with the same paths in the same order, before they train; the servers
+        carry out each restore once. The number of ps tasks may differ from that of the checkpoint.
+        No variable changes unless all of them fit. A restore that failed may be repeated, or
+        another checkpoint restored in its place.
+
+        Args:
+            path: A checkpoint's folder.
+
+        Returns:
+            The global step.
+
+        Raises:
+            NotFoundError: It is None, or no checkpoint, or has not all variables of the program.
+            DataLossError: It is damaged.
+            InvalidArgumentError: A variable has another shape or dtype there, or another worker
+                restored another checkpoint in its place; the message names both.
+        """
+        if path is None:
+            raise errors.NotFoundError(
+                "there is no checkpoint to restore: latest_checkpoint() gives None for a folder "
+                "without one"
+            )
+        path = os.path.abspath(path)
+        files = checkpoint.files_of(path)
+        self._drain()
+        checks = [connection.check_restore(files) for connection in self._connections]
+        replies = gather_works("restore", checks).result()
+        found = {name for reply in replies for name in reply.found}
+        missing = [name for name in self._variables.remotes if name not in found]
+        if missing:
+            raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
+        ordinal = 1 + min(reply.restores for reply in replies)
+        # One after the other: of workers with different paths, the first server lets one go on.
+        for connection in self._connections:
+            connection.restore(path, files, ordinal)
+        return int(self.global_step)
+
+    @staticmethod
+    def latest_checkpoint(directory: str) -> str | None:
+        """Local. The newest complete checkpoint of a folder, or None."""
+        found = checkpoint.checkpoints(directory)
+        return found[-1] if found else None
+
+    # Inside
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """Wait until all pushes have been applied."""
