@@ -154,11 +154,17 @@ class Optimizer:
         strategy.compressor.apply(changes)
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
-        rows = [isinstance(grad, IndexedSlices) for grad, _ in pairs]
-        names = [f"{'rows of ' * r}{var.name}" for (_, var), r in zip(pairs, rows, strict=True)]
+        work = strategy.pace.push(changes, lambda: self._in_words(pairs))
+        return work.then(lambda results: _applied(results, shapes))
+
+    def _in_words(self, pairs: Sequence[tuple[Any, Variable]]) -> str:
+        """Of what variables gradients are, and for which optimizer: the same on all workers."""
+        names = [
+            f"rows of {var.name}" if isinstance(grad, IndexedSlices) else var.name
+            for grad, var in pairs
+        ]
         rate = "" if self._schedule is None else f", learning rate {_in_words(self._schedule)}"
-        what = f"{names} for {type(self).__name__} {self.name!r} with {self._values}{rate}"
-        return strategy.pace.push(changes, what).then(lambda results: _applied(results, shapes))
+        return f"{names} for {type(self).__name__} {self.name!r} with {self._values}{rate}"
 
     def _describe(self) -> pb.OptimizerDef:
         """What servers must know."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +41,13 @@ class Pace(ABC):
         self._turn = threading.Lock()
 
     @abstractmethod
-    def push(self, changes: Sequence[Change], what: str) -> Work:
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
         """Local. Make a step: push gradients, when it is time.
 
         Args:
             changes: The gradients.
-            what: Of which variables, for which optimizer, in words that are the same for all
-                workers.
+            what: Says of which variables and for which optimizer, in words that are the same for
+                all workers.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change, or None if
@@ -99,7 +99,7 @@ class Pace(ABC):
 class Asynchronous(Pace):
     """A worker waits for none."""
 
-    def push(self, changes: Sequence[Change], what: str) -> Work:
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
         """Local. See :meth:`Pace.push`."""
         return push_all(changes)
 
@@ -117,13 +117,13 @@ class Synchronous(Pace):
     # The last word on a step that this worker has entered, if it was interrupted on the way.
     _entering: Work | None = None
 
-    def push(self, changes: Sequence[Change], what: str) -> Work:
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
             self._check_here()
             for connection in self._connections:
                 connection.make_room()  # what failed earlier is raised before others count on this
-            decision = self._enter(what)
+            decision = self._enter(what())
             if not decision.members:
                 return self._follow(decision)
             try:
@@ -178,7 +178,7 @@ class Synchronous(Pace):
 class StaleSynchronous(Pace):
     """A worker is never more than a number of steps ahead of the slowest."""
 
-    def push(self, changes: Sequence[Change], what: str) -> Work:
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
         """Local. See :meth:`Pace.push`."""
         with self._turn:
             self._check_here()
