@@ -19,6 +19,7 @@ from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote
 from strategy.rounds import Decision
+from strategy.served import MOST_PUSHES
 from strategy.shard import Layout, SharedShard
 from strategy.staging import STAGED_BYTES, Ring
 from strategy.steps import Steps
@@ -26,9 +27,6 @@ from strategy.steps import Steps
 Array = NDArray[Any]
 
 TRANSPORTS = ("auto", "shared", "p2p")
-
-# Pushes to one server that may be under way at once; each holds a copy of its small changes.
-_MOST_PUSHES = 16
 
 
 class Connection(Line):
@@ -321,7 +319,7 @@ class Connection(Line):
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
-        while len(self._under_way) >= _MOST_PUSHES:
+        while len(self._under_way) >= MOST_PUSHES:
             self._under_way.pop(0).wait()
 
     def _stream(self, changes: Sequence[Change]) -> None:

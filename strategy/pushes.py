@@ -87,13 +87,13 @@ class _Given:
     Attributes:
         push: The message.
         connection: Its way.
-        request: To be answered.
+        requests: To be answered: the first, and those that repeat it.
         inline: The arrays in the message, as far as they have not been used.
     """
 
     push: pb.PushRequest
     connection: ServedConnection
-    request: Request
+    requests: list[Request]
     inline: Iterator[Array]
 
     def dense(self, entry: pb.PushEntry, shard: OwnedShard) -> Iterator[Array]:
@@ -155,6 +155,8 @@ class Pushes:
         """Local. A worker pushes; it is answered when its changes have been applied."""
         push = pb.PushRequest.FromString(request.body)
         connection = self._catalogue.connections[push.connection]
+        if push.sequence <= connection.sequence:
+            return self._again(push, connection, request)
         expected = connection.sequence + 1
         if push.sequence != expected:
             raise errors.InternalError(
@@ -162,16 +164,28 @@ class Pushes:
                 f"{connection.worker}, and expected {expected}"
             )
         connection.sequence = expected
-        given = _Given(push, connection, request, iter(request.buffers))
-        if not push.members and not connection.unfinished:
-            reply = pb.PushReply()
-            self._apply([given], [reply])
-            return Reply(reply.SerializeToString())
+        given = _Given(push, connection, [request], iter(request.buffers))
         # One after the other: what a connection streams lies in its ring in this order.
         connection.unfinished.append(given)
         if len(connection.unfinished) == 1:
             self._begin(given)
         return LATER
+
+    def _again(self, push: pb.PushRequest, connection: ServedConnection, request: Request) -> Reply:
+        """A push that has been taken already is not applied again, but gets the same answer."""
+        for given in connection.unfinished:
+            if given.push.sequence == push.sequence:
+                given.requests.append(request)
+                return LATER
+        answer = connection.answers.get(push.sequence)
+        if answer is None:
+            raise errors.InternalError(
+                f"{self._who} got push {push.sequence} of connection {push.connection}, of worker "
+                f"{connection.worker}, again, long after {connection.sequence}"
+            )
+        if isinstance(answer, BaseException):
+            raise answer
+        return Reply(answer)
 
     def wait(self, request: Request) -> Reply:
         """Local. A worker whose gradients do not count waits for all steps before its next one."""
@@ -234,11 +248,16 @@ class Pushes:
         try:
             self._apply(batch, replies, problem)
         except (Exception, SystemExit) as error:
-            for given in batch:
-                given.request.fail(error)
+            answers: list[bytes | BaseException] = [error] * len(batch)
         else:
-            for given, reply in zip(batch, replies, strict=True):
-                given.request.reply(reply.SerializeToString())
+            answers = [reply.SerializeToString() for reply in replies]
+        for given, answer in zip(batch, answers, strict=True):
+            given.connection.remember(given.push.sequence, answer)
+            for request in given.requests:
+                if isinstance(answer, BaseException):
+                    request.fail(answer)
+                else:
+                    request.reply(answer)
         for given in batch:
             unfinished = given.connection.unfinished
             unfinished.popleft()

@@ -14,6 +14,9 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import Layout
 from strategy.staging import STAGED_BYTES, Ring
 
+MOST_PUSHES = 16
+"""Pushes of a connection that may be under way at once; each holds a copy of its small changes."""
+
 
 @dataclass
 class ServedVariable:
@@ -52,6 +55,7 @@ class ServedConnection:
         untold: Where the ring lies, until the worker is told.
         sequence: Of the last push.
         unfinished: Pushes that wait for those of other workers, and those that came after them.
+        answers: To the last pushes, by their sequence: one that is repeated gets the same.
     """
 
     worker: int
@@ -62,6 +66,12 @@ class ServedConnection:
     untold: Place | None = None
     sequence: int = 0
     unfinished: deque[Any] = field(default_factory=deque)
+    answers: dict[int, bytes | BaseException] = field(default_factory=dict)
+
+    def remember(self, sequence: int, answer: bytes | BaseException) -> None:
+        """Local. Keep the answer to a push, and forget one that nobody can ask for any more."""
+        self.answers[sequence] = answer
+        self.answers.pop(sequence - MOST_PUSHES, None)
 
     def lacks_ring(self, layout: Layout) -> bool:
         """Local. Whether changes of a variable would be streamed if there were a ring."""

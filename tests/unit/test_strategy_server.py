@@ -256,8 +256,9 @@ def test_what_a_server_refuses(make):
     def call(method, message):
         return endpoint.call(address, f"ps/{method}", message.SerializeToString()).result(30)
 
-    for sequence in (1, 3, 0):  # the first value of the global step was number 1
-        with pytest.raises(errors.InternalError, match="connection 0, of worker 0, and expected 2"):
+    # The first value of the global step was number 1.
+    for sequence, what in ((3, "and expected 2"), (0, "again, long after 1")):
+        with pytest.raises(errors.InternalError, match=f"connection 0, of worker 0, {what}"):
             call("Push", pb.PushRequest(connection=0, sequence=sequence))
     with pytest.raises(errors.UnimplementedError, match=r"ps 0 has no optimizer 'Magic'.*Adam"):
         call("Configure", pb.OptimizerDef(kind="Magic"))
