@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,10 +146,17 @@ def push_all(
     by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
     for position, change in enumerate(changes):
         by_server.setdefault(change.remote.connection, []).append(position)
-    works, order = [], []
-    for connection, positions in by_server.items():
-        works.append(connection.push([changes[position] for position in positions], decision))
-        order += positions
+    order = [position for positions in by_server.values() for position in positions]
+    first = next(iter(by_server))
+    # Between servers, what a push says of the others must be true.
+    with first.pushing_to_all if len(first.siblings) > 1 else contextlib.nullcontext():
+        for connection in by_server:
+            connection.make_room()
+        sent = [connection.sequence + (connection in by_server) for connection in first.siblings]
+        works = [
+            connection.push([changes[position] for position in positions], decision, sent)
+            for connection, positions in by_server.items()
+        ]
     if len(works) == 1:
         return works[0]
     return gather_works("push", works).then(

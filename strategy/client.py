@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote
 from strategy.rounds import Decision
-from strategy.served import MOST_PUSHES
+from strategy.served import MOST_PUSHES, Key
 from strategy.shard import Layout, SharedShard
 from strategy.staging import STAGED_BYTES, Ring
 from strategy.steps import Steps
@@ -43,6 +43,8 @@ class Connection(Line):
 
     Attributes:
         steps: What workers that wait for each other say.
+        siblings: The connections of the strategy, this one included, in their order.
+        pushing_to_all: Held while changes go to several of them.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
@@ -68,6 +70,8 @@ class Connection(Line):
                 f"ps {index} is on another node than worker {worker}, or that node has no shared "
                 "memory (the ps says so): transport 'shared' cannot reach it; use 'auto'"
             )
+        self.siblings: Sequence[Connection] = (self,)
+        self.pushing_to_all = threading.RLock()
         self._sequence = 0
         self._broken = False
         self._pushing = threading.Lock()
@@ -157,7 +161,17 @@ class Connection(Line):
         """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
         return pb.ConfigureReply.FromString(self.call("Configure", optimizer).body).rule
 
-    def push(self, changes: Sequence[Change], decision: Decision | None = None) -> Work:
+    @property
+    def sequence(self) -> int:
+        """Of the last push."""
+        return self._sequence
+
+    def push(
+        self,
+        changes: Sequence[Change],
+        decision: Decision | None = None,
+        sent: Sequence[int] = (),
+    ) -> Work:
         """Local. Send changes to variables of this server, to be applied in order.
 
         The arrays may be used again when the call returns.
@@ -165,6 +179,8 @@ class Connection(Line):
         Args:
             changes: Of synchronous workers also none: servers count the steps.
             decision: The step in which they count, and with whose; None: by themselves.
+            sent: The sequences of the last pushes to all servers, this one included; without, of
+                this server alone.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change.
@@ -172,7 +188,7 @@ class Connection(Line):
         with self._pushing:
             self._check_whole()
             self._make_room()
-            push = pb.PushRequest(connection=self.number, sequence=self._sequence + 1)
+            push = pb.PushRequest(connection=self.number, sequence=self._sequence + 1, sent=sent)
             if decision is not None:
                 push.step = decision.step
                 push.members.extend(decision.members)
@@ -233,9 +249,29 @@ class Connection(Line):
         work = self.start("Read", asked, () if ids is None else (ids,), into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
-    def save(self, path: str) -> Work:
-        """Local. Have the server write its part of a checkpoint."""
-        return self.start("Save", pb.SaveRequest(path=path))
+    def hold(self) -> Work:
+        """Local. Have the server take up no more pushes.
+
+        Returns:
+            A Work whose result is, for each connection, its key and what its last push has said.
+        """
+        return self.start("Hold", pb.ReadRequest()).then(_held)
+
+    def release(self) -> Work:
+        """Local. Have the server go on."""
+        return self.start("Release", pb.ReadRequest())
+
+    def save(self, path: str, targets: Mapping[Key, int]) -> Work:
+        """Local. Have the server write its part of a checkpoint, and go on.
+
+        Args:
+            path: Of the file.
+            targets: The last push of each connection that is to be in it.
+        """
+        asked = pb.SaveRequest(path=path)
+        for (worker, strategy), sequence in targets.items():
+            asked.targets.add(worker=worker, strategy=strategy, sequence=sequence)
+        return self.start("Save", asked)
 
     def check_restore(self, paths: Sequence[str]) -> Work:
         """Local. Ask whether the server's variables fit a checkpoint; changes nothing.
@@ -339,6 +375,11 @@ def _part_of(origin: Origin, count: int) -> pb.PartOf:
         stop=part.stop,
         count=count,
     )
+
+
+def _held(reply: Reply) -> list[tuple[Key, tuple[int, ...]]]:
+    last = pb.HoldReply.FromString(reply.body).last
+    return [((one.worker, one.strategy), tuple(one.sent)) for one in last]
 
 
 def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist import errors, gather_works
 from strategy import checkpoint
 from strategy.client import Connection
+from strategy.cut import targets_of
 from strategy.variable import Variable
 from strategy.variables import Variables
 
@@ -24,8 +25,8 @@ class Durable(ABC):
     def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
         """Local. Write a checkpoint; one worker does, usually the chief.
 
-        Each ps task writes its variables and their slots between two pushes. While other workers
-        push, the parts of different ps tasks may differ by the pushes then under way.
+        The checkpoint is a consistent cut: a push to several ps tasks is in all of its parts or in
+        none. Nobody has to stop training for it; while a ps task writes, pushes to it wait.
 
         Args:
             directory: Folder of all checkpoints, on a file system that every ps task can write.
@@ -45,12 +46,7 @@ class Durable(ABC):
         with checkpoint.Writing(directory, step, len(self._connections), keep, files) as writing:
             for name, content in files.items():
                 writing.add_json(name, content)
-            works = [
-                connection.save(path)
-                for connection, path in zip(self._connections, writing.paths, strict=True)
-            ]
-            for work in works:
-                work.wait()
+            self._save_parts(writing.paths)
         return writing.path
 
     def restore(self, path: str | None) -> int:
@@ -100,6 +96,24 @@ class Durable(ABC):
         return found[-1] if found else None
 
     # Inside
+
+    def _save_parts(self, paths: Sequence[str]) -> None:
+        """Have all ps tasks write their parts, all of the same pushes."""
+        said = []
+        try:
+            for connection in self._connections:
+                said.append(connection.hold().result())  # noqa: PERF401 - as far as it goes
+        except BaseException:
+            for connection in self._connections[: len(said)]:
+                connection.release().wait()
+            raise
+        works = [
+            connection.save(path, targets)
+            for connection, path, targets in zip(
+                self._connections, paths, targets_of(said), strict=True
+            )
+        ]
+        gather_works("save", works).wait()
 
     @abstractmethod
     def _drain(self) -> None:

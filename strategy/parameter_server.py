@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Request
+from mpidist import LATER, Reply, Request
 from strategy import checkpoint, kernels, saved
 from strategy.blocks import in_blocks
 from strategy.catalogue import Catalogue
 from strategy.host import Host
+from strategy.known_rules import Rules
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.pushes import Pushes, Rules
+from strategy.pushes import Pushes
 from strategy.restores import Restores
 from strategy.timekeeper import Timekeeper
 
@@ -54,6 +55,8 @@ class ParameterServer:
                 "Withdraw": self._catalogue.withdraw,
                 "Configure": self._rules.configure,
                 "Push": self._pushes.push,
+                "Hold": self._pushes.hold,
+                "Release": self._pushes.release,
                 "Await": self._pushes.wait,
                 "Fail": self._pushes.fail,
                 "Enter": self._timekeeper.enter,
@@ -84,8 +87,19 @@ class ParameterServer:
 
     def _save(self, request: Request) -> Reply:
         asked = pb.SaveRequest.FromString(request.body)
-        checkpoint.write_shards(asked.path, [variable.shard for variable in self._variables])
-        return Reply()
+
+        def write() -> None:
+            shards = [variable.shard for variable in self._variables]
+            try:
+                checkpoint.write_shards(asked.path, shards)
+            except Exception as error:
+                request.fail(error)
+            else:
+                request.reply()
+
+        targets = {(one.worker, one.strategy): one.sequence for one in asked.targets}
+        self._pushes.cut(targets, write)
+        return LATER
 
     def _check_restore(self, request: Request) -> Reply:
         asked = pb.CheckRestoreRequest.FromString(request.body)

@@ -179,6 +179,9 @@ class ParameterServerStrategy(Replicated, Durable):
                 for index in servers
             ]
             _strategies[host] = number + 1
+        lock = threading.RLock()
+        for connection in self._connections:
+            connection.siblings, connection.pushing_to_all = self._connections, lock
         self.pace = pace_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
         task = None if isinstance(host, LocalHost) else me

@@ -11,73 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import LATER, Reply, Request, errors
-from strategy import kernels
 from strategy.blocks import in_blocks, scattered, widened
 from strategy.catalogue import Catalogue
-from strategy.configured import Configured
+from strategy.cut import Cut
+from strategy.known_rules import Rules
 from strategy.means import mean_of_blocks, mean_of_rows
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.served import ServedConnection, ServedVariable
+from strategy.served import Key, ServedConnection, ServedVariable
 
 Array = NDArray[Any]
-
-# Their names are no optimizer's, which have no colon.
-_PLAIN: Mapping[int, tuple[str, kernels.Rule]] = {
-    pb.ASSIGN: (":assign", kernels.ASSIGN),
-    pb.ADD: (":add", kernels.ADD),
-    pb.SUB: (":sub", kernels.SUB),
-    pb.MUL: (":mul", kernels.MUL),
-    pb.DIV: (":div", kernels.DIV),
-    pb.MIN: (":min", kernels.MIN),
-    pb.MAX: (":max", kernels.MAX),
-}
-
-
-class Rules:
-    """The rules by which a server changes variables: the plain ones, and optimizers.
-
-    Args:
-        who: The server, for messages.
-    """
-
-    def __init__(self, who: str) -> None:
-        self._who = who
-        self._optimizers: list[Configured] = []
-        self._numbers: dict[bytes, int] = {}  # of optimizers, by what workers say of them
-
-    def configure(self, request: Request) -> Reply:
-        """Local. A worker tells of an optimizer."""
-        asked = pb.OptimizerDef.FromString(request.body)
-        content = asked.SerializeToString(deterministic=True)  # numbers come in any order
-        number = self._numbers.get(content)
-        if number is None:
-            self._optimizers.append(Configured(asked, self._who))
-            number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
-            self._numbers[content] = number
-        return Reply(pb.ConfigureReply(rule=number).SerializeToString())
-
-    def find(self, number: int, shard: OwnedShard) -> tuple[str, kernels.Rule, Mapping[str, float]]:
-        """Local. The rule of a number for a shard: its name, itself, and its numbers for this step.
-
-        Raises:
-            InvalidArgumentError: The shard's dtype does not do, or a schedule fails.
-        """
-        dtype = shard.layout.dtype
-        if number in _PLAIN:
-            if number == pb.SUB and dtype == np.bool_:
-                raise errors.InvalidArgumentError(
-                    f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
-                )
-            return *_PLAIN[number], {}
-        optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
-        if not shard.layout.is_floating:
-            raise errors.InvalidArgumentError(
-                f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
-                "optimizers need bfloat16, float16, float32 or float64"
-            )
-        step = shard.steps.get(optimizer.name, 0) + 1
-        return optimizer.name, optimizer.rule, optimizer.values_at(step)
 
 
 @dataclass
@@ -89,12 +32,14 @@ class _Given:
         connection: Its way.
         requests: To be answered: the first, and those that repeat it.
         inline: The arrays in the message, as far as they have not been used.
+        begun: Whether it has been taken up; otherwise it waits for those before it, or for a save.
     """
 
     push: pb.PushRequest
     connection: ServedConnection
     requests: list[Request]
     inline: Iterator[Array]
+    begun: bool = False
 
     def dense(self, entry: pb.PushEntry, shard: OwnedShard) -> Iterator[Array]:
         """The change of a whole shard, block by block, in its dtype."""
@@ -150,6 +95,7 @@ class Pushes:
         self._rules = rules
         self._scratch = Scratch()
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
+        self._cut: Cut | None = None
 
     def push(self, request: Request) -> Reply:
         """Local. A worker pushes; it is answered when its changes have been applied."""
@@ -167,9 +113,62 @@ class Pushes:
         given = _Given(push, connection, [request], iter(request.buffers))
         # One after the other: what a connection streams lies in its ring in this order.
         connection.unfinished.append(given)
-        if len(connection.unfinished) == 1:
-            self._begin(given)
+        self._go_on(connection)
         return LATER
+
+    def hold(self, request: Request) -> Reply:
+        """Local. Take up no more pushes, until a save says up to which ones it wants them."""
+        if self._cut is not None:
+            raise errors.FailedPreconditionError(
+                f"{self._who} is being saved already: one worker at a time saves"
+            )
+        self._cut = Cut()
+        reply = pb.HoldReply()
+        for connection in self._catalogue.connections:
+            reply.last.add(
+                worker=connection.worker, strategy=connection.strategy, sent=connection.sent
+            )
+        return Reply(reply.SerializeToString())
+
+    def cut(self, targets: Mapping[Key, int], then: Callable[[], None]) -> None:
+        """Local. Go on until some pushes have been applied, and no others; then do something.
+
+        Args:
+            targets: The last push of each connection, by worker and number of its strategy.
+            then: What; then all go on.
+        """
+        if self._cut is None:
+            raise errors.FailedPreconditionError(f"{self._who} has not been asked to hold pushes")
+        self._cut.aim(targets, then)
+        self._after()
+
+    def release(self, request: Request) -> None:
+        """Local. Go on with all pushes."""
+        self._cut = None
+        self._after()
+
+    def _after(self) -> None:
+        """Go on with what may, after a push has been applied or what is held has changed."""
+        for connection in self._catalogue.connections:
+            self._go_on(connection)
+        cut = self._cut
+        applied = {one.key: one.applied for one in self._catalogue.connections}
+        if cut is not None and cut.is_reached(applied):
+            self._cut = None
+            cut.then()
+            self._after()
+
+    def _go_on(self, connection: ServedConnection) -> None:
+        """Take up the oldest push of a connection, unless it is held, or has been taken up."""
+        while connection.unfinished:
+            given = connection.unfinished[0]
+            held = self._cut is not None and not self._cut.allows(
+                connection.key, given.push.sequence
+            )
+            if given.begun or held:
+                return
+            given.begun = True
+            self._begin(given)
 
     def _again(self, push: pb.PushRequest, connection: ServedConnection, request: Request) -> Reply:
         """A push that has been taken already is not applied again, but gets the same answer."""
@@ -259,10 +258,11 @@ class Pushes:
                 else:
                     request.reply(answer)
         for given in batch:
-            unfinished = given.connection.unfinished
-            unfinished.popleft()
-            if unfinished:
-                self._begin(unfinished[0])
+            connection = given.connection
+            connection.unfinished.popleft()
+            connection.applied, connection.sent = given.push.sequence, tuple(given.push.sent)
+        if len(batch) > 1 or self._cut is not None:
+            self._after()
 
     def _apply(
         self, batch: Sequence[_Given], replies: Sequence[pb.PushReply], refusal: str = ""

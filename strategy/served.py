@@ -14,6 +14,9 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import Layout
 from strategy.staging import STAGED_BYTES, Ring
 
+Key = tuple[int, int]
+"""Which connection to a server: the worker, and the number of its strategy."""
+
 MOST_PUSHES = 16
 """Pushes of a connection that may be under way at once; each holds a copy of its small changes."""
 
@@ -55,6 +58,8 @@ class ServedConnection:
         untold: Where the ring lies, until the worker is told.
         sequence: Of the last push.
         unfinished: Pushes that wait for those of other workers, and those that came after them.
+        applied: Sequence of the last push that has been applied.
+        sent: What that one said of the worker's pushes to all servers: the sequence of the last.
         answers: To the last pushes, by their sequence: one that is repeated gets the same.
     """
 
@@ -66,7 +71,14 @@ class ServedConnection:
     untold: Place | None = None
     sequence: int = 0
     unfinished: deque[Any] = field(default_factory=deque)
+    applied: int = 0
+    sent: tuple[int, ...] = ()
     answers: dict[int, bytes | BaseException] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """Local. The worker, and the number of its strategy."""
+        return (self.worker, self.strategy)
 
     def remember(self, sequence: int, answer: bytes | BaseException) -> None:
         """Local. Keep the answer to a push, and forget one that nobody can ask for any more."""

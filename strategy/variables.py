@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import DTypeLike
 
 from strategy.aggregation import VariableAggregation, VariableSynchronization, member
-from strategy.change import Change
+from strategy.change import Change, push_all
 from strategy.client import Connection
 from strategy.initializers import InitialValue
 from strategy.parts import Origin, Part, Partitioner, divided, whole
@@ -173,4 +173,4 @@ class Variables:
         except Exception:
             remote.connection.abandon(remote)
             raise
-        remote.connection.push([Change(remote, pb.ASSIGN, first)]).wait()
+        push_all([Change(remote, pb.ASSIGN, first)]).wait()

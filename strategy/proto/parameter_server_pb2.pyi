@@ -172,18 +172,20 @@ class ConfigureReply(_message.Message):
     def __init__(self, rule: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("entries", "connection", "sequence", "step", "members")
+    __slots__ = ("entries", "connection", "sequence", "step", "members", "sent")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[PushEntry]
     connection: int
     sequence: int
     step: int
     members: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
+    sent: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushEntry(_message.Message):
     __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places")
@@ -267,11 +269,39 @@ class ReadReply(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
+class HoldReply(_message.Message):
+    __slots__ = ("last",)
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    last: _containers.RepeatedCompositeFieldContainer[Sent]
+    def __init__(self, last: _Optional[_Iterable[_Union[Sent, _Mapping]]] = ...) -> None: ...
+
+class Sent(_message.Message):
+    __slots__ = ("worker", "strategy", "sent")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    strategy: int
+    sent: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[int] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SaveRequest(_message.Message):
-    __slots__ = ("path",)
+    __slots__ = ("path", "targets")
     PATH_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     path: str
-    def __init__(self, path: _Optional[str] = ...) -> None: ...
+    targets: _containers.RepeatedCompositeFieldContainer[Target]
+    def __init__(self, path: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ...) -> None: ...
+
+class Target(_message.Message):
+    __slots__ = ("worker", "strategy", "sequence")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    strategy: int
+    sequence: int
+    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class CheckRestoreRequest(_message.Message):
     __slots__ = ("paths", "worker")

@@ -59,6 +59,7 @@ class Cluster:
     def __init__(self, stack, servers=1, workers=2, near=True, arena_bytes=1 << 30, growth_bytes=0):
         self.stack, self.near, self.growth_bytes = stack, near, growth_bytes
         self.warnings = []
+        self._hosts = {}
         self.gone = set()  # tasks that have left the cluster
         names = {"ps": servers, "worker": workers}
         self.spec = ClusterSpec({job: [f"h:{i}" for i in range(n)] for job, n in names.items()})
@@ -69,8 +70,10 @@ class Cluster:
             host.endpoint.serve_in_thread()
 
     def host(self, index):
-        """The Server of a worker."""
-        return Host(self, "worker", index)
+        """The Server of a worker, the same each time."""
+        if index not in self._hosts:
+            self._hosts[index] = Host(self, "worker", index)
+        return self._hosts[index]
 
     def worker(self, index, **options):
         """A strategy of a worker."""

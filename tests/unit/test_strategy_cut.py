@@ -1,0 +1,118 @@
+"""Checkpoints are consistent cuts, taken while workers push."""
+
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from _cases.servers import Cluster, variable
+from safetensors.numpy import load_file
+
+from mpidist import errors
+from strategy import optimizers
+from strategy.cut import Cut, targets_of
+
+SIZES = {"small": 3, "other": 5, "large": 600_000, "largest": 700_000}
+
+
+@pytest.fixture
+def make():
+    with ExitStack() as stack:
+        yield lambda **options: Cluster(stack, **options)
+
+
+def values_in(path, servers):
+    """The one number that each variable consists of."""
+    found = {}
+    for index in range(servers):
+        for key, tensor in load_file(f"{path}/ps-{index}-of-{servers}.safetensors").items():
+            if key.endswith(":data"):
+                (found[key.removesuffix(":data")],) = np.unique(tensor).tolist()
+    return found
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_push_to_several_servers_is_saved_whole(make, tmp_path, servers, mode, near):
+    cluster = make(servers=servers, workers=2, near=near)
+    strategies = [cluster.worker(index, mode=mode) for index in range(2)]
+    made = [[variable(s, name, n) for name, n in SIZES.items()] for s in strategies]
+    stop, problems = threading.Event(), []
+
+    def train(index):
+        optimizer = optimizers.SGD(1.0)
+        grads = [np.ones(v.shape) for v in made[index]]
+        try:
+            while not stop.is_set():
+                optimizer.apply_gradients(zip(grads, made[index], strict=True))
+        except Exception as error:
+            problems.append(error)
+        finally:
+            strategies[index].finish()
+
+    threads = [threading.Thread(target=train, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    saver = cluster.worker(1, mode=mode)  # a strategy of its own, which does not train
+    places = {id(v.remotes[0].connection) for v in made[0]}
+    assert len(places) == servers
+    seen = []
+    for number in range(8):
+        path = saver.save(str(tmp_path / str(number)))
+        found = values_in(path, servers)
+        step = found.pop("global_step")
+        assert found == dict.fromkeys(SIZES, -float(step))
+        seen.append(step)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not problems
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]
+    last = int(strategies[0].global_step)
+    for v in made[0]:
+        np.testing.assert_array_equal(v, np.full(v.shape, -float(last)))
+
+
+def test_two_saves_at_once(make, tmp_path):
+    cluster = make(servers=2)
+    strategy = cluster.worker(0)
+    v = variable(strategy, "v", 3)
+    held = strategy._connections[1].hold()
+    held.wait()
+    with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
+        strategy.save(str(tmp_path))
+    strategy._connections[1].release().wait()
+    assert v.assign_add(1) == 2
+    strategy.save(str(tmp_path))
+
+
+def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
+    strategy = make(servers=2).worker(0)
+    made = [variable(strategy, name, 3) for name in "ab"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        strategy.save(str(tmp_path / "file"))
+    works = [
+        connection.save(f"/dev/null/{n}", {})
+        for n, connection in enumerate(strategy._connections)
+        if connection.hold().wait()
+    ]
+    for work in works:
+        with pytest.raises(errors.FailedPreconditionError, match="cannot write"):
+            work.wait()
+    assert [v.assign_add(1) for v in made] == [2, 2]
+
+
+def test_targets_are_what_anybody_has_said():
+    one, two = (0, 0), (1, 0)
+    said = [[(one, (5, 2)), (two, (1, 9))], [(one, (4, 3)), (two, ())]]
+    assert targets_of(said) == [{one: 5, two: 1}, {one: 3, two: 9}]
+    cut = Cut()
+    assert not cut.allows(one, 1)
+    assert not cut.is_reached({one: 9})
+    cut.aim({one: 5, two: 1}, print)
+    assert [cut.allows(one, 5), cut.allows(one, 6), cut.allows((2, 0), 1)] == [True, False, False]
+    assert not cut.is_reached({one: 5})
+    assert cut.is_reached({one: 5, two: 1})
