@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategy.devices import parse
 from strategy.reductions import PerReplica, local_results, reduced
-from strategy.replicas import call_for_each_replica, get_replica_context, outside_of_replicas
+from strategy.replicas import call_for_each_replica, check_outside, outside_of_replicas
 from strategy.variable import Variable
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class StrategyExtended:
             ValueError: It is wanted on another worker, or at several places.
         """
         self._check_destination(destinations)
-        return reduced(reduce_op, value)
+        return self._strategy.reduce(reduce_op, value)
 
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Iterable[tuple[Any, Any]]
@@ -170,6 +170,7 @@ class StrategyExtended:
         Raises:
             ValueError: It is no such variable, or an argument has several replicas' values.
         """
+        check_outside("extended.update")
         self._check_own(var)
         return self._call(fn, (var, *args), kwargs, group)
 
@@ -190,6 +191,7 @@ class StrategyExtended:
             kwargs: See :meth:`update`.
             group: See :meth:`update`.
         """
+        check_outside("extended.update_non_slot")
         if isinstance(colocate_with, Variable):
             with self.colocate_vars_with(colocate_with):
                 return self._call(fn, args, kwargs, group)
@@ -242,6 +244,8 @@ class StrategyExtended:
             raise ValueError(f"{variable!r} is no variable of this strategy")
 
     def _check_destination(self, destination: Any) -> None:
+        if isinstance(destination, list | tuple) and len(destination) == 1:
+            (destination,) = destination
         if isinstance(destination, list | tuple | set):
             raise ValueError(  # noqa: TRY004 - as TensorFlow has it
                 f"one destination is needed, not {destination!r}"
@@ -253,16 +257,6 @@ class StrategyExtended:
             device.job != "ps" and device.task not in (None, here.task)
         ):
             raise ValueError(f"{destination!r} is not on this worker, {here}")
-
-
-def check_outside(what: str) -> None:
-    """Local. RuntimeError if this thread is in a replica."""
-    context = get_replica_context()
-    if context is not None:
-        raise RuntimeError(
-            f"{what} is called in replica {context.replica_id_in_sync_group} already; use "
-            "merge_call for what is to be done once for all replicas"
-        )
 
 
 def _unwrapped(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strategy.reductions import PerReplica, as_array
+from strategy.reductions import as_array, regrouped
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class DatasetIterator:
         self._elements = iter(self._dataset)
 
     def get_next(self) -> Any:
-        """Local. The next elements, of several replicas as a PerReplica.
+        """Local. The next elements; of several replicas a PerReplica, or tuples or dicts of them.
 
         Raises:
             StopIteration: There are no more, or not one for each replica.
         """
         if self._replicas == 1:
             return next(self._elements)
-        return PerReplica([next(self._elements) for _ in range(self._replicas)])
+        return regrouped([next(self._elements) for _ in range(self._replicas)])
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -139,7 +139,7 @@ class _Divided:
         count = self._replicas
         for element in self._dataset:
             parts = _mapped(lambda array: _split(array, count), element)
-            yield PerReplica([_mapped_lists(parts, element, number) for number in range(count)])
+            yield regrouped([_mapped_lists(parts, element, number) for number in range(count)])
 
 
 def _split(given: Any, count: int) -> list[Any]:

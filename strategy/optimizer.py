@@ -89,6 +89,11 @@ class Optimizer:
         self._rules: dict[Connection, int] = {}
 
     @property
+    def learning_rate(self) -> Any:
+        """The learning rate, or the schedule; another one needs another optimizer."""
+        return self._values["learning_rate"] if self._schedule is None else self._schedule
+
+    @property
     def values(self) -> dict[str, float]:
         """The rule's numbers, by name; without the learning rate if that is a schedule."""
         return dict(self._values)
@@ -127,6 +132,11 @@ class Optimizer:
         if len({var.name for _, var in pairs}) < len(pairs):
             raise ValueError("a variable comes twice; add its gradients first")
         context = get_replica_context()
+        if context is not None and context.strategy is not strategy:
+            raise ValueError(
+                f"variable {pairs[0][1].name!r} is not of the strategy that runs this step: was it "
+                "made outside of strategy.scope()?"
+            )
         if context is not None and context.num_replicas_in_sync > 1:
             work: Work = context.merge_call(self._apply_merged, (_Given(pairs),))
             return work
@@ -134,11 +144,11 @@ class Optimizer:
 
     def _apply_merged(self, strategy: ParameterServerStrategy, each: PerReplica) -> Work:
         """Apply the means of several replicas' gradients."""
-        names = [[var.name for _, var in given.pairs] for given in each]
+        names = [[var.name for _, var in given.pairs] for given in each.values]
         if any(own != names[0] for own in names):
             raise ValueError(f"replicas have gradients of different variables: {names}")
-        variables = [var for _, var in each[0].pairs]
-        grads = [[grad for grad, _ in given.pairs] for given in each]
+        variables = [var for _, var in each.values[0].pairs]
+        grads = [[grad for grad, _ in given.pairs] for given in each.values]
         means = [reduced("mean", PerReplica(own)) for own in zip(*grads, strict=True)]
         return self._apply(strategy, list(zip(means, variables, strict=True)))
 
@@ -206,9 +216,16 @@ def _applied(pairs: list[tuple[int, int]] | None, variables: list[tuple[Variable
     return Applied(tuple(versions), tuple(staleness))
 
 
+def _number(named: Mapping[str, Any]) -> tuple[str, float]:
+    ((name, value),) = named.items()
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    return name, value
+
+
 def positive(**named: float) -> float:
     """Local. The number, given by its name; ValueError unless it is positive."""
-    ((name, value),) = named.items()
+    name, value = _number(named)
     if not value > 0:
         raise ValueError(f"{name} must be positive, not {value!r}")
     return value
@@ -216,7 +233,7 @@ def positive(**named: float) -> float:
 
 def not_negative(**named: float) -> float:
     """Local. The number, given by its name; ValueError if it is negative."""
-    ((name, value),) = named.items()
+    name, value = _number(named)
     if not value >= 0:
         raise ValueError(f"{name} must not be negative, not {value!r}")
     return value
@@ -224,7 +241,7 @@ def not_negative(**named: float) -> float:
 
 def part(**named: float) -> float:
     """Local. The number, given by its name; ValueError unless it is in [0, 1)."""
-    ((name, value),) = named.items()
+    name, value = _number(named)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), not {value!r}")
     return value

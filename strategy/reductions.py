@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpidist import ReduceOp, host_view
+from strategy.array_like import ArrayLike
 from strategy.slices import IndexedSlices
 
 
@@ -24,14 +25,11 @@ class PerReplica:
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = tuple(values)
 
-    def __len__(self) -> int:
-        return len(self.values)
-
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.values)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.values[number]
+        raise TypeError(
+            "a PerReplica cannot be taken apart like a tuple, for its parts are the replicas': use "
+            "its values, or strategy.experimental_local_results"
+        )
 
     def __repr__(self) -> str:
         return f"PerReplica({list(self.values)!r})"
@@ -42,10 +40,12 @@ def regrouped(values: Sequence[Any]) -> Any:
 
     Args:
         values: One of each replica. Tuples, lists and dicts that are alike are taken apart; None of
-            all is None.
+            all is None, and a variable that all share is itself.
     """
     first = values[0]
     if len(values) == 1:
+        return first
+    if isinstance(first, ArrayLike) and all(value is first for value in values):
         return first
     kinds = {type(value) for value in values}
     if kinds <= {dict} and all(value.keys() == first.keys() for value in values):
@@ -58,12 +58,32 @@ def regrouped(values: Sequence[Any]) -> Any:
 def own_value(value: Any, number: int) -> Any:
     """Local. A replica's part of a structure with PerReplica in it."""
     if isinstance(value, PerReplica):
+        if number >= len(value.values):
+            raise ValueError(f"replica {number} has no value in {value!r}")
         return value.values[number]
     if type(value) in (tuple, list):
         return type(value)(own_value(part, number) for part in value)
     if type(value) is dict:
         return {key: own_value(part, number) for key, part in value.items()}
     return value
+
+
+def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Local. What a function gives for each value of tuples, lists and dicts, or for one alone."""
+    if type(structure) is dict:
+        return {key: mapped(function, value) for key, value in structure.items()}
+    if type(structure) in (tuple, list):
+        return type(structure)(mapped(function, value) for value in structure)
+    return function(structure)
+
+
+def gathered(value: Any, axis: int) -> Any:
+    """Local. The arrays of all replicas, joined along an axis; in tuples, lists and dicts too."""
+
+    def join(part: Any) -> Any:
+        return np.concatenate([as_array(one) for one in local_results(part)], axis=axis)
+
+    return mapped(join, value)
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
@@ -77,7 +97,7 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None) -> Any:
     Args:
         reduce_op: ``"sum"`` or ``"mean"``, or the ReduceOp.
         value: PerReplica of arrays or numbers, or one of those; of IndexedSlices too, without an
-            axis.
+            axis; or tuples, lists and dicts of all these.
         axis: Also along this axis of each: a mean then is that of all elements, however they are
             distributed over the replicas.
 
@@ -90,6 +110,8 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None) -> Any:
     op = ReduceOp.of(reduce_op)
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ValueError(f"replicas are reduced by SUM or MEAN, not {reduce_op!r}")
+    if type(value) in (tuple, list, dict):
+        return mapped(lambda part: reduced(op, part, axis), value)
     values = local_results(value)
     if any(isinstance(one, IndexedSlices) for one in values):
         return _rows(op, values, axis)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from strategy.reductions import own_value, reduced, regrouped
+from strategy.reductions import gathered, local_results, own_value, reduced, regrouped
 
 if TYPE_CHECKING:
     from strategy.parameter_server_strategy import ParameterServerStrategy
@@ -76,13 +76,14 @@ class ReplicaContext:
 
         Args:
             reduce_op: ``"sum"`` or ``"mean"``.
-            value: An array or a number, of one shape on all replicas.
+            value: An array or a number, of one shape on all replicas; or tuples, lists and dicts of
+                those.
         """
-        return self.merge_call(lambda _, values: reduced(reduce_op, values), (value,))
+        return self.merge_call(_all_reduce, (value,), {"reduce_op": reduce_op})
 
     def all_gather(self, value: Any, axis: int) -> Any:
         """Local, on every replica. All replicas' arrays, joined along an axis."""
-        return self.merge_call(lambda strategy, values: strategy.gather(values, axis), (value,))
+        return self.merge_call(_all_gather, (value,), {"axis": axis})
 
     def first_or_known(self, name: str, create: Callable[[], Variable]) -> Variable:
         """Local. The variable of a name: the first replica to ask makes it, the others get it.
@@ -99,6 +100,14 @@ class ReplicaContext:
             return known
 
 
+def _all_reduce(_: Any, value: Any, reduce_op: Any) -> Any:
+    return reduced(local_results(reduce_op)[0], value)
+
+
+def _all_gather(_: Any, value: Any, axis: Any) -> Any:
+    return gathered(value, local_results(axis)[0])
+
+
 def get_replica_context() -> ReplicaContext | None:
     """Local. Where this thread is in a function that runs on every replica; None outside of one."""
     return _replica.get()
@@ -107,6 +116,16 @@ def get_replica_context() -> ReplicaContext | None:
 def in_cross_replica_context() -> bool:
     """Local. Whether this thread is in no replica: in a strategy's scope, or in a merge call."""
     return _replica.get() is None
+
+
+def check_outside(what: str) -> None:
+    """Local. RuntimeError if this thread is in a replica."""
+    context = _replica.get()
+    if context is not None:
+        raise RuntimeError(
+            f"{what} is called in replica {context.replica_id_in_sync_group}; it is for what is "
+            "done once for all replicas: call it in a merge_call, or outside of run"
+        )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist import Work
+from mpidist import ReduceOp, Work
 from strategy.devices import Device, parse
 from strategy.inputs import (
     DatasetIterator,
@@ -20,7 +20,8 @@ from strategy.inputs import (
     ValueContext,
     divided_batches,
 )
-from strategy.reductions import PerReplica, as_array, local_results, reduced
+from strategy.reductions import PerReplica, gathered, local_results, mapped, reduced
+from strategy.replicas import check_outside
 
 if TYPE_CHECKING:
     from strategy.extended import StrategyExtended
@@ -102,7 +103,14 @@ class Replicated(ABC):
             reduce_op: ``"sum"`` or ``"mean"``.
             value: What :meth:`run` returned, or one value.
             axis: Also along this axis; a mean then is that of all elements.
+
+        Raises:
+            RuntimeError: It is called on a replica; there ``all_reduce`` of its context does it.
+            ValueError: The sum of one value is asked for, which is not of several replicas.
         """
+        check_outside("reduce")
+        if self._replicas > 1 and ReduceOp.of(reduce_op) is ReduceOp.SUM:
+            mapped(_check_of_replicas, value)
         return reduced(reduce_op, value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -120,7 +128,8 @@ class Replicated(ABC):
 
     def gather(self, value: Any, axis: int) -> Any:
         """Local. The arrays of this worker's replicas, joined along an axis."""
-        return np.concatenate([as_array(one) for one in local_results(value)], axis=axis)
+        check_outside("gather")
+        return gathered(value, axis)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
@@ -229,3 +238,12 @@ class Replicated(ABC):
             return dataset
         part: Iterable[Any] = shard(self.num_workers, self.worker_index)
         return part
+
+
+def _check_of_replicas(value: Any) -> None:
+    """ValueError for a value that is not of several replicas: it has lost those of the others."""
+    if not isinstance(value, PerReplica) and not (np.isscalar(value) and value == 0):
+        raise ValueError(
+            f"{value!r} is not of several replicas, and their sum cannot be known: reduce what run "
+            "returns"
+        )

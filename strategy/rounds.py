@@ -89,7 +89,8 @@ class Rounds(Generic[T]):
         return sorted(self._workers - set(self._entered))
 
     def _decide(self) -> list[tuple[T, Decision]]:
-        if not self._entered or len(self._entered) < min(self._needed, len(self._workers)):
+        everybody = len(self._entered) == len(self._workers)
+        if not self._entered or not (everybody or len(self._given) >= self._needed):
             return []
         given, waiting = self._given, self._entered
         self._entered, self._given = {}, {}

@@ -257,6 +257,8 @@ class Variable(ArrayLike):
             changes = self._changes_of_rows(slices.indices, slices.values, combine, lambda _: rule)
             return self._push(changes)
 
+        if rule not in (pb.ADD, pb.SUB):
+            self._check_first_only("this scatter_ method")
         return self._of_all_replicas(push, IndexedSlices(rows, ids))
 
     def _changes_of_rows(
@@ -264,7 +266,9 @@ class Variable(ArrayLike):
     ) -> list[Change]:
         check_change(self.name, self.shape, self.dtype, rows, len(ids))
         # Before they are merged: sums of small integers would not fit their own type.
-        ids, rows = merged(ids, rows.astype(self.dtype, copy=False), combine)
+        with np.errstate(over="ignore"):  # what is not finite is found before it is pushed
+            own = rows.astype(self.dtype, copy=False)
+        ids, rows = merged(ids, own, combine)
         return self._divided_rows(ids, rows, rule_of)
 
     def _change(self, rule: int, value: Any) -> Version:
@@ -275,6 +279,20 @@ class Variable(ArrayLike):
             return self._push(self.changes(value, lambda _: rule))
 
         return self._of_all_replicas(push, _as_array(value, self.dtype))
+
+    def _check_first_only(self, what: str) -> None:
+        """ValueError where what several replicas give cannot be added up."""
+        context = get_replica_context()
+        several = context is not None and context.num_replicas_in_sync > 1
+        if several and self.aggregation not in (
+            VariableAggregation.NONE,
+            VariableAggregation.ONLY_FIRST_REPLICA,
+        ):
+            raise ValueError(
+                f"{what} of variable {self.name!r} on several replicas needs aggregation "
+                f"ONLY_FIRST_REPLICA, not {self.aggregation.name}: rows can only be added up for "
+                "scatter_add and scatter_sub"
+            )
 
     def _of_all_replicas(self, push: Callable[[Any], Version], value: Any) -> Version:
         """Push a value; of several replicas what the aggregation makes of theirs, once."""
@@ -290,11 +308,13 @@ class Variable(ArrayLike):
         return version
 
     def _aggregate(self, _: Any, pushes: Any, values: Any, names: Any) -> Version:
-        if len(set(names)) > 1:
-            raise RuntimeError(f"replicas assign to different variables at a time: {list(names)}")
+        if len(set(names.values)) > 1:
+            raise RuntimeError(
+                f"replicas assign to different variables at a time: {list(names.values)}"
+            )
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return pushes[0](values[0])  # type: ignore[no-any-return]
-        return pushes[0](reduced(self.aggregation.name, values))  # type: ignore[no-any-return]
+            return pushes.values[0](values.values[0])  # type: ignore[no-any-return]
+        return pushes.values[0](reduced(self.aggregation.name, values))  # type: ignore[no-any-return]
 
     def _push(self, changes: Sequence[Change]) -> Version:
         return self.version_of([version for version, _ in push_all(changes).result()])

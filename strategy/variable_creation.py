@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from mpidist import started_server
 from strategy.aggregation import VariableSynchronization, member
 from strategy.local import local_host
 from strategy.parameter_server_strategy import ParameterServerStrategy
@@ -65,27 +67,26 @@ def get_variable(
     if not isinstance(initializer, str) and not callable(initializer):
         value = np.asarray(initializer)
         shape = value.shape if shape is None else shape
-        dtype = value.dtype if dtype is None and value.ndim else dtype
-    if shape is None:
-        raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
-    axes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    owner = current_strategy.get() or _local_strategy()
+        typed = value.ndim or hasattr(initializer, "dtype")
+        dtype = value.dtype if dtype is None and typed else dtype
+    owner = current_strategy.get() or _outside_of_scopes(name)
     scope = get_variable_scope()
     full_name = scope.full_name(name)
     known = None if scope.reuse is Reuse.NEVER else owner.find_variable(full_name)
     if known is not None:
-        _check_same(known, axes, dtype)
+        _check_same(known, shape, dtype)
         return known
     if scope.reuse is Reuse.ALWAYS:
         raise ValueError(
             f"variable {full_name!r} does not exist, and the scope {scope.name!r} reuses variables "
             "only; AUTO_REUSE makes those that are not there"
         )
+    if shape is None:
+        raise ValueError(f"variable {name!r} needs a shape, or an array as initializer")
+    axes = _axes(shape)
     if trainable is None:
-        on_read = (
-            member(VariableSynchronization, synchronization) is VariableSynchronization.ON_READ
-        )
-        trainable = not on_read
+        when = member(VariableSynchronization, synchronization)
+        trainable = when is not VariableSynchronization.ON_READ
 
     def create() -> Variable:
         return owner.create_variable(
@@ -105,13 +106,31 @@ def get_variable(
     return create()
 
 
-def _check_same(known: Variable, axes: tuple[int, ...], dtype: DTypeLike | None) -> None:
+def _check_same(known: Variable, shape: Any, dtype: DTypeLike | None) -> None:
     asked = known.dtype if dtype is None else np.dtype(dtype)
+    axes = known.shape if shape is None else _axes(shape)
     if (known.shape, known.dtype) != (axes, asked):
         raise ValueError(
             f"variable {known.name!r} is {known.dtype}{list(known.shape)}, and is asked for as "
             f"{asked}{list(axes)}"
         )
+
+
+def _axes(shape: Any) -> tuple[int, ...]:
+    return (int(shape),) if isinstance(shape, int | np.integer) else tuple(shape)
+
+
+def _outside_of_scopes(name: str) -> ParameterServerStrategy:
+    """The strategy of local mode; with a warning where there is a cluster."""
+    server = started_server()
+    if server is not None:
+        warnings.warn(
+            f"variable {name!r} is made outside of strategy.scope() and lives in this process "
+            f"alone, though {server.job_name} {server.task_index} is a task of a cluster",
+            UserWarning,
+            stacklevel=3,
+        )
+    return _local_strategy()
 
 
 @cache

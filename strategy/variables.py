@@ -111,7 +111,10 @@ class Variables:
         names = [name] if len(parts) == 1 else [f"{name}/part_{n}" for n in range(len(parts))]
         for taken in (name, *names):
             if taken in self.by_name or taken in self.remotes:
-                raise ValueError(f"variable {taken!r} exists already")
+                raise ValueError(
+                    f"variable {taken!r} exists already; in a variable_scope with reuse=True or "
+                    "AUTO_REUSE it would be found"
+                )
         value = InitialValue(initializer, layout.shape, layout.dtype)
         origins = {one: Origin(name, part) for one, part in zip(names, parts, strict=True)}
         remotes = self._create_parts(origins, layout, value)

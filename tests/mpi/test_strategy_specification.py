@@ -76,9 +76,9 @@ def test_operations_are_replicated_and_variables_are_not(world):
         assert strategy.num_replicas_in_sync == REPLICAS
         workers.barrier()
         if strategy.is_chief:
-            variables[0].assign(5)
+            variables.assign(5)
         workers.barrier()
-        return variables[0].read_value()
+        return variables.read_value()
 
     result = on_two_workers(world, train)
     if result is not None:

@@ -92,7 +92,14 @@ class TestExtended:
 
     @pytest.mark.parametrize(
         "destination",
-        ["/job:worker/task:1/device:CPU:0", "/device:CPU:0", "/job:ps/task:2", np.zeros(2), ""],
+        [
+            "/job:worker/task:1/device:CPU:0",
+            "/device:CPU:0",
+            "/job:ps/task:2",
+            np.zeros(2),
+            "",
+            [""],
+        ],
     )
     def test_reduce_to(self, make, destination):
         extended = make(2).extended
@@ -100,6 +107,8 @@ class TestExtended:
         np.testing.assert_array_equal(extended.reduce_to("sum", values, destination), [5, 5])
         sums = extended.batch_reduce_to("mean", [(values, destination), (3, destination)])
         assert [np.asarray(one).tolist() for one in sums] == [[2.5, 2.5], 3]
+        with pytest.raises(ValueError, match="3 is not of several replicas"):
+            extended.reduce_to("sum", 3, destination)
         assert extended.broadcast_to(values, destination) is values
         assert extended.broadcast_to(4.5, destination) == 4.5
 
@@ -108,7 +117,7 @@ class TestExtended:
         [
             ("/job:worker/task:0", "is not on this worker"),
             ("/job:chief/task:1", "is not on this worker"),
-            (["/device:CPU:0"], "one destination is needed"),
+            (["/device:CPU:0", "/device:CPU:0"], "one destination is needed"),
             ("/somewhere", "is no name of a device"),
         ],
     )
@@ -241,7 +250,7 @@ class TestInput:
         data = [np.arange(2) + n for n in range(5)]
         iterator = make(2).make_dataset_iterator(data)
         for _ in range(2):
-            rounds = [[part.tolist() for part in element] for element in iterator]
+            rounds = [[part.tolist() for part in element.values] for element in iterator]
             assert rounds == [[[0, 1], [1, 2]], [[2, 3], [3, 4]]]
             iterator.initialize()
         assert next(make(1).make_dataset_iterator(data)).tolist() == [0, 1]
@@ -272,16 +281,21 @@ class TestInput:
         strategy = make(2)
         batches = [{"x": np.arange(5), "y": (np.ones((4, 1)), np.ones(2))}]
         (element,) = strategy.experimental_distribute_dataset(batches)
-        first, second = element
-        assert (first["x"].tolist(), second["x"].tolist()) == ([0, 1, 2], [3, 4])
-        assert [part["y"][0].shape for part in element] == [(2, 1), (2, 1)]
+        first, second = element["x"].values
+        assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3, 4])
+        assert [part.shape for part in element["y"][0].values] == [(2, 1), (2, 1)]
+        for x, y in strategy.experimental_distribute_dataset([(np.ones(2), np.zeros(2))]):
+            differences = strategy.run(lambda x, y: (x - y).tolist(), args=(x, y))
+            assert strategy.reduce("sum", differences) == [2.0]
         assert list(make(1).experimental_distribute_dataset([3, 4])) == [3, 4]
         with pytest.raises(ValueError, match="3 has none: batch the dataset first"):
             next(iter(strategy.experimental_distribute_dataset([3])))
         both = strategy.experimental_distribute_datasets_from_function(
             lambda context: [np.arange(4) + 10 * context.input_pipeline_id]
         )
-        assert [[part.tolist() for part in element] for element in both] == [[[10, 11], [12, 13]]]
+        assert [[part.tolist() for part in element.values] for element in both] == [
+            [[10, 11], [12, 13]]
+        ]
 
     def test_datasets_of_arrays(self, make):
         strategy = make()
@@ -319,6 +333,8 @@ class TestVariableScopes:
             (found,) = variables(strategy, "v")
             with pytest.raises(ValueError, match="variable 'a/w' does not exist"):
                 variables(strategy, "w")
+            (without,) = [get_in(strategy, "v", None, None)]
+            assert without is v
             with pytest.raises(ValueError, match=r"variable 'a/v' is float64\[8\], .*float32\[8\]"):
                 get_in(strategy, "v", (8,), np.float32)
             with pytest.raises(ValueError, match=r"as float64\[9\]"):

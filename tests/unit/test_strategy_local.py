@@ -161,7 +161,7 @@ class TestScope:
                 assert one.run(lambda: get_variable("r", 1)).strategy is one
             outer = get_variable("v", 1)
         assert (inner.strategy, outer.strategy) == (two, one)
-        assert get_variable("v", 1).strategy not in (one, two)
+        assert outside("v").strategy not in (one, two)
 
     def test_a_scope_ends_with_an_error(self):
         strategy = ParameterServerStrategy()
@@ -172,13 +172,13 @@ class TestScope:
 
         with pytest.raises(KeyError):
             fail()
-        assert get_variable("v", 1).strategy is not strategy
+        assert outside("v").strategy is not strategy
 
     def test_a_scope_is_of_its_thread(self):
         strategy = ParameterServerStrategy()
         made = []
         with strategy.scope():
-            thread = threading.Thread(target=lambda: made.append(get_variable("v", 1)))
+            thread = threading.Thread(target=lambda: made.append(outside("v")))
             thread.start()
             thread.join(30)
         assert made[0].strategy is not strategy
@@ -187,6 +187,12 @@ class TestScope:
         strategy = ParameterServerStrategy()
         assert strategy.run(lambda a, b: (a, b), (1,), {"b": 2}) == (1, 2)
         assert strategy.run(lambda: 3) == 3
+
+
+def outside(name):
+    """A variable made outside of any scope, though there is a cluster."""
+    with pytest.warns(UserWarning, match="made outside of strategy.scope"):
+        return get_variable(name, 1)
 
 
 def _local():

@@ -54,6 +54,22 @@ def test_they_are_an_error_by_default(make, value, kind, dtype):
     assert int(strategy.global_step) == 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "grad"),
+    [
+        (np.float32, np.full((6, 3), 1e300)),
+        (np.float16, np.full((6, 3), 7e4, np.float32)),
+        (np.float16, IndexedSlices(np.full((1, 3), 7e4, np.float32), [1])),
+    ],
+    ids=["float32", "float16", "rows"],
+)
+def test_what_the_variable_cannot_hold(make, dtype, grad):
+    _, bad = pair(make(), dtype)
+    with pytest.raises(InvalidArgumentError, match="those of"):
+        optimizers.SGD(1.0).apply_gradients([(grad, bad)])
+    assert bad.version == 1
+
+
 def test_they_are_skipped(make, caplog):
     strategy = make(nan="skip")
     good, bad = pair(strategy)

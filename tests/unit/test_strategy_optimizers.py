@@ -395,3 +395,14 @@ def test_an_update_that_fails_keeps_the_others_in_step(transport):
         for count in range(1, 4):
             sgd.apply_gradients([(np.full(size, 100, np.float32), v)]).wait()
             np.testing.assert_array_equal(v, np.full(size, -7 - 100 * count))
+
+
+def test_the_learning_rate_is_not_set():
+    sgd = optimizers.SGD(0.25)
+    assert sgd.learning_rate == 0.25
+    with pytest.raises(AttributeError):
+        sgd.learning_rate = 1.0
+    with pytest.raises(TypeError, match="learning_rate must be a number, not 'x'"):
+        optimizers.SGD("x")
+    decay = schedules.ExponentialDecay(1.0, 10, 0.5)
+    assert optimizers.SGD(decay).learning_rate is decay

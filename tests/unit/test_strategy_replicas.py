@@ -111,6 +111,79 @@ def test_collectives_of_replicas(make):
         np.testing.assert_array_equal(gathered, [[0, 1, 2]] * 2)
 
 
+def test_collectives_of_structures(make):
+    strategy = make(2)
+
+    def step():
+        context = get_replica_context()
+        pair = [np.ones(2), np.full((2, 2), number())]
+        return context.all_reduce("sum", pair), context.all_gather((np.ones(1), pair[1]), 0)
+
+    (ones, numbers), (gathered, stacked) = strategy.run(step)
+    for n in range(2):
+        np.testing.assert_array_equal(ones.values[n], [2, 2])
+        np.testing.assert_array_equal(numbers.values[n], [[1, 1]] * 2)
+        np.testing.assert_array_equal(gathered.values[n], [1, 1])
+        np.testing.assert_array_equal(stacked.values[n], [[0, 0]] * 2 + [[1, 1]] * 2)
+
+
+def test_what_is_done_once_for_all_is_refused_on_a_replica(make):
+    strategy = make(2)
+    with strategy.scope():
+        v = get_variable("v", 3, initializer=0.0)
+    for call in (
+        lambda: strategy.reduce("sum", 1.0),
+        lambda: strategy.gather(np.ones(1), 0),
+        lambda: strategy.extended.reduce_to("sum", 1.0, v),
+        lambda: strategy.extended.update(v, lambda x: x.assign_add(1)),
+        lambda: strategy.extended.update_non_slot(v, print),
+    ):
+        with pytest.raises(RuntimeError, match="is called in replica"):
+            strategy.run(call)
+    np.testing.assert_array_equal(v, np.zeros(3))
+
+
+def test_a_variable_goes_through_a_merge_call_as_itself(make):
+    strategy = make(2)
+    with strategy.scope():
+        v = get_variable("v", 3, np.float64, 0.0)
+
+    def merge(given, variable, delta):
+        assert variable is v
+        mean = given.extended.reduce_to("mean", delta, variable)
+        return given.extended.update(variable, lambda var, x: var.assign_add(x), (mean,))
+
+    strategy.run(lambda: get_replica_context().merge_call(merge, (v, np.full(3, number() + 1.0))))
+    np.testing.assert_array_equal(v, [1.5] * 3)
+
+
+def test_too_few_values_for_the_replicas(make):
+    with pytest.raises(ValueError, match="replica 2 has no value"):
+        make(3).run(lambda x: x, (PerReplica([1, 2]),))
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "mean"])
+def test_rows_that_cannot_be_added_up(make, aggregation):
+    strategy = make(2)
+    with strategy.scope():
+        v = get_variable("v", (2, 1), np.float64, 1.0, aggregation=aggregation)
+        first = get_variable("first", (2, 1), np.float64, 1.0, aggregation="only_first_replica")
+    for name in ("update", "mul", "div", "max", "min"):
+        with pytest.raises(ValueError, match="needs aggregation ONLY_FIRST_REPLICA"):
+            strategy.run(lambda name=name: getattr(v, f"scatter_{name}")([0], [[2.0]]))
+    np.testing.assert_array_equal(v, [[1], [1]])
+    strategy.run(lambda: first.scatter_update([0], [[2.0 + number()]]))
+    np.testing.assert_array_equal(first, [[2], [1]])
+
+
+def test_variables_of_another_strategy(make):
+    one, other = make(1), make(1)
+    with other.scope():
+        v = get_variable("v", 3, initializer=0.0)
+    with pytest.raises(ValueError, match="was it made outside of"):
+        one.run(lambda: optimizers.SGD(1.0).apply_gradients([(np.ones(3), v)]))
+
+
 def test_an_error_of_one_replica_ends_all(make):
     def step():
         if number() == 1:
@@ -272,7 +345,15 @@ def test_reductions(make):
     np.testing.assert_array_equal(strategy.reduce("sum", values, axis=0), [9, 12])
     np.testing.assert_array_equal(strategy.reduce("MEAN", values, axis=0), [3, 4])
     assert strategy.reduce("mean", PerReplica([1, 2])) == 1.5
-    assert strategy.reduce(ReduceOp.SUM, 3) == 3
+    assert strategy.reduce(ReduceOp.MEAN, 3) == 3
+    assert strategy.reduce(ReduceOp.SUM, 0) == 0
+    with pytest.raises(ValueError, match="3 is not of several replicas"):
+        strategy.reduce(ReduceOp.SUM, 3)
+    with pytest.raises(TypeError, match="cannot be taken apart like a tuple"):
+        tuple(values)
+    results = strategy.run(lambda: ([1.0, 2.0], {"a": np.full(2, number())}))
+    summed = strategy.reduce("sum", results)
+    assert (summed[0], summed[1]["a"].tolist()) == ([2.0, 4.0], [1, 1])
     np.testing.assert_array_equal(strategy.gather(values, 0), [[1, 2], [3, 4], [5, 6]])
     with pytest.raises(ValueError, match="different shapes"):
         strategy.reduce("sum", values)
@@ -298,7 +379,7 @@ def test_gpus_are_refused():
 
 def test_replicas_work_at_the_same_time(make):
     meeting = threading.Barrier(3)
-    assert sorted(make(3).run(lambda: meeting.wait(30))) == [0, 1, 2]
+    assert sorted(make(3).run(lambda: meeting.wait(30)).values) == [0, 1, 2]
 
 
 def test_steps_of_replicas_and_workers(make):

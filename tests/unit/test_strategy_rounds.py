@@ -58,6 +58,17 @@ def test_who_has_nothing_is_no_member():
     assert rounds.enter(0, 1, 0) == []
 
 
+def test_who_has_nothing_takes_no_place_of_those_who_have():
+    rounds = Rounds(range(3), 1)
+    assert rounds.enter(0, 0, 0, None) == []
+    assert rounds.enter(1, 0, 1) == []
+    assert dict(rounds.enter(2, 0, 2)) == {
+        0: Decision(1, ()),
+        1: Decision(0, (1, 2)),
+        2: Decision(0, (1, 2)),
+    }
+
+
 def test_who_gives_what_does_not_belong_together():
     rounds = Rounds(range(3), 0)
     rounds.enter(2, 0, 2, "a, b")
