@@ -35,6 +35,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
     parser.add_argument("--transport", default="auto", choices=("auto", "shared", "p2p"))
+    parser.add_argument("--nan", default="error", choices=("error", "pass"), help="look for NaN")
     parser.add_argument("--no-tensorflow", action="store_true")
     args = parser.parse_args()
     resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
@@ -49,7 +50,7 @@ def main():
 
 def compare(args):
     """Measure and report."""
-    strategy = ParameterServerStrategy(transport=args.transport)
+    strategy = ParameterServerStrategy(transport=args.transport, nan=args.nan)
     sgd, adam = optimizers.SGD(1e-3), optimizers.Adam(1e-3)
     peer = None if args.no_tensorflow else TensorFlow.start()
     pulls, pushes, adams = [], [], []
