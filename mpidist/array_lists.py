@@ -128,12 +128,13 @@ def are_plain_and_apart(sources: Sequence[Array], targets: Sequence[Array]) -> b
     dtype = targets[0].dtype
     if dtype.char not in NATIVE or not dtype.isnative:
         return False
-    address_of, low, high = address_function(), address(targets[0]), 0
+    address_of, low, high = address_function(), -1, 0
     ascending = True
     for array in targets:
         if array.__class__ is not np.ndarray or not array.flags.carray:
             return False
         start = address_of(array)
+        low = start if low < 0 else low
         ascending = ascending and start >= high
         high = start + array.nbytes
     for array in sources:

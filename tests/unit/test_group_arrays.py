@@ -226,6 +226,7 @@ def test_lists_that_are_plain_and_apart():
     assert are_plain_and_apart([np.zeros(2), np.zeros(3)], [np.zeros(3), np.zeros(2)])
     assert not are_plain_and_apart(list(whole), list(whole))
     assert not are_plain_and_apart(list(whole), [other[:, 0]])
+    assert not are_plain_and_apart([other[:, 0]], list(whole))
     assert not are_plain_and_apart([whole[0]], [other[0].astype(">f8")])
     assert not are_plain_and_apart([whole[0]], [other.view(np.recarray)])
     other.flags.writeable = False
