@@ -255,11 +255,11 @@ class Connection(Line):
         Returns:
             A Work whose result is, for each connection, its key and what its last push has said.
         """
-        return self.start("Hold", pb.ReadRequest()).then(_held)
+        return self.start("Hold", pb.AttachReply(connection=self.number)).then(_held)
 
     def release(self) -> Work:
-        """Local. Have the server go on."""
-        return self.start("Release", pb.ReadRequest())
+        """Local. Have the server go on, if it holds pushes for this connection."""
+        return self.start("Release", pb.AttachReply(connection=self.number))
 
     def save(self, path: str, targets: Mapping[Key, int]) -> Work:
         """Local. Have the server write its part of a checkpoint, and go on.

@@ -14,9 +14,18 @@ from strategy.served import Key
 
 
 class Cut:
-    """What one server still applies before it is saved."""
+    """What one server still applies before it is saved.
 
-    def __init__(self) -> None:
+    Args:
+        owner: Number of the connection that saves.
+
+    Attributes:
+        owner: The same.
+        then: What to do when it has been applied.
+    """
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
         self._targets: Mapping[Key, int] | None = None
         self.then: Callable[[], None] = _nothing
 

@@ -99,21 +99,19 @@ class Durable(ABC):
 
     def _save_parts(self, paths: Sequence[str]) -> None:
         """Have all ps tasks write their parts, all of the same pushes."""
-        said = []
         try:
+            said = [connection.hold().result() for connection in self._connections]
+            works = [
+                connection.save(path, targets)
+                for connection, path, targets in zip(
+                    self._connections, paths, targets_of(said), strict=True
+                )
+            ]
+            gather_works("save", works).wait()
+        except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
             for connection in self._connections:
-                said.append(connection.hold().result())  # noqa: PERF401 - as far as it goes
-        except BaseException:
-            for connection in self._connections[: len(said)]:
                 connection.release().wait()
             raise
-        works = [
-            connection.save(path, targets)
-            for connection, path, targets in zip(
-                self._connections, paths, targets_of(said), strict=True
-            )
-        ]
-        gather_works("save", works).wait()
 
     @abstractmethod
     def _drain(self) -> None:

@@ -118,11 +118,12 @@ class Pushes:
 
     def hold(self, request: Request) -> Reply:
         """Local. Take up no more pushes, until a save says up to which ones it wants them."""
-        if self._cut is not None:
+        owner = pb.AttachReply.FromString(request.body).connection
+        if self._cut is not None and self._cut.owner != owner:
             raise errors.FailedPreconditionError(
                 f"{self._who} is being saved already: one worker at a time saves"
             )
-        self._cut = Cut()
+        self._cut = Cut(owner)
         reply = pb.HoldReply()
         for connection in self._catalogue.connections:
             reply.last.add(
@@ -143,9 +144,11 @@ class Pushes:
         self._after()
 
     def release(self, request: Request) -> None:
-        """Local. Go on with all pushes."""
-        self._cut = None
-        self._after()
+        """Local. Go on with all pushes, if they are held for this connection."""
+        owner = pb.AttachReply.FromString(request.body).connection
+        if self._cut is not None and self._cut.owner == owner:
+            self._cut = None
+            self._after()
 
     def _after(self) -> None:
         """Go on with what may, after a push has been applied or what is held has changed."""

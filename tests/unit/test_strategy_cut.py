@@ -79,12 +79,34 @@ def test_two_saves_at_once(make, tmp_path):
     cluster = make(servers=2)
     strategy = cluster.worker(0)
     v = variable(strategy, "v", 3)
-    held = strategy._connections[1].hold()
-    held.wait()
+    other = cluster.worker(1)
+    other._connections[1].hold().wait()
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    strategy._connections[1].release().wait()
+    strategy._connections[1].release().wait()  # not for it
+    with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
+        strategy.save(str(tmp_path))
+    other._connections[1].release().wait()
     assert v.assign_add(1) == 2
+    strategy.save(str(tmp_path))
+
+
+@pytest.mark.parametrize("where", ["hold", "save"])
+def test_a_save_that_is_interrupted_holds_nobody_up(make, tmp_path, monkeypatch, where):
+    strategy = make(servers=2).worker(0)
+    made = [variable(strategy, name, 3) for name in "ab"]
+    connection = strategy._connections[1]
+    call = getattr(connection, where)
+
+    def interrupted(*arguments):
+        call(*arguments).wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.save(str(tmp_path))
+    assert [v.assign_add(1) for v in made] == [2, 2]
+    monkeypatch.undo()
     strategy.save(str(tmp_path))
 
 
@@ -109,7 +131,7 @@ def test_targets_are_what_anybody_has_said():
     one, two = (0, 0), (1, 0)
     said = [[(one, (5, 2)), (two, (1, 9))], [(one, (4, 3)), (two, ())]]
     assert targets_of(said) == [{one: 5, two: 1}, {one: 3, two: 9}]
-    cut = Cut()
+    cut = Cut(0)
     assert not cut.allows(one, 1)
     assert not cut.is_reached({one: 9})
     cut.aim({one: 5, two: 1}, print)
