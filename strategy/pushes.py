@@ -214,6 +214,7 @@ class Pushes:
             del steps.given[one.connection.worker]
         self._finish(given, steps.failed[asked.step])
         self._close(steps, asked.step)
+        self._after()  # what came behind those pushes waits no longer
 
     def _steps_of(self, asked: pb.AwaitRequest) -> _Steps:
         strategy = self._catalogue.connections[asked.connection].strategy

@@ -427,6 +427,37 @@ def test_a_worker_that_cannot_push_fails_the_step_for_all(make):
     assert 1 - 101 in one
 
 
+def test_what_follows_a_step_that_fails_is_applied(make):
+    cluster = make(workers=2)
+    both = [cluster.worker(index, mode="sync") for index in range(2)]
+    made = [variables(strategy, [2], np.float64)[0] for strategy in both]
+    grad = np.ones(2)
+
+    def fail():
+        connection = both[0]._connections[0]
+        server = cluster.parameter_servers[0]._catalogue
+
+        def behind():  # the other has pushed, and assigned behind it
+            return [len(one.unfinished) for one in server.connections] == [0, 2]
+
+        def enclosing(*_):
+            until(behind)
+            raise MemoryError("no room for a copy")
+
+        connection._enclose = enclosing
+        with pytest.raises(MemoryError):
+            optimizers.SGD(1.0).apply_gradients([(grad, made[0])])
+
+    def follow():
+        work = optimizers.SGD(1.0).apply_gradients([(grad, made[1])])
+        assert made[1].assign_add(5) == 2
+        with pytest.raises(errors.AbortedError, match="worker 0, whose gradients"):
+            work.wait()
+
+    together([fail, follow])
+    np.testing.assert_array_equal(made[1], [6, 6])
+
+
 def test_assignments_count_at_once(make):
     strategy = make(workers=2).worker(0, mode="sync")
     (v,) = variables(strategy, [2], np.float64)
