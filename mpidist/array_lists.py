@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,27 @@ def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
         hand_out(memory, arrays)
 
     return memory, finish
+
+
+def parts_to_move(
+    sources: Sequence[Array], targets: Sequence[Array]
+) -> tuple[list[Array], list[Array], Finish]:
+    """Local. Two lists of arrays, each flat, as MPI can read and write them.
+
+    Args:
+        sources: What is read; copied where it may lie where is written.
+        targets: What is written; not empty, and of one dtype with the sources.
+
+    Returns:
+        Both, and what is left to do once MPI is done.
+
+    Raises:
+        ValueError: A target is read-only, or overlaps another or itself.
+    """
+    check_outputs(targets)
+    given, _ = flat_parts(apart_lists(sources, targets), write=False)
+    taken, finish = flat_parts(targets, write=True)
+    return given, taken, finish
 
 
 def flat_parts(arrays: Sequence[Array], *, write: bool) -> tuple[list[Array], Finish]:
@@ -115,34 +137,83 @@ def _ascending(arrays: Sequence[Array]) -> bool:
     return True
 
 
-def are_plain_and_apart(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
+def are_plain_and_apart(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
     """Local. Whether MPI can read and write two lists of arrays as they are, without further looks.
 
-    It says so of most lists in one quick pass: of contiguous arrays that are all on their own, or
-    where those that are written lie in ascending order, and none that is read lies between them.
+    It says so of most lists in one quick pass: of plain arrays of one dtype that are all on their
+    own, or where those that are written lie in ascending order, and none that is read lies between
+    them.
 
     Args:
-        sources: What is read; all arrays are of one dtype.
+        sources: What is read.
         targets: What is written; not empty.
     """
-    dtype = targets[0].dtype
+    first = targets[0]
+    if first.__class__ is not np.ndarray:
+        return False
+    dtype = first.dtype
     if dtype.char not in NATIVE or not dtype.isnative:
         return False
     address_of, low, high = address_function(), -1, 0
     ascending = True
     for array in targets:
-        if array.__class__ is not np.ndarray or not array.flags.carray:
+        if array.__class__ is not np.ndarray or array.dtype is not dtype or not array.flags.carray:
             return False
         start = address_of(array)
-        low = start if low < 0 else low
+        if low < 0:
+            low = start
         ascending = ascending and start >= high
         high = start + array.nbytes
     for array in sources:
-        if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
+        if array.__class__ is not np.ndarray or array.dtype is not dtype:
+            return False
+        if not array.flags.c_contiguous:
             return False
         start = address_of(array)
         ascending = ascending and (start >= high or start + array.nbytes <= low)
     return ascending or own_memory((*sources, *targets))
+
+
+def rows_like(arrays: Any, like: Any, count: int) -> Array | None:
+    """Local. The memory of a list of arrays, where MPI can use it without further looks.
+
+    Args:
+        arrays: The list that the caller gave, or None.
+        like: An array that all must be like.
+        count: How many there must be.
+
+    Returns:
+        One array of all rows, if they lie one behind the other, all are writable, plain arrays of
+        the shape and dtype of ``like``, and ``like`` lies elsewhere; else None.
+    """
+    if arrays.__class__ is not list or not arrays or like.__class__ is not np.ndarray:
+        return None
+    dtype, shape, nbytes = like.dtype, like.shape, like.nbytes
+    if len(arrays) != count or dtype.char not in NATIVE or not dtype.isnative:
+        return None
+    base = getattr(arrays[0], "base", None)
+    if base.__class__ is not np.ndarray:
+        return None
+    address_of, end = address_function(), -1
+    for array in arrays:
+        if (
+            array.__class__ is not np.ndarray
+            or array.base is not base
+            or array.dtype is not dtype
+            or array.shape != shape
+            or not array.flags.carray
+        ):
+            return None
+        place = address_of(array)
+        if end not in (place, -1):
+            return None
+        end = place + nbytes
+    start = end - count * nbytes
+    if not like.flags.carray or (start < address_of(like) + nbytes and address_of(like) < end):
+        return None
+    if base.nbytes == end - start and base.dtype is dtype and base.flags.carray:
+        return base
+    return _joined(arrays, write=True)
 
 
 def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[Array]:
@@ -159,6 +230,11 @@ def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[
     if not mixed:
         return sources
     return [array.copy() if n in mixed else array for n, array in enumerate(sources)]
+
+
+def lies_at(own: Array, row: Array) -> bool:
+    """Local. Whether a part lies in its row, contiguous and as large, of what it is gathered in."""
+    return own.size > 0 and own.flags.c_contiguous and address(own) == address(row)
 
 
 def own_memory(arrays: Sequence[Array]) -> bool:

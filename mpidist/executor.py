@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from mpidist.arrays import one_after_the_other
+from mpidist.arrays import Array, one_after_the_other
 from mpidist.errors import DistBackendError
 from mpidist.op import LARGEST_COUNT, RESERVED_TAGS, Op, cut, in_pieces
 from mpidist.runtime import Backoff, Waits
@@ -36,13 +36,15 @@ class HostExecutor:
         self._mpi_error = MPI.Exception
         self._run = _calls(lambda name: getattr(comm, name))
         self._run["recv"] = self._recv
-        self._run["all_to_all_v"] = self._exchange_parts
         self._start = _calls(lambda name: getattr(comm, f"I{name.lower()}"))
 
     def run(self, op: Op) -> None:
         """Collective, or point to point. Carry an Op out, blocking; recv sets its ``root``."""
-        run = self._run[op.name]
         recv = op.recv
+        if recv is None and (op.send_parts or op.recv_parts):
+            self._exchange_parts(op)
+            return
+        run = self._run[op.name]
         if (recv is not None and recv.size <= LARGEST_COUNT) or op.count() <= LARGEST_COUNT:
             run(op)
             return
@@ -56,7 +58,7 @@ class HostExecutor:
         """Collective, or point to point. Begin an Op; gives MPI's requests."""
         if op.name == "neighbor_all_to_all":
             return self._start_neighbors(op)
-        if op.name == "all_to_all_v":
+        if op.send_parts or op.recv_parts:
             return self._start_parts(op)
         pieces = in_pieces(op)
         if len(pieces) > 1:
@@ -65,15 +67,39 @@ class HostExecutor:
 
     def _exchange_parts(self, op: Op) -> None:
         rank, size = op.group.rank(), op.group.size()
-        other = 1 - rank
-        if size == 2 and max(op.send_parts[other].size, op.recv_parts[other].size) <= LARGEST_COUNT:
-            op.recv_parts[rank][...] = op.send_parts[rank]
-            self._comm.Sendrecv(
-                op.send_parts[other], other, _PARTS_TAG, op.recv_parts[other], other, _PARTS_TAG
-            )
+        if op.name == "all_gather":
+            self._pass_round(op)
+        elif op.name == "all_to_all" and size == 2:
+            other = 1 - rank
+            self._send_and_receive(op.send_parts[other], other, op.recv_parts[other], other)
+            _keep_own(op, rank)
+        else:
+            self._wait_for(self._start_parts(op))
+
+    def _pass_round(self, op: Op) -> None:
+        # In a ring each part crosses the network between two nodes once, however many ranks they
+        # have (Thakur, Rabenseifner and Gropp 2005, section 4.1). What is sent first is the array
+        # itself: its copy, just written, takes MPICH five times as long.
+        rank, size = op.group.rank(), op.group.size()
+        left, right = (rank - 1) % size, (rank + 1) % size
+        _keep_own(op, rank)
+        given = op.send_parts[rank]
+        for step in range(1, size):
+            taken = op.recv_parts[(rank - step) % size]
+            self._send_and_receive(given, right, taken, left)
+            given = taken
+
+    def _send_and_receive(self, given: Array, target: int, taken: Array, source: int) -> None:
+        comm = self._comm
+        if max(given.size, taken.size) <= LARGEST_COUNT:
+            comm.Sendrecv(given, target, _PARTS_TAG, taken, source, _PARTS_TAG)
             return
+        requests = [comm.Irecv(piece, source, _PARTS_TAG) for piece in cut(taken)]
+        self._wait_for(requests + [comm.Isend(piece, target, _PARTS_TAG) for piece in cut(given)])
+
+    def _wait_for(self, requests: list[MPI.Request]) -> None:
         failure = None
-        for request in self._start_parts(op):
+        for request in requests:
             try:
                 request.Wait()
             except self._mpi_error as error:  # the others may be under way: MPI uses their arrays
@@ -82,16 +108,24 @@ class HostExecutor:
             raise failure
 
     def _start_parts(self, op: Op) -> list[MPI.Request]:
-        # MPICH's Alltoallv takes twice as long from 64 KiB on, for what a rank gives itself goes
-        # by message; and it would want the parts behind each other.
+        # What a rank gives itself is copied while others fetch what it has for them. Each rank
+        # begins with another one.
         comm, rank, size = self._comm, op.group.rank(), op.group.size()
-        op.recv_parts[rank][...] = op.send_parts[rank]
-        # Each rank begins with another one.
         sources, targets = ([(rank + sign * n) % size for n in range(1, size)] for sign in (-1, 1))
-        parts = [(piece, other) for other in sources for piece in cut(op.recv_parts[other])]
-        requests = [comm.Irecv(piece, other, _PARTS_TAG) for piece, other in parts]
-        parts = [(piece, other) for other in targets for piece in cut(op.send_parts[other])]
-        return requests + [comm.Isend(piece, other, _PARTS_TAG) for piece, other in parts]
+        requests = [
+            comm.Irecv(piece, other, _PARTS_TAG)
+            for other in sources
+            if other in op.recv_parts
+            for piece in cut(op.recv_parts[other])
+        ]
+        requests += [
+            comm.Isend(piece, other, _PARTS_TAG)
+            for other in targets
+            if other in op.send_parts
+            for piece in cut(op.send_parts[other])
+        ]
+        _keep_own(op, rank)
+        return requests
 
     def _start_neighbors(self, op: Op) -> list[MPI.Request]:
         # Open MPI's Ineighbor_alltoall mixes up the parts of a member that is both neighbours.
@@ -158,6 +192,17 @@ def _calls(method: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[[O
         "neighbor_all_gather": lambda o: method("Neighbor_allgather")(o.send, o.recv),
         "neighbor_all_to_all": lambda o: method("Neighbor_alltoall")(o.send, o.recv),
     }
+
+
+def _keep_own(op: Op, rank: int) -> None:
+    """Put what a rank gives itself where it belongs."""
+    given, taken = op.send_parts.get(rank), op.recv_parts.get(rank)
+    if given is None or taken is None or given is taken:
+        return
+    if given.shape == taken.shape:
+        taken[...] = given
+    else:
+        taken.reshape(-1)[...] = given.reshape(-1)
 
 
 class RequestWork(Work):

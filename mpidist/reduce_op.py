@@ -110,6 +110,11 @@ _LOGICAL = {
 }
 
 
+def is_direct(dtype: np.dtype[Any], op: Reduction | str) -> bool:
+    """Local. Whether MPI reduces a native dtype as it is, with nothing left to do afterwards."""
+    return op.__class__ is ReduceOp and dtype.char in _DIRECT[op]
+
+
 def to_reduce(
     array: Any, op: Reduction | str, count: int, *, write: bool = True
 ) -> tuple[Array, ReduceOp, Finish]:

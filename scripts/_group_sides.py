@@ -33,6 +33,13 @@ class Memory:
         self.at_root = [None] * size if group.rank() == 0 else None
 
 
+def written_zeros(count):
+    """Zeros that have memory of their own: what was never written lies in one page of zeros."""
+    array = np.empty(count, np.float32)
+    array[:] = 0
+    return array
+
+
 def reduce_pieces(comm, memory, mpi):
     """What is done without coalescing."""
     for piece in memory.pieces:
@@ -144,7 +151,7 @@ def sides_of(name, group, nbytes, gloo):
     from mpi4py import MPI
 
     call, raw = (ON_ARRAYS | OF_MPI_ALONE | WITHOUT_SIZE)[name]
-    ours = Memory(group, nbytes, lambda count: np.zeros(count, np.float32))
+    ours = Memory(group, nbytes, written_zeros)
     sides = {
         "mpidist": lambda: call(dist, ours),
         "mpi4py": lambda: raw(MPI.COMM_WORLD, ours, MPI),
@@ -152,7 +159,7 @@ def sides_of(name, group, nbytes, gloo):
     if gloo is not None and name not in OF_MPI_ALONE:
         import torch
 
-        theirs = Memory(group, nbytes, torch.zeros)
+        theirs = Memory(group, nbytes, lambda count: torch.from_numpy(written_zeros(count)))
         sides["gloo"] = lambda: call(gloo, theirs)
     return sides
 
@@ -161,7 +168,7 @@ def prepared_sides(group, nbytes):
     """An all-reduce that is repeated; MPI's persistent one is the peer."""
     from mpi4py import MPI
 
-    array, other = np.zeros(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
+    array, other = written_zeros(nbytes // 4), written_zeros(nbytes // 4)
     raw = MPI.COMM_WORLD.Allreduce_init(MPI.IN_PLACE, other)
 
     def repeat(memory=other):  # which the request does not keep
@@ -175,7 +182,7 @@ def ping_pong_sides(group, nbytes, gloo):
     """There and back between ranks 0 and 1; the others wait at the next barrier."""
     from mpi4py import MPI
 
-    array = np.zeros(nbytes // 4, np.float32)
+    array = written_zeros(nbytes // 4)
     comm, rank = MPI.COMM_WORLD, group.rank()
     if rank > 1:
         return dict.fromkeys(("mpidist", "mpi4py", *(("gloo",) if gloo else ())), lambda: None)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from mpidist.array_lists import collect, host_views
+from mpidist.array_lists import collect, host_views, rows_like
 from mpidist.arrays import Array, apart, host_view
 from mpidist.group.checks import check_list, check_multiple
 from mpidist.group.coalescing import begin_together
 from mpidist.group.core import Core
 from mpidist.op import Op
-from mpidist.reduce_op import ReduceOp, Reduction, to_reduce, to_reduce_into
+from mpidist.reduce_op import ReduceOp, Reduction, is_direct, to_reduce, to_reduce_into
 from mpidist.work import Work
 
 
@@ -26,6 +26,8 @@ class Reductions(Core):
     DeadlineExceededError when the group's time limit passes, and GroupBrokenError while an earlier
     operation of the group is past its limit, and pending.
     """
+
+    _waste: Array | None = None
 
     def all_reduce(
         self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
@@ -114,9 +116,14 @@ class Reductions(Core):
             A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
             the list has another length, or an array another shape or dtype.
         """
+        rows = rows_like(input_list, output, self._size)
+        if rows is not None and is_direct(rows.dtype, op):
+            record = Op("reduce_scatter", self, rows, output, cast("ReduceOp", op))
+            return self.submit(record, async_op)
         target, inputs = host_view(output), host_views(input_list)
         check_list(self, "reduce_scatter", inputs, target)
-        return self._reduce_scatter(target, collect(inputs), op, async_op)
+        source = apart(collect(inputs), target)
+        return self._reduce_scatter(target, source, op, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -139,7 +146,7 @@ class Reductions(Core):
         """
         target, source = host_view(output), host_view(input)
         check_multiple(self, "reduce_scatter_tensor", source, target)
-        return self._reduce_scatter(target, source, op, async_op)
+        return self._reduce_scatter(target, apart(source, target), op, async_op)
 
     def scan(
         self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
@@ -170,7 +177,6 @@ class Reductions(Core):
     def _reduce_scatter(
         self, target: Array, source: Array, op: Reduction | str, async_op: bool
     ) -> Work | None:
-        source = apart(source, target)
         send, recv, mpi_op, finish = to_reduce_into(source, target, op, self._size)
         record = Op("reduce_scatter", self, send, recv, mpi_op, finish=finish)
         return self.submit(record, async_op)
@@ -182,5 +188,13 @@ class Reductions(Core):
         buffer, mpi_op, finish = to_reduce(array, kind, self._size)
         send = None
         if name == "exscan" and self._rank == 0:  # MPI may write anything there
-            send, buffer, finish = buffer, np.empty_like(buffer), None
+            send, buffer, finish = buffer, self._to_waste(buffer, async_op), None
         return self.submit(Op(name, self, send, buffer, mpi_op, finish=finish), async_op)
+
+    def _to_waste(self, like: Array, async_op: bool) -> Array:
+        """Memory for what nobody reads. One after the other use the same: new memory is slow."""
+        if async_op or self._collecting or self._timeout is not None:
+            return np.empty_like(like)
+        if self._waste is None or self._waste.nbytes < like.nbytes:
+            self._waste = np.empty(like.nbytes, np.uint8)
+        return self._waste[: like.nbytes].view(like.dtype)

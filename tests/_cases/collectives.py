@@ -369,6 +369,10 @@ def scatter_object_list(group, draw):
     same(got[0], an_object(draw, draw.rank))
 
 
+BY_PARTS = (
+    all_gather, all_gather_into_tensor, all_gather_in_place, all_gather_coalesced, gather, scatter,
+    all_to_all, all_to_all_single, all_to_all_single_equal, all_to_all_in_place,
+)  # fmt: skip
 COLLECTIVES = (
     all_reduce, reduce, all_reduce_coalesced, reduce_scatter, reduce_scatter_tensor, scan,
     broadcast, all_gather, all_gather_into_tensor, all_gather_in_place, all_gather_coalesced,
@@ -379,15 +383,16 @@ COLLECTIVES = (
 )  # fmt: skip
 
 
-def check(collective, comm, seeds):
+def check(collective, comm, seeds, timeout=None):
     """Carry a collective out in random groups of some ranks, and in the group of all.
 
     Args:
         collective: One of COLLECTIVES.
         comm: The ranks.
         seeds: What the random choices depend on; the same on all ranks.
+        timeout: Of the group of all; with one, MPI's operations that do not block are used.
     """
-    whole = ProcessGroup(comm.Dup(), "whole")
+    whole = ProcessGroup(comm.Dup(), "whole", timeout)
     for seed in seeds:
         rng = np.random.default_rng(seed)
         ranks = rng.permutation(whole.size())[: rng.integers(1, whole.size() + 1)]

@@ -12,6 +12,8 @@ from mpidist.array_lists import (
     are_plain_and_apart,
     check_outputs,
     collect,
+    lies_at,
+    rows_like,
     spread,
 )
 from mpidist.op import Op, in_pieces
@@ -164,25 +166,15 @@ class Three:
         return 3
 
 
-def carried_out(op, whole):
-    """What the pieces of an all_gather or all_to_all leave, if MPI does what it should."""
-    for piece in in_pieces(op):
-        piece.recv[...] = whole(piece)
-        if piece.finish is not None:
-            piece.finish()
-
-
-def test_parts_are_cut_by_columns(monkeypatch):
+def test_parts_to_reduce_are_cut_by_columns(monkeypatch):
     monkeypatch.setattr(ops, "LARGEST_COUNT", 10)
     monkeypatch.setattr(ops, "_COLUMN_COUNT", 4)
-    send, recv = np.arange(25.0), np.zeros((3, 25))
-    carried_out(Op("all_gather", Three(), send, recv), lambda p: np.tile(p.send, (3, 1)))
-    np.testing.assert_array_equal(recv, np.tile(send, (3, 1)))
-    send, recv = np.arange(33.0), np.zeros(33)
-    op = Op("all_to_all", Three(), send, recv)
-    carried_out(op, lambda p: p.send)
-    np.testing.assert_array_equal(recv, send)
-    assert len(in_pieces(op)) == 3
+    send, recv = np.arange(33.0).reshape(3, 11), np.zeros(11)
+    pieces = in_pieces(Op("reduce_scatter", Three(), send, recv))
+    for piece in pieces:
+        piece.recv[...] = piece.send.sum(0)  # as if all three had the same
+    assert len(pieces) == 3
+    np.testing.assert_array_equal(recv, send.sum(0))
 
 
 def test_unequal_parts_that_are_too_many(monkeypatch):
@@ -191,6 +183,56 @@ def test_unequal_parts_that_are_too_many(monkeypatch):
     op.recv_counts = [4, 4, 4]
     with pytest.raises(ValueError, match="moves 12 elements, and this operation at most 10"):
         in_pieces(op)
+
+
+def test_rows_that_need_no_care():
+    whole = np.zeros((4, 2, 3))
+    assert rows_like(list(whole), np.zeros((2, 3)), 4) is whole
+    some = rows_like(list(whole[1:3]), np.zeros((2, 3)), 2)
+    some[...] = 1
+    assert whole.sum(axis=(1, 2)).tolist() == [0, 6, 6, 0]
+
+
+OWN = np.zeros(3)
+READ_ONLY = np.zeros((2, 3))
+READ_ONLY.flags.writeable = False
+WHOLE = np.zeros((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "like", "count"),
+    [
+        (None, OWN, 2),
+        (tuple(WHOLE), OWN, 2),
+        (list(WHOLE), OWN, 3),
+        (list(WHOLE), OWN.astype(np.float32), 2),
+        (list(WHOLE), np.zeros(2), 2),
+        (list(WHOLE[::-1]), OWN, 2),
+        (list(np.zeros((2, 6))[:, ::2]), OWN, 2),
+        ([np.zeros(3), np.zeros(3)], OWN, 2),
+        ([WHOLE[0], [0, 0, 0]], OWN, 2),
+        ([[0, 0, 0], WHOLE[1]], OWN, 2),
+        (list(READ_ONLY), OWN, 2),
+        (list(WHOLE), READ_ONLY[0], 2),
+        (list(WHOLE), WHOLE[0], 2),
+        (list(WHOLE), WHOLE.reshape(-1)[2:5], 2),
+        (list(WHOLE), [0, 0, 0], 2),
+        (list(WHOLE.astype(">f8")), OWN.astype(">f8"), 2),
+        (list(WHOLE.astype(object)), OWN.astype(object), 2),
+        (list(WHOLE), np.zeros(6)[::2], 2),
+        ([], OWN, 0),
+    ],
+)
+def test_rows_that_need_care(arrays, like, count):
+    assert rows_like(arrays, like, count) is None
+
+
+def test_a_part_that_lies_in_its_row():
+    whole = np.arange(12.0).reshape(4, 3)
+    assert lies_at(whole[2], whole[2])
+    assert not lies_at(whole[1], whole[2])
+    assert not lies_at(whole[1, ::2], whole[1])
+    assert not lies_at(whole[2, :0], whole[2])
 
 
 STRETCHES = st.tuples(
