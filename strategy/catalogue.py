@@ -48,7 +48,7 @@ class Catalogue:
         self._order: dict[int, tuple[str, int]] = {}
         self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
         workers = workers_of(host.cluster_spec)
-        mates = set(host.memory_mates("ps", index))
+        mates = set(host.memory.mates(index))
         self._mates = {n: task for n, task in enumerate(workers) if task in mates}
         self._growth: Growth[Request] = Growth(self._mates)
         self._grown_for: set[str] = set()
@@ -147,7 +147,7 @@ class Catalogue:
             try:
                 self._make_ring(connection)
             except errors.ResourceExhaustedError as error:
-                self._host.warn_unshared(error.message)
+                self._host.memory.warn_unshared(error.message)
         connection.tell(reply.ring)
         return Reply(reply.SerializeToString())
 
@@ -201,7 +201,7 @@ class Catalogue:
             return self._find_place(asked, layout)
         if asked.only_shared:
             raise problem
-        self._host.warn_unshared(problem.message)
+        self._host.memory.warn_unshared(problem.message)
         with contextlib.suppress(errors.ResourceExhaustedError):
             return self._memory.carve(*lengths)  # then it is the ring that had no room
         return self._memory.carve_private(*lengths)
@@ -210,7 +210,9 @@ class Catalogue:
         versions, data = place.offsets
         place.memory[versions : versions + layout.version_bytes] = 0
         lies = (place.memory, layout, versions, data)
-        shard = OwnedShard(asked.name, *lies, self._host.sync, self._scratch, origin_of(asked))
+        shard = OwnedShard(
+            asked.name, *lies, self._host.memory.sync, self._scratch, origin_of(asked)
+        )
         number = len(self.variables)
         variable = ServedVariable(number, asked.ordinal, asked.connection, shard, place)
         self.variables.append(variable)
@@ -248,7 +250,7 @@ class Catalogue:
             place = self._memory.carve(ring_bytes(connection.slots))
             pump = self._host.endpoint.progress
             ends = (place.memory, place.offsets[0], connection.slots)
-            connection.ring = Ring(*ends, self._host.sync, pump)
+            connection.ring = Ring(*ends, self._host.memory.sync, pump)
             connection.untold = place
 
     def _growth_bytes(self, asked: pb.CreateRequest) -> int:
@@ -262,7 +264,7 @@ class Catalogue:
         ]
         needed += max(rings, default=0)
         wanted = max(2 * needed + sum(rings), self._memory.nbytes)
-        return self._host.growth_bytes("ps", self._index, needed, wanted)
+        return self._host.memory.growth_bytes(self._index, needed, wanted)
 
     def _go(self, asked: pb.CreateRequest) -> None:
         """All have promised: have them enter, and enter too."""
@@ -274,10 +276,10 @@ class Catalogue:
             request.reply(reply)
         if nbytes:
             try:
-                self._host.grow("ps", self._index, segment, nbytes, list(self._mates.values()))
+                self._host.memory.grow(self._index, segment, nbytes, list(self._mates.values()))
             except errors.ResourceExhaustedError as error:  # on all: they ask again, and are told
-                self._host.warn_unshared(error.message)
+                self._host.memory.warn_unshared(error.message)
             else:
-                self._memory.add(self._host.memory(segment))
+                self._memory.add(self._host.memory.own(segment))
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())

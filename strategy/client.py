@@ -64,7 +64,7 @@ class Connection(Line):
         super().__init__(host, index)
         self._worker = worker
         self._only_shared = transport == "shared"
-        self._shared = transport != "p2p" and host.task_memory("ps", index) is not None
+        self._shared = transport != "p2p" and host.memory.part(index) is not None
         if self._only_shared and not self._shared:
             raise errors.FailedPreconditionError(
                 f"ps {index} is on another node than worker {worker}, or that node has no shared "
@@ -146,10 +146,10 @@ class Connection(Line):
         self._take_ring(reply.ring)
         shared = None
         if self._shared and not reply.private:
-            memory = self._host.task_memory("ps", self.index, reply.segment)
+            memory = self._host.memory.part(self.index, reply.segment)
             assert memory is not None
             offsets = (reply.versions_offset, reply.data_offset)
-            shared = SharedShard(memory, layout, *offsets, self._host.sync)
+            shared = SharedShard(memory, layout, *offsets, self._host.memory.sync)
         remote = Remote(name, layout, self, reply.variable, shared, seen=reply.version)
         return remote, reply.must_initialize
 
@@ -314,18 +314,18 @@ class Connection(Line):
             endpoint.call(self.address, "ps/Withdraw", body).wait()
         reply = pb.GrowReply.FromString(promise.result().body)
         if reply.enter:
-            mates = set(self._host.memory_mates("ps", self.index))
+            mates = set(self._host.memory.mates(self.index))
             tasks = [task for task in workers_of(self._host.cluster_spec) if task in mates]
             # Without room it is the server that tells, and finds another place.
             with contextlib.suppress(errors.ResourceExhaustedError):
-                self._host.grow("ps", self.index, request.segment, reply.nbytes, tasks)
+                self._host.memory.grow(self.index, request.segment, reply.nbytes, tasks)
 
     def _take_ring(self, reply: pb.AttachReply) -> None:
         if reply.slots:
-            memory = self._host.task_memory("ps", self.index, reply.segment)
+            memory = self._host.memory.part(self.index, reply.segment)
             assert memory is not None
             place = (memory, reply.offset, reply.slots)
-            self._ring = Ring(*place, self._host.sync, self._host.endpoint.progress)
+            self._ring = Ring(*place, self._host.memory.sync, self._host.endpoint.progress)
 
     def _check_whole(self) -> None:
         if self._broken:

@@ -19,6 +19,31 @@ _NOT_WORKERS = ("ps", "data", "evaluator")
 _LOCAL_ARENA_BYTES = 1 << 36  # address space only: pages come with the first write
 
 
+class HostMemory(Protocol):
+    """Memory of ps tasks, in numbered segments."""
+
+    sync: Callable[[], None]
+    """Local. Orders loads and stores before the call against those after it."""
+
+    def part(self, index: int, segment: int = 0) -> Bytes | None:
+        """Local. A segment of a ps task's memory, or None if it cannot be reached."""
+
+    def own(self, segment: int = 0) -> Bytes:
+        """Local. A segment of the memory of this process's ps task."""
+
+    def mates(self, index: int) -> list[Task]:
+        """Local. Tasks in other processes that share memory with a ps task."""
+
+    def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
+        """Local. How long a further segment can be; 0 if there cannot be one."""
+
+    def grow(self, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+        """Collective over a ps task and the tasks. Make a further segment of its memory."""
+
+    def warn_unshared(self, reason: str) -> None:
+        """Local. Say, once, that memory of this process's ps task cannot be shared."""
+
+
 class Host(Protocol):
     """The part of :class:`mpidist.Server` that is used here."""
 
@@ -44,26 +69,9 @@ class Host(Protocol):
     def task_address(self, job: str, index: int) -> str:
         """Local. Address of the endpoint of a task."""
 
-    def task_memory(self, job: str, index: int, segment: int = 0) -> Bytes | None:
-        """Local. A segment of a ps task's memory, or None if it cannot be reached."""
-
-    def memory(self, segment: int = 0) -> Bytes:
-        """Local. A segment of the memory of this process's ps task."""
-
-    def memory_mates(self, job: str, index: int) -> list[Task]:
-        """Local. Tasks in other processes that share memory with a ps task."""
-
-    def growth_bytes(self, job: str, index: int, needed: int, wanted: int) -> int:
-        """Local. How long a further segment can be; 0 if less than is needed."""
-
-    def grow(self, job: str, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
-        """Collective over a ps task and the tasks. Make a further segment of its memory."""
-
-    def warn_unshared(self, reason: str) -> None:
-        """Local. Say, once, that memory of this process's ps task cannot be shared."""
-
-    def sync(self) -> None:
-        """Local. Order loads and stores before the call against those after it."""
+    @property
+    def memory(self) -> HostMemory:
+        """Memory of the ps tasks, as far as this process reaches it."""
 
     def has_left(self, job: str, index: int) -> bool:
         """Local. Whether a task of the cluster has ended, or has closed its Server."""
@@ -75,11 +83,42 @@ class Host(Protocol):
         """Collective over the tasks of the job. Their process group."""
 
 
+class LocalMemory:
+    """The memory of the one ps task of local mode."""
+
+    def __init__(self) -> None:
+        self._windows = [Window.private(_LOCAL_ARENA_BYTES)]
+        self.sync = self._windows[0].sync  # which is as good for the others: they are private too
+
+    def part(self, index: int, segment: int = 0) -> Bytes | None:
+        """Local. A segment."""
+        return self._windows[segment].local
+
+    def own(self, segment: int = 0) -> Bytes:
+        """Local. A segment."""
+        return self._windows[segment].local
+
+    def mates(self, index: int) -> list[Task]:
+        """Local. None: there is no other process."""
+        return []
+
+    def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
+        """Local. All that is wanted: pages come with the first write."""
+        return wanted
+
+    def grow(self, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+        """Local. See :class:`HostMemory`."""
+        self._windows.append(Window.private(nbytes))
+
+    def warn_unshared(self, reason: str) -> None:
+        """Local. Nothing to say: nobody but this process reads what lies here."""
+
+
 class LocalHost:
     """A cluster of one ps and one worker inside this process, for local mode."""
 
     def __init__(self) -> None:
-        self._windows = [Window.private(_LOCAL_ARENA_BYTES)]
+        self.memory: HostMemory = LocalMemory()
         self.endpoint = open_endpoint("inproc")
         self.cluster_spec = ClusterSpec({"ps": ["localhost:0"], "worker": ["localhost:0"]})
         self.job_name = "worker"
@@ -92,34 +131,6 @@ class LocalHost:
     def task_address(self, job: str, index: int) -> str:
         """Local. The one endpoint's address."""
         return str(self.endpoint.address)
-
-    def task_memory(self, job: str, index: int, segment: int = 0) -> Bytes | None:
-        """Local. A segment of the one ps task's memory."""
-        return self._windows[segment].local
-
-    def memory(self, segment: int = 0) -> Bytes:
-        """Local. A segment of the one ps task's memory."""
-        return self._windows[segment].local
-
-    def memory_mates(self, job: str, index: int) -> list[Task]:
-        """Local. None: there is no other process."""
-        return []
-
-    def growth_bytes(self, job: str, index: int, needed: int, wanted: int) -> int:
-        """Local. All that is wanted: pages come with the first write."""
-        return wanted
-
-    def grow(self, job: str, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
-        """Local. See :class:`Host`."""
-        self._windows.append(Window.private(nbytes))
-
-    def warn_unshared(self, reason: str) -> None:
-        """Local. Nothing to say: nobody but this process reads what lies here."""
-
-    def sync(self) -> None:
-        """Local. See :class:`Host`."""
-        for window in self._windows:
-            window.sync()
 
     def has_left(self, job: str, index: int) -> bool:
         """Local. False: there is no other process."""

@@ -39,7 +39,7 @@ class Memory:
 
     def __init__(self, host: Host) -> None:
         self._segments: list[tuple[Bytes, Arena]] = []
-        self.add(host.memory())
+        self.add(host.memory.own())
 
     @property
     def count(self) -> int:

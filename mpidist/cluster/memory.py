@@ -36,8 +36,8 @@ class Memory:
         own: Index of this process's ps task, or None.
 
     Attributes:
-        sync: Orders loads and stores to all segments before the call against those after it. Pulls
-            call it twice: with one window, it is that window's.
+        sync: Local. Orders loads and stores to all segments before the call against those after it.
+            Pulls call it twice: with one window, it is that window's.
     """
 
     def __init__(self, spec: ClusterSpec, own: int | None) -> None:
@@ -82,18 +82,24 @@ class Memory:
         except ResourceExhaustedError as error:
             if self._own is not None:
                 self._add(self._own, 0, Window.private(settings.arena_bytes), 0)
-                self.warn(error.message)
+                self.warn_unshared(error.message)
             return
         self._first = window
         for index, rank in owners.items():
             self._add(index, 0, window, ranks.index(rank))
 
-    def part(self, index: int, segment: int) -> Bytes | None:
+    def part(self, index: int, segment: int = 0) -> Bytes | None:
         """Local. A segment of a ps task, or None if this process cannot reach its first one.
+
+        Args:
+            index: Of the ps task.
+            segment: The first, or one that :meth:`grow` has made.
 
         Raises:
             DeadlineExceededError: Another thread was about to map it, and has not.
+            ValueError: There is no such task.
         """
+        self._spec.task_address("ps", index)
         if (index, 0) not in self._parts:
             return None
         with self._changed:
@@ -105,7 +111,7 @@ class Memory:
             f"{limit_s:g} s (MPIDIST_CALL_TIMEOUT_S sets the limit)"
         )
 
-    def own(self, segment: int) -> Bytes:
+    def own(self, segment: int = 0) -> Bytes:
         """Local. A segment of this process's ps task; empty if there is no such task."""
         if self._own is None:
             return np.empty(0, np.uint8)
@@ -121,7 +127,16 @@ class Memory:
         return [task for task in mates if task not in self._members.guests]
 
     def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
-        """Local. How long a further segment of an own ps can be; 0 if less than is needed."""
+        """Local. How long a further segment of an own ps can be.
+
+        Args:
+            index: Of the ps task.
+            needed: Bytes without which it is of no use.
+            wanted: Bytes that it would better have.
+
+        Returns:
+            Its length in bytes; 0 if there cannot be one.
+        """
         if not self.mates(index):
             return wanted  # private memory: pages come with the first write
         free, _ = shared_memory_space()
@@ -130,6 +145,8 @@ class Memory:
 
     def grow(self, index: int, segment: int, nbytes: int, tasks: Iterable[Task]) -> None:
         """Collective over the processes of a ps task and of some others. Make a further segment.
+
+        One thread of each process calls it; several ps tasks may grow at once, on several threads.
 
         Args:
             index: Of the ps task.
@@ -153,7 +170,7 @@ class Memory:
         window = Window.shared(group, nbytes if self._own == index else 0)
         self._add(index, segment, window, 0)
 
-    def warn(self, reason: str) -> None:
+    def warn_unshared(self, reason: str) -> None:
         """Local. Say, once, that variables of this process's ps task cannot be shared."""
         if self._warned:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -22,7 +22,6 @@ from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
 from mpidist.runtime.exits import is_good_end
-from mpidist.window import Bytes
 
 _started: Server | None = None
 
@@ -226,67 +225,11 @@ class Server:
         rank = self._members.rank_of((job, index))
         return f"{address.protocol}://{world().hosts[rank]}:{rank}"
 
-    def task_memory(self, job: str, index: int, segment: int = 0) -> Bytes | None:
-        """Local. Memory of a ps task as flat uint8, or None if this process cannot reach it.
-
-        Args:
-            job: ``"ps"``.
-            index: Of the task.
-            segment: Which of its segments: the first, or one that :meth:`grow` has made.
-        """
-        self._spec.task_address(job, index)
-        return self._reachable.part(index, segment)
-
-    def memory(self, segment: int = 0) -> Bytes:
-        """Local. A segment of this process's own ps task; empty unless one lives here."""
-        return self._reachable.own(segment)
-
-    def memory_mates(self, job: str, index: int) -> list[Task]:
-        """Local. Tasks in other processes that share memory with a ps task."""
-        self._spec.task_address(job, index)
-        return self._reachable.mates(index)
-
-    def growth_bytes(self, job: str, index: int, needed: int, wanted: int) -> int:
-        """Local. How long a further segment of this process's own ps task can be.
-
-        Args:
-            job: ``"ps"``.
-            index: Of the task.
-            needed: Bytes without which it is of no use.
-            wanted: Bytes that it would better have.
-
-        Returns:
-            Its length in bytes; 0 if there cannot be one.
-        """
-        self._spec.task_address(job, index)
-        return self._reachable.growth_bytes(index, needed, wanted)
-
-    def grow(self, job: str, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
-        """Collective over a ps task and the tasks. Make a further segment of the ps's memory.
-
-        One thread of each process calls it; several ps tasks may grow at once, on several threads.
-
-        Args:
-            job: ``"ps"``.
-            index: Of the ps task.
-            segment: Its number, from 1; each is made once.
-            nbytes: Its length, in bytes.
-            tasks: Of the same node, in other processes; the same on all.
-
-        Raises:
-            ResourceExhaustedError: There is no shared memory for it; raised on all.
-        """
-        self._spec.task_address(job, index)
-        self._reachable.grow(index, segment, nbytes, tasks)
-
-    def warn_unshared(self, reason: str) -> None:
-        """Local. Say, once, that memory of this process's ps task cannot be shared."""
-        self._reachable.warn(reason)
-
-    def sync(self) -> None:
-        """Local. Order loads and stores to memory of ps tasks before it against those after it."""
-        assert self._memory is not None
-        self._memory.sync()
+    @property
+    def memory(self) -> Memory:
+        """Memory of the ps tasks, as far as this process reaches it."""
+        assert self._memory is not None, "the Server has not been started"
+        return self._memory
 
     def has_left(self, job: str, index: int) -> bool:
         """Local. Whether a task of the cluster has ended, or has closed its Server."""
@@ -360,11 +303,6 @@ class Server:
 
     def _own_ps(self) -> int | None:
         return next((index for job, index in self._own_tasks if job == "ps"), None)
-
-    @property
-    def _reachable(self) -> Memory:
-        assert self._memory is not None, "the Server has not been started"
-        return self._memory
 
     def _start_services(self) -> None:
         from importlib.metadata import entry_points  # slow, and of no use to process groups

@@ -24,19 +24,23 @@ class Host:
     def task_address(self, job, index):
         return str(self._cluster.servers[index].endpoint.address)
 
-    def task_memory(self, job, index, segment=0):
+    @property
+    def memory(self):
+        return self
+
+    def part(self, index, segment=0):
         return self._cluster.windows[index][segment].local if self._cluster.near else None
 
-    def memory(self, segment=0):
+    def own(self, segment=0):
         return self._cluster.windows[self.task_index][segment].local
 
-    def memory_mates(self, job, index):
+    def mates(self, index):
         return []
 
-    def growth_bytes(self, job, index, needed, wanted):
+    def growth_bytes(self, index, needed, wanted):
         return wanted if needed <= self._cluster.growth_bytes else 0
 
-    def grow(self, job, index, segment, nbytes, tasks):
+    def grow(self, index, segment, nbytes, tasks):
         assert segment == len(self._cluster.windows[index])
         self._cluster.windows[index].append(Window.private(nbytes))
 

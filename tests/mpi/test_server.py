@@ -80,7 +80,7 @@ def test_addresses_of_another_kind(world):
         total = np.array([float(world.rank)])
         group.all_reduce(total)
         members, target = group.ranks, server.target
-        memory = server.task_memory("ps", 0)
+        memory = server.memory.part(0)
         group.barrier()
     assert ranks == ["2", "0", "1"]
     assert members == (2, 0)

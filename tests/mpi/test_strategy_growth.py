@@ -160,12 +160,12 @@ def test_two_servers_grow(world, small_arena, at_once):
     spec, segments = spec_of(world, 2), 12
     job, task = spec.task_of(world.rank)
     with Server(spec, job, task) as server:
-        mates = server.memory_mates("ps", 0)
+        mates = server.memory.mates(0)
         workers = [mate for mate in mates if mate[0] == "worker"]
         indices = (task,) if job == "ps" else ((0, 1), (1, 0))[task * at_once]
 
         def grow(index, segment):
-            server.grow("ps", index, segment, 4096 * segment, workers)
+            server.memory.grow(index, segment, 4096 * segment, workers)
 
         def grow_often(index):
             for segment in range(1, segments + 1):
@@ -183,13 +183,13 @@ def test_two_servers_grow(world, small_arena, at_once):
                     grow(index, segment)
         if job == "ps":
             for segment in range(1, segments + 1):
-                server.memory(segment)[:] = 16 * task + segment
-            server.sync()
+                server.memory.own(segment)[:] = 16 * task + segment
+            server.memory.sync()
         world.Barrier()
-        server.sync()
+        server.memory.sync()
         facts = {}
         for index, segment in itertools.product(indices, range(1, segments + 1)):
-            part = server.task_memory("ps", index, segment)
+            part = server.memory.part(index, segment)
             facts[index, segment] = part.nbytes, np.unique(part).tolist()
         world.Barrier()
     assert mates == [("ps", 1), ("worker", 0), ("worker", 1)]

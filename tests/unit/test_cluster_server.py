@@ -75,9 +75,9 @@ def test_before_it_starts():
 
 def test_one_server_at_a_time():
     with Server(CLUSTER, "worker") as first:
-        fails_to_start({"a": ["h:5"]}, error=errors.AlreadyExistsError, match=first.target)
+        fails_to_start({"a": ["h:9005"]}, error=errors.AlreadyExistsError, match=first.target)
         assert started_server() is first
-    with Server({"a": ["h:5"]}) as second:
+    with Server({"a": ["h:9005"]}) as second:
         assert started_server() is second
 
 
@@ -116,10 +116,10 @@ def test_all_jobs_of_one_process():
         assert server.task_address("ps", 0) == str(server.endpoint.address)
         with pytest.raises(ValueError, match="no such job"):
             server.task_address("data", 0)
-        memory = server.task_memory("ps", 0)
+        memory = server.memory.part(0)
         memory[-1] = 7
-        server.sync()
-        assert server.memory()[-1] == 7
+        server.memory.sync()
+        assert server.memory.own()[-1] == 7
         with pytest.raises(ValueError, match="no such job"):
             server.job_group("data")
 

@@ -38,17 +38,21 @@ class Host:
         self.room = 1 << 40
         self.grows = True
 
-    def memory(self, segment=0):
+    @property
+    def memory(self):
+        return self
+
+    def own(self, segment=0):
         return self.windows[segment].local
 
-    def memory_mates(self, job, index):
+    def mates(self, index):
         return [("worker", 0), ("worker", 2), ("evaluator", 0)]
 
-    def growth_bytes(self, job, index, needed, wanted):
+    def growth_bytes(self, index, needed, wanted):
         assert needed <= wanted
         return wanted if needed <= self.room else 0
 
-    def grow(self, job, index, segment, nbytes, tasks):
+    def grow(self, index, segment, nbytes, tasks):
         self.log.append((segment, tasks))
         if not self.grows:
             raise errors.ResourceExhaustedError("none left")

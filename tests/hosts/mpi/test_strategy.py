@@ -22,7 +22,7 @@ TRAIN = """
         if resolver.task_type == "ps":
             server.join()
         else:
-            memories = [server.task_memory("ps", n) for n in range(spec.num_tasks("ps"))]
+            memories = [server.memory.part(n) for n in range(spec.num_tasks("ps"))]
             near = [memory is not None for memory in memories]
             try:
                 ParameterServerStrategy(resolver, transport="shared")
