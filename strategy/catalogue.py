@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.growth import Creation, Growth
-from strategy.host import Host, workers_of
+from strategy.host import Host, Task, workers_of
 from strategy.memory import Memory, Place, needed_bytes
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
@@ -19,6 +20,10 @@ from strategy.served import (
 )
 from strategy.shard import BLOCK_BYTES, Layout
 from strategy.staging import Ring, ring_bytes, slots_for
+
+
+# Each segment takes all workers to make.
+_LEAST_SEGMENT_BYTES = 4 << 20
 
 
 class Catalogue:
@@ -48,16 +53,20 @@ class Catalogue:
         self._order: dict[int, tuple[str, int]] = {}
         self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
         workers = workers_of(host.cluster_spec)
-        mates = set(host.memory.mates(index))
-        self._mates = {n: task for n, task in enumerate(workers) if task in mates}
-        self._growth: Growth[Request] = Growth(self._mates)
+        # By whether segments are one-sided: who takes part in making them, and who has promised to.
+        self._mates: dict[bool, dict[int, Task]] = {}
+        self._growth: dict[bool, Growth[Request]] = {}
+        for kind in (False, True):
+            mates = set(host.memory.mates(index, kind))
+            self._mates[kind] = {n: task for n, task in enumerate(workers) if task in mates}
+            self._growth[kind] = Growth(self._mates[kind])
         self._grown_for: set[str] = set()
 
     def close(self) -> None:
         """Local. Answer those who wait for more memory: there will be none."""
         gone = errors.UnavailableError(f"ps {self._index} was closed before it made room")
-        for requests in self._growth.finish():
-            for request in requests:
+        for growth in self._growth.values():
+            for request in itertools.chain(*growth.finish()):
                 request.fail(gone)
 
     def attach(self, request: Request) -> Reply:
@@ -99,17 +108,18 @@ class Catalogue:
         self._check_division(asked)
         variable = self.by_name.get(asked.name)
         if variable is None:
-            self._growth.check(asked.worker, self._creation(asked))
+            self._growth[self._kind(asked)].check(asked.worker, self._creation(asked))
             place = self._find_place(asked, layout)
             if place is None:
                 return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
             variable = self._make(asked, layout, place)
         else:
             self._check_same(variable, asked, layout)
-            if asked.only_shared and variable.place.segment is None:
+            if asked.only_shared and not variable.place.is_reached(one_sided=False):
                 raise errors.ResourceExhaustedError(
                     f"variable {asked.name!r} of ps {self._index} does not lie in shared memory, "
-                    "for which there was no room: transport 'shared' cannot reach it; use 'auto'"
+                    "for which there was no room, or was made with transport 'rma': transport "
+                    "'shared' cannot reach it; use 'auto'"
                 )
             if variable.abandoned:
                 variable.abandoned, variable.creator = False, asked.connection
@@ -139,7 +149,7 @@ class Catalogue:
             data_offset=data,
             must_initialize=must_initialize,
             segment=place.segment or 0,
-            private=place.segment is None,
+            private=not place.is_reached(self._kind(asked)),
             version=variable.shard.version,
         )
         connection = self.connections[asked.connection]
@@ -158,7 +168,8 @@ class Catalogue:
         stale = asked.segment != self._memory.count or name in self._grown_for
         if stale or name in self.by_name:
             return Reply(pb.GrowReply().SerializeToString())  # ask again: it has changed meanwhile
-        if self._growth.promise(asked.create.worker, self._creation(asked.create), request):
+        growth = self._growth[self._kind(asked.create)]
+        if growth.promise(asked.create.worker, self._creation(asked.create), request):
             self._go(asked.create)
         return LATER
 
@@ -166,12 +177,13 @@ class Catalogue:
         """Local. A worker has waited too long for others to promise."""
         asked = pb.GrowRequest.FromString(request.body).create
         creation = self._creation(asked)
-        missing = self._growth.missing(asked.name)
-        for promise in self._growth.withdraw(asked.worker, creation):
+        growth = self._growth[self._kind(asked)]
+        missing = growth.missing(asked.name)
+        for promise in growth.withdraw(asked.worker, creation):
             promise.fail(
                 errors.DeadlineExceededError(
                     f"ps {self._index} has no room for {creation}, and can make some only together "
-                    f"with all workers of its node: worker {asked.worker} waits, and worker "
+                    f"with all workers that share it: worker {asked.worker} waits, and worker "
                     f"{', '.join(map(str, missing))} did not create it in time; all workers must "
                     "create the same variables in the same order (MPIDIST_CALL_TIMEOUT_S sets the "
                     "limit)"
@@ -180,6 +192,10 @@ class Catalogue:
 
     # Inside
 
+    def _kind(self, asked: pb.CreateRequest) -> bool:
+        """Whether who creates reaches variables by one-sided operations."""
+        return self.connections[asked.connection].mode.one_sided
+
     def _creation(self, asked: pb.CreateRequest) -> Creation:
         strategy = self.connections[asked.connection].strategy
         return Creation(asked.name, tuple(asked.shape), asked.dtype, asked.ordinal, strategy)
@@ -187,15 +203,15 @@ class Catalogue:
     def _find_place(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
         """Where a new variable can lie, or None: after growth it will be known."""
         lengths = (layout.version_bytes, layout.data_bytes)
-        connection = self.connections[asked.connection]
+        connection, kind = self.connections[asked.connection], self._kind(asked)
         try:
             if connection.lacks_ring(layout):
                 self._make_ring(connection)
-            return self._memory.carve(*lengths)
+            return self._memory.carve(*lengths, one_sided=kind)
         except errors.ResourceExhaustedError as error:
             problem = error
         if asked.name not in self._grown_for and self._growth_bytes(asked):
-            if self._mates:
+            if self._mates[kind]:
                 return None
             self._go(asked)
             return self._find_place(asked, layout)
@@ -203,7 +219,8 @@ class Catalogue:
             raise problem
         self._host.memory.warn_unshared(problem.message)
         with contextlib.suppress(errors.ResourceExhaustedError):
-            return self._memory.carve(*lengths)  # then it is the ring that had no room
+            # Then it is the ring that had no room.
+            return self._memory.carve(*lengths, one_sided=kind)
         return self._memory.carve_private(*lengths)
 
     def _make(self, asked: pb.CreateRequest, layout: Layout, place: Place) -> ServedVariable:
@@ -218,8 +235,9 @@ class Catalogue:
         self.variables.append(variable)
         self.by_name[asked.name] = variable
         # There was no room for it when they promised, and none can be made by now, or need be.
-        for promise in self._growth.forget(asked.name):
-            promise.reply(pb.GrowReply().SerializeToString())
+        for growth in self._growth.values():
+            for promise in growth.forget(asked.name):
+                promise.reply(pb.GrowReply().SerializeToString())
         return variable
 
     def _check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
@@ -247,7 +265,8 @@ class Catalogue:
 
     def _make_ring(self, connection: ServedConnection) -> None:
         if connection.ring is None and connection.slots:
-            place = self._memory.carve(ring_bytes(connection.slots))
+            nbytes = ring_bytes(connection.slots)
+            place = self._memory.carve(nbytes, one_sided=connection.mode.one_sided)
             pump = self._host.endpoint.progress
             ends = (place.memory, place.offsets[0], connection.slots)
             connection.ring = Ring(*ends, self._host.memory.sync, pump)
@@ -255,31 +274,32 @@ class Catalogue:
 
     def _growth_bytes(self, asked: pb.CreateRequest) -> int:
         """How long a segment to make for a variable; 0 if there cannot be one."""
-        layout = Layout(asked.shape, asked.dtype)
+        layout, kind = Layout(asked.shape, asked.dtype), self._kind(asked)
         needed = needed_bytes(layout.version_bytes, layout.data_bytes)
         rings = [
             needed_bytes(ring_bytes(connection.slots))
             for connection in self.connections
-            if connection.lacks_ring(layout)
+            if connection.lacks_ring(layout) and connection.mode.one_sided == kind
         ]
         needed += max(rings, default=0)
-        wanted = max(2 * needed + sum(rings), self._memory.nbytes)
+        wanted = max(2 * needed + sum(rings), self._memory.nbytes(kind), _LEAST_SEGMENT_BYTES)
         return self._host.memory.growth_bytes(self._index, needed, wanted)
 
     def _go(self, asked: pb.CreateRequest) -> None:
         """All have promised: have them enter, and enter too."""
-        nbytes, segment = self._growth_bytes(asked), self._memory.count
-        entering, others = self._growth.finish()
+        nbytes, segment, kind = self._growth_bytes(asked), self._memory.count, self._kind(asked)
+        entering, others = self._growth[kind].finish()
         self._grown_for.add(asked.name)
-        reply = pb.GrowReply(enter=nbytes > 0, nbytes=nbytes).SerializeToString()
+        reply = pb.GrowReply(enter=nbytes > 0, nbytes=nbytes, segment=segment)
         for request in entering:
-            request.reply(reply)
+            request.reply(reply.SerializeToString())
         if nbytes:
             try:
-                self._host.memory.grow(self._index, segment, nbytes, list(self._mates.values()))
+                tasks = list(self._mates[kind].values())
+                self._host.memory.grow(self._index, segment, nbytes, tasks, kind)
             except errors.ResourceExhaustedError as error:  # on all: they ask again, and are told
                 self._host.memory.warn_unshared(error.message)
             else:
-                self._memory.add(self._host.memory.own(segment))
+                self._memory.add(self._host.memory.own(segment), kind)
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())

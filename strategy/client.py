@@ -15,6 +15,7 @@ from mpidist import Reply, Work, errors, settings
 from strategy.change import Change, converted
 from strategy.host import Host, workers_of
 from strategy.line import Line
+from strategy.one_sided import OneSidedRing, OneSidedShard
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.remote import Remote
@@ -26,7 +27,7 @@ from strategy.steps import Steps
 
 Array = NDArray[Any]
 
-TRANSPORTS = ("auto", "shared", "p2p")
+TRANSPORTS = ("auto", "shared", "rma", "p2p")
 
 
 class Connection(Line):
@@ -37,7 +38,7 @@ class Connection(Line):
         index: Of the ps task.
         worker: Index among the workers.
         workers: How many workers there are.
-        transport: ``"auto"``, ``"shared"`` or ``"p2p"``.
+        transport: ``"auto"``, ``"shared"``, ``"rma"`` or ``"p2p"``.
         mode: How it waits for other workers.
         strategy: How many strategies the worker has made before.
 
@@ -64,7 +65,8 @@ class Connection(Line):
         super().__init__(host, index)
         self._worker = worker
         self._only_shared = transport == "shared"
-        self._shared = transport != "p2p" and host.memory.part(index) is not None
+        self._one_sided = mode.one_sided
+        self._shared = transport in ("auto", "shared") and host.memory.part(index) is not None
         if self._only_shared and not self._shared:
             raise errors.FailedPreconditionError(
                 f"ps {index} is on another node than worker {worker}, or that node has no shared "
@@ -77,12 +79,16 @@ class Connection(Line):
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
         asked = pb.AttachRequest(
-            worker=worker, workers=workers, shared=self._shared, mode=mode, strategy=strategy
+            worker=worker,
+            workers=workers,
+            shared=self._shared or self._one_sided,
+            mode=mode,
+            strategy=strategy,
         )
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
         self.steps = Steps(self)
-        self._ring: Ring | None = None
+        self._ring: Ring | OneSidedRing | None = None
         self._take_ring(reply)
 
     def announce(
@@ -144,11 +150,14 @@ class Connection(Line):
                 break
             self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
         self._take_ring(reply.ring)
-        shared = None
-        if self._shared and not reply.private:
+        shared: SharedShard | OneSidedShard | None = None
+        offsets = (reply.versions_offset, reply.data_offset)
+        if self._one_sided and not reply.private:
+            window, rank = self._host.memory.window(self.index, reply.segment)
+            shared = OneSidedShard(window, rank, layout, *offsets)
+        elif self._shared and not reply.private:
             memory = self._host.memory.part(self.index, reply.segment)
             assert memory is not None
-            offsets = (reply.versions_offset, reply.data_offset)
             shared = SharedShard(memory, layout, *offsets, self._host.memory.sync)
         remote = Remote(name, layout, self, reply.variable, shared, seen=reply.version)
         return remote, reply.must_initialize
@@ -314,18 +323,25 @@ class Connection(Line):
             endpoint.call(self.address, "ps/Withdraw", body).wait()
         reply = pb.GrowReply.FromString(promise.result().body)
         if reply.enter:
-            mates = set(self._host.memory.mates(self.index))
+            mates = set(self._host.memory.mates(self.index, self._one_sided))
             tasks = [task for task in workers_of(self._host.cluster_spec) if task in mates]
             # Without room it is the server that tells, and finds another place.
             with contextlib.suppress(errors.ResourceExhaustedError):
-                self._host.memory.grow(self.index, request.segment, reply.nbytes, tasks)
+                place = self.index, reply.segment
+                self._host.memory.grow(*place, reply.nbytes, tasks, self._one_sided)
 
     def _take_ring(self, reply: pb.AttachReply) -> None:
-        if reply.slots:
+        if not reply.slots:
+            return
+        pump = self._host.endpoint.progress
+        if self._one_sided:
+            window, rank = self._host.memory.window(self.index, reply.segment)
+            self._ring = OneSidedRing(window, rank, reply.offset, reply.slots, pump)
+        else:
             memory = self._host.memory.part(self.index, reply.segment)
             assert memory is not None
             place = (memory, reply.offset, reply.slots)
-            self._ring = Ring(*place, self._host.memory.sync, self._host.endpoint.progress)
+            self._ring = Ring(*place, self._host.memory.sync, pump)
 
     def _check_whole(self) -> None:
         if self._broken:

@@ -31,13 +31,23 @@ class HostMemory(Protocol):
     def own(self, segment: int = 0) -> Bytes:
         """Local. A segment of the memory of this process's ps task."""
 
-    def mates(self, index: int) -> list[Task]:
-        """Local. Tasks in other processes that share memory with a ps task."""
+    def window(self, index: int, segment: int) -> tuple[Window, int]:
+        """Local. The window of a segment of a ps task, and the rank of the ps in it."""
+
+    def mates(self, index: int, one_sided: bool = False) -> list[Task]:
+        """Local. Tasks in other processes that share, or can share, memory with a ps task."""
 
     def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
         """Local. How long a further segment can be; 0 if there cannot be one."""
 
-    def grow(self, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+    def grow(
+        self,
+        index: int,
+        segment: int,
+        nbytes: int,
+        tasks: Sequence[Task],
+        one_sided: bool = False,
+    ) -> None:
         """Collective over a ps task and the tasks. Make a further segment of its memory."""
 
     def warn_unshared(self, reason: str) -> None:
@@ -98,7 +108,11 @@ class LocalMemory:
         """Local. A segment."""
         return self._windows[segment].local
 
-    def mates(self, index: int) -> list[Task]:
+    def window(self, index: int, segment: int) -> tuple[Window, int]:
+        """Local. The window of a segment."""
+        return self._windows[segment], 0
+
+    def mates(self, index: int, one_sided: bool = False) -> list[Task]:
         """Local. None: there is no other process."""
         return []
 
@@ -106,7 +120,14 @@ class LocalMemory:
         """Local. All that is wanted: pages come with the first write."""
         return wanted
 
-    def grow(self, index: int, segment: int, nbytes: int, tasks: Sequence[Task]) -> None:
+    def grow(
+        self,
+        index: int,
+        segment: int,
+        nbytes: int,
+        tasks: Sequence[Task],
+        one_sided: bool = False,
+    ) -> None:
         """Local. See :class:`HostMemory`."""
         self._windows.append(Window.private(nbytes))
 

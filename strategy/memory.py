@@ -1,4 +1,4 @@
-"""Where a server's variables lie: segments that node-mates map, or memory of its own."""
+"""Where a server's variables lie: segments that workers reach, or memory of its own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ class Place:
         memory: What they lie in.
         offsets: Of each piece in it, in bytes.
         segment: Number of the segment that it is, or None: only the server can reach it.
+        one_sided: Whether workers reach the segment by MPI's Get and Put, and do not map it.
     """
 
     memory: Bytes
     offsets: tuple[int, ...]
     segment: int | None
+    one_sided: bool = False
+
+    def is_reached(self, one_sided: bool) -> bool:
+        """Local. Whether workers of this transport reach it without asking the server."""
+        return self.segment is not None and self.one_sided == one_sided
 
 
 class Memory:
@@ -38,34 +44,36 @@ class Memory:
     """
 
     def __init__(self, host: Host) -> None:
-        self._segments: list[tuple[Bytes, Arena]] = []
-        self.add(host.memory.own())
+        self._segments: list[tuple[Bytes, Arena, bool]] = []
+        self.add(host.memory.own(), one_sided=False)
 
     @property
     def count(self) -> int:
         """Number of segments; that of the next one."""
         return len(self._segments)
 
-    @property
-    def nbytes(self) -> int:
-        """Length of all segments."""
-        return sum(memory.nbytes for memory, _ in self._segments)
+    def nbytes(self, one_sided: bool) -> int:
+        """Local. Length of all segments of a kind."""
+        return sum(memory.nbytes for memory, _, kind in self._segments if kind == one_sided)
 
-    def add(self, memory: Bytes) -> None:
+    def add(self, memory: Bytes, one_sided: bool) -> None:
         """Local. Have a further segment."""
-        self._segments.append((memory, Arena(memory.nbytes, memory)))
+        self._segments.append((memory, Arena(memory.nbytes, memory), one_sided))
 
-    def carve(self, *lengths: int) -> Place:
+    def carve(self, *lengths: int, one_sided: bool) -> Place:
         """Local. Reserve pieces of one segment, with all their pages.
 
         Args:
             lengths: Of each, in bytes.
+            one_sided: Of which kind the segment must be.
 
         Raises:
             ResourceExhaustedError: No segment has room.
         """
-        problem: errors.ResourceExhaustedError | None = None
-        for number, (memory, arena) in enumerate(self._segments):
+        problem = errors.ResourceExhaustedError("the server has no segment of this kind yet")
+        for number, (memory, arena, kind) in enumerate(self._segments):
+            if kind != one_sided:
+                continue
             offsets: list[int] = []
             try:
                 offsets.extend(arena.carve(length) for length in lengths)  # those before an error
@@ -74,8 +82,7 @@ class Memory:
                 for offset in offsets:
                     arena.free(offset)
             else:
-                return Place(memory, tuple(offsets), number)
-        assert problem is not None
+                return Place(memory, tuple(offsets), number, one_sided)
         raise problem
 
     @staticmethod

@@ -235,8 +235,12 @@ def checked_mode(
         raise ValueError("mode 'ssp' needs staleness, and no other mode takes it")
     if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
         raise ValueError(f"staleness must be a number of steps from 0 to 2^31, not {staleness}")
-    numbers = {"backup_workers": backup_workers, "staleness": staleness or 0}
-    return pb.Mode(name=name, compression=compression, **numbers)
+    return pb.Mode(
+        name=name,
+        compression=compression,
+        backup_workers=backup_workers,
+        staleness=staleness or 0,
+    )
 
 
 def pace_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> Pace:

@@ -58,7 +58,10 @@ class ParameterServerStrategy(Replicated, Durable):
             ``"round_robin"`` (one after the other, as TensorFlow's), ``"hash"`` (by the name), or a
             function of name, shape and dtype to the index of a ps task. All workers must choose the
             same; it is checked.
-        transport: ``"auto"``, ``"shared"`` (shared memory or an error), or ``"p2p"`` (messages).
+        transport: How values and gradients travel. ``"auto"``: through shared memory within a
+            node, by messages between nodes. ``"shared"``: through shared memory, or an error.
+            ``"rma"``: by MPI's one-sided Get and Put, for networks that do them well; all workers
+            must choose it. ``"p2p"``: by messages.
         mode: How workers wait for each other. ``"async"``: not at all. ``"sync"``: every
             ``apply_gradients`` is a step of all workers, which applies the mean of their gradients,
             added up in the order of the workers; all must give gradients of the same variables.
@@ -169,6 +172,7 @@ class ParameterServerStrategy(Replicated, Durable):
         servers = chosen_servers(host.cluster_spec, self._devices)
         name, backups, bound = self._mode
         mode = checked_mode(name, self._workers, backups, bound, str(self._compression))
+        mode.one_sided = self._transport == "rma"
         self.compressor = Compressor(self._compression)
         self.nan = NanPolicy(self._nan, self._worker)
         placement = Placement(self._placement, len(servers))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from strategy.one_sided import OneSidedShard
 from strategy.shard import Layout, SharedShard
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Remote:
         layout: Shape and dtype.
         connection: To its server.
         number: The server's for it.
-        shared: Its memory, or None if this worker cannot reach it.
+        shared: Its memory, or None if this worker has to ask the server.
         seen: Version of the last pull, plus this worker's own pushes since: what the version will
             be if nobody else pushes.
         known: Version after the last pull or push that is complete.
@@ -37,7 +38,7 @@ class Remote:
     layout: Layout
     connection: Connection
     number: int
-    shared: SharedShard | None
+    shared: SharedShard | OneSidedShard | None
     seen: int = 0
     known: int = 0
 

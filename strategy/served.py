@@ -104,7 +104,8 @@ def mode_in_words(mode: pb.Mode) -> str:
         "ssp": f" with staleness={mode.staleness}",
     }
     compression = f", compression {mode.compression}" if mode.compression else ""
-    return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
+    transport = ", transport 'rma'" if mode.one_sided else ""
+    return f"{mode.name!r}{details.get(mode.name, '')}{compression}{transport}"
 
 
 def origin_of(asked: pb.CreateRequest) -> Origin:

@@ -25,7 +25,10 @@ Bytes = NDArray[np.uint8]
 # Changes from this size on go through the ring; below, copying them into the message is cheaper.
 STAGED_BYTES = 16384
 POOL_BYTES = 64 << 20
-_COUNTER_BYTES = 128  # the two counters lie on cache lines of their own
+# Seconds that one side waits for the other.
+STALL_S = 60.0
+# The two counters lie on cache lines of their own, before the slots.
+FILLED, EMPTIED, COUNTER_BYTES = 0, 64, 128
 
 
 def slots_for(workers: int) -> int:
@@ -40,7 +43,15 @@ def slots_for(workers: int) -> int:
 
 def ring_bytes(slots: int) -> int:
     """Local. Length of a ring of so many slots."""
-    return _COUNTER_BYTES + slots * BLOCK_BYTES
+    return COUNTER_BYTES + slots * BLOCK_BYTES
+
+
+def standstill(verb: str, limit_s: float) -> errors.DeadlineExceededError:
+    """Local. What is raised when the other side of a ring does nothing for so many seconds."""
+    return errors.DeadlineExceededError(
+        f"a push stands still: the other side did not {verb} a block of the staging ring within "
+        f"{limit_s:g} s; it is stuck or gone"
+    )
 
 
 class Ring:
@@ -62,12 +73,13 @@ class Ring:
         slots: int,
         sync: Callable[[], None],
         pump: Callable[[], object],
-        limit_s: float = 60.0,
+        limit_s: float = STALL_S,
     ) -> None:
-        counters = memory[offset : offset + _COUNTER_BYTES].view(np.int64)
-        self._filled = counters[:1].data
-        self._emptied = counters[8:9].data
-        start = offset + _COUNTER_BYTES
+        self._filled, self._emptied = (
+            memory[offset + place : offset + place + 8].view(np.int64).data
+            for place in (FILLED, EMPTIED)
+        )
+        start = offset + COUNTER_BYTES
         self._slots = [
             memory[start + slot * BLOCK_BYTES : start + (slot + 1) * BLOCK_BYTES]
             for slot in range(slots)
@@ -128,9 +140,6 @@ class Ring:
         deadline = time.monotonic() + self._limit_s
         while counter[0] < at_least:
             if time.monotonic() >= deadline:
-                raise errors.DeadlineExceededError(
-                    f"a push stands still: the other side did not {verb} a block of the staging "
-                    f"ring within {self._limit_s:g} s; it is stuck or gone"
-                )
+                raise standstill(verb, self._limit_s)
             self._pump()
             backoff.pause()

@@ -26,10 +26,11 @@ _TAGS = 32000
 
 
 class Memory:
-    """The segments of the ps tasks of this node.
+    """The segments of the ps tasks, as far as this process reaches them.
 
-    Each ps has a first one, which all tasks of the node map when they start, and further ones,
-    which the ps and some workers make on demand.
+    Each ps has a first one, which all tasks of its node map when they start, and further ones,
+    which the ps and some workers make on demand: shared ones, for workers of its node, or
+    one-sided ones, which workers of any node reach by MPI's Get and Put.
 
     Args:
         spec: The cluster.
@@ -102,14 +103,9 @@ class Memory:
         self._spec.task_address("ps", index)
         if (index, 0) not in self._parts:
             return None
-        with self._changed:
-            limit_s = settings.call_timeout_s
-            if self._changed.wait_for(lambda: (index, segment) in self._parts, limit_s):
-                return self._parts[index, segment]
-        raise DeadlineExceededError(
-            f"segment {segment} of the memory of ps {index} has not been mapped within "
-            f"{limit_s:g} s (MPIDIST_CALL_TIMEOUT_S sets the limit)"
-        )
+        key = (index, segment)
+        self._wait_for(key, lambda: key in self._parts)
+        return self._parts[key]
 
     def own(self, segment: int = 0) -> Bytes:
         """Local. A segment of this process's ps task; empty if there is no such task."""
@@ -117,13 +113,30 @@ class Memory:
             return np.empty(0, np.uint8)
         return self._parts[self._own, segment]
 
-    def mates(self, index: int) -> list[Task]:
-        """Local. The tasks in other processes that share memory with a ps task."""
-        if self._members is None or self._first is None:
+    def window(self, index: int, segment: int) -> tuple[Window, int]:
+        """Local. The window of a segment of a ps task, and the rank of the ps in it.
+
+        Raises:
+            DeadlineExceededError: Another thread was about to make it, and has not.
+        """
+        key = (index, segment)
+        self._wait_for(key, lambda: key in self._windows)
+        return self._windows[key], 0
+
+    def mates(self, index: int, one_sided: bool = False) -> list[Task]:
+        """Local. The tasks in other processes that share memory with a ps task.
+
+        Args:
+            index: Of the ps task.
+            one_sided: Give those that could share a one-sided segment: all in other processes.
+        """
+        if self._members is None or (self._first is None and not one_sided):
             return []
         rank = self._members.rank_of(("ps", index))
         nodes, ranks = world().nodes, {t: self._members.rank_of(t) for t in self._spec.tasks()}
-        mates = [t for t, r in ranks.items() if r != rank and nodes[r] == nodes[rank]]
+        mates = [
+            t for t, r in ranks.items() if r != rank and (one_sided or nodes[r] == nodes[rank])
+        ]
         return [task for task in mates if task not in self._members.guests]
 
     def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
@@ -143,7 +156,14 @@ class Memory:
         limit = free - free // 4  # others of this node need some too
         return min(wanted, limit) // mmap.PAGESIZE * mmap.PAGESIZE if needed < limit else 0
 
-    def grow(self, index: int, segment: int, nbytes: int, tasks: Iterable[Task]) -> None:
+    def grow(
+        self,
+        index: int,
+        segment: int,
+        nbytes: int,
+        tasks: Iterable[Task],
+        one_sided: bool = False,
+    ) -> None:
         """Collective over the processes of a ps task and of some others. Make a further segment.
 
         One thread of each process calls it; several ps tasks may grow at once, on several threads.
@@ -152,7 +172,8 @@ class Memory:
             index: Of the ps task.
             segment: Its number; each is made once.
             nbytes: Its length.
-            tasks: The others, of the same node; the same on all.
+            tasks: The others, the same on all; of the same node, unless it is one-sided.
+            one_sided: Whether the others reach it by MPI's Get and Put.
 
         Raises:
             ResourceExhaustedError: There is no room for it; raised on all.
@@ -167,8 +188,8 @@ class Memory:
         # Threads of a process may be in the growth of several ps tasks at once.
         tag = _FIRST_TAG + (index * 257 + segment) % _TAGS
         group = comm.Create_group(comm.Get_group().Incl(ranks), tag)
-        window = Window.shared(group, nbytes if self._own == index else 0)
-        self._add(index, segment, window, 0)
+        make = Window.rma if one_sided else Window.shared
+        self._add(index, segment, make(group, nbytes if self._own == index else 0), 0)
 
     def warn_unshared(self, reason: str) -> None:
         """Local. Say, once, that variables of this process's ps task cannot be shared."""
@@ -189,6 +210,16 @@ class Memory:
             reason,
         )
 
+    def _wait_for(self, key: tuple[int, int], is_there: Callable[[], bool]) -> None:
+        limit_s = settings.call_timeout_s
+        with self._changed:
+            if self._changed.wait_for(is_there, limit_s):
+                return
+        raise DeadlineExceededError(
+            f"segment {key[1]} of the memory of ps {key[0]} has not been made within {limit_s:g} s "
+            "(MPIDIST_CALL_TIMEOUT_S sets the limit)"
+        )
+
     def _sync_all(self) -> None:
         for window in self._distinct:
             window.sync()
@@ -199,11 +230,12 @@ class Memory:
             self._windows = {**self._windows, (index, segment): window}
             self._distinct = list(dict.fromkeys(self._windows.values()))
             self.sync = self._distinct[0].sync if len(self._distinct) == 1 else self._sync_all
-            self._parts = {**self._parts, (index, segment): window.part(rank)}
+            if window.maps(rank):
+                self._parts = {**self._parts, (index, segment): window.part(rank)}
             self._changed.notify_all()
 
     def _free(self) -> None:
-        """Collective over the ranks of the node, which all free their windows in this order."""
+        """Collective over the ranks, which all free the windows that they have in this order."""
         further = sorted(key for key in self._windows if key[1])
         for key in further:
             self._windows[key].free()

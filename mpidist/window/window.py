@@ -110,6 +110,10 @@ class Window:
             )
         return self._parts[rank]
 
+    def maps(self, rank: int) -> bool:
+        """Local. Whether the part of a rank is mapped here; see :meth:`part`."""
+        return rank in self._parts
+
     def sync(self) -> None:
         """Local. Order this rank's loads and stores before the call against those after it."""
         if self._win is not None:

@@ -41,16 +41,18 @@ class AttachRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ...) -> None: ...
 
 class Mode(_message.Message):
-    __slots__ = ("name", "backup_workers", "staleness", "compression")
+    __slots__ = ("name", "backup_workers", "staleness", "compression", "one_sided")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BACKUP_WORKERS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    ONE_SIDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     backup_workers: int
     staleness: int
     compression: str
-    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ..., compression: _Optional[str] = ...) -> None: ...
+    one_sided: bool
+    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ..., compression: _Optional[str] = ..., one_sided: bool = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("offset", "slots", "segment", "chunk_bytes", "connection")
@@ -135,12 +137,14 @@ class GrowRequest(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., create: _Optional[_Union[CreateRequest, _Mapping]] = ...) -> None: ...
 
 class GrowReply(_message.Message):
-    __slots__ = ("enter", "nbytes")
+    __slots__ = ("enter", "nbytes", "segment")
     ENTER_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     enter: bool
     nbytes: int
-    def __init__(self, enter: bool = ..., nbytes: _Optional[int] = ...) -> None: ...
+    segment: int
+    def __init__(self, enter: bool = ..., nbytes: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
 
 class OptimizerDef(_message.Message):
     __slots__ = ("kind", "values", "name", "schedule", "function", "slots")

@@ -34,13 +34,16 @@ class Host:
     def own(self, segment=0):
         return self._cluster.windows[self.task_index][segment].local
 
-    def mates(self, index):
+    def window(self, index, segment):
+        return self._cluster.windows[index][segment], 0
+
+    def mates(self, index, one_sided=False):
         return []
 
     def growth_bytes(self, index, needed, wanted):
         return wanted if needed <= self._cluster.growth_bytes else 0
 
-    def grow(self, index, segment, nbytes, tasks):
+    def grow(self, index, segment, nbytes, tasks, one_sided=False):
         assert segment == len(self._cluster.windows[index])
         self._cluster.windows[index].append(Window.private(nbytes))
 

@@ -45,7 +45,9 @@ def push_all(made, value, rounds):
 
 
 @pytest.mark.ranks(3, 4)
-@pytest.mark.parametrize(("ps", "transport"), [(1, "shared"), (2, "shared"), (1, "p2p")])
+@pytest.mark.parametrize(
+    ("ps", "transport"), [(1, "shared"), (2, "shared"), (2, "rma"), (1, "p2p")]
+)
 def test_several_growths(world, small_arena, ps, transport):
     """Variables right before and after each growth, and changes of all of them."""
     sizes = (100, 3 << 17, 7, 1 << 17, 1 << 20, 50, 3 << 20, 1 << 12, 1 << 20)

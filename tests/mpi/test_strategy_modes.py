@@ -12,7 +12,7 @@ from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"))
-TRANSPORTS = ("shared", "p2p")
+TRANSPORTS = ("shared", "rma", "p2p")
 STEPS = 12
 BATCH = 32
 

@@ -15,7 +15,7 @@ SIZES = (1, BLOCK, 5 * BLOCK + 17)
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("transport", ["auto", "p2p"])
+@pytest.mark.parametrize("transport", ["auto", "rma", "p2p"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_pull_is_of_one_version(world, transport, size):
     rounds = 200 if size == 1 else 40 if size == BLOCK else 15
@@ -94,14 +94,14 @@ def pull_while_another_pushes(world, transport, pulls):
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("transport", ["shared", "p2p"])
+@pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 def test_pulls_under_updates_without_pause(world, transport):
     pull_while_another_pushes(world, transport, 150)
 
 
 @pytest.mark.long
 @pytest.mark.ranks(3, timeout=900)
-@pytest.mark.parametrize("transport", ["shared", "p2p"])
+@pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 def test_ten_thousand_pulls_under_updates_without_pause(world, transport):
     pull_while_another_pushes(world, transport, 10_000)
 
@@ -158,7 +158,7 @@ def test_variables_of_two_servers_do_not_mix(world):
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("transport", ["shared", "p2p"])
+@pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 def test_dtypes(world, transport):
     rng = np.random.default_rng(5)
     dtypes = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool", "bfloat16")
@@ -184,7 +184,7 @@ def test_dtypes(world, transport):
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("transport", ["shared", "p2p"])
+@pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 def test_variable_without_elements(world, transport):
     def train(strategy, workers):
         with strategy.scope():

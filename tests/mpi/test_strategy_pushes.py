@@ -9,7 +9,7 @@ from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optim
 
 # Elements of float32: one, a message's worth, the first that is staged, a block, several blocks.
 SIZES = (1, 1000, 4095, 4096, 1 << 18, (5 << 18) + 3)
-TRANSPORTS = ("shared", "p2p")
+TRANSPORTS = ("shared", "rma", "p2p")
 
 
 def gradient(step, size, dtype=np.float32):
@@ -54,10 +54,11 @@ def test_transports_agree_bit_by_bit(world, dtype):
     results = [on_cluster(world, ps, train, transport) for transport in TRANSPORTS]
     if results[0] is None:
         return
-    (first, shared, steps), (_, by_message, _) = results
-    for name, (value, version) in shared.items():
-        assert value.tobytes() == by_message[name][0].tobytes(), name
-        assert version == by_message[name][1] == {"v1": 5, "v4": 5, "v5": 5}.get(name, 4), name
+    first, shared, steps = results[0]
+    for _, others, _ in results[1:]:
+        for name, (value, version) in shared.items():
+            assert value.tobytes() == others[name][0].tobytes(), name
+            assert version == others[name][1] == {"v1": 5, "v4": 5, "v5": 5}.get(name, 4), name
     assert steps == 6
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
     for n, size in enumerate(SIZES):

@@ -11,7 +11,7 @@ from strategy import get_variable, optimizers
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("transport", ["shared", "p2p"])
+@pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 @pytest.mark.parametrize("size", [3, 4095, 4096, (1 << 18) + 5])  # staged from 4096 on
 def test_each_thread_sees_its_own_pushes_and_none_is_lost(world, transport, size):
     threads, rounds = 2, 10 if size > 1 << 18 else 30

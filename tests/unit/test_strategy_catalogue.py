@@ -45,14 +45,16 @@ class Host:
     def own(self, segment=0):
         return self.windows[segment].local
 
-    def mates(self, index):
+    def mates(self, index, one_sided=False):
+        if one_sided:
+            return [("worker", 0), ("worker", 1), ("worker", 2)]
         return [("worker", 0), ("worker", 2), ("evaluator", 0)]
 
     def growth_bytes(self, index, needed, wanted):
         assert needed <= wanted
         return wanted if needed <= self.room else 0
 
-    def grow(self, index, segment, nbytes, tasks):
+    def grow(self, index, segment, nbytes, tasks, one_sided=False):
         self.log.append((segment, tasks))
         if not self.grows:
             raise errors.ResourceExhaustedError("none left")

@@ -377,7 +377,7 @@ def test_an_error_that_cannot_be_shown(strategy):
         optimizers.Function(fail).apply_gradients([(np.ones(2), v)]).wait()
 
 
-@pytest.mark.parametrize("transport", ["auto", "p2p"])
+@pytest.mark.parametrize("transport", ["auto", "rma", "p2p"])
 def test_an_update_that_fails_keeps_the_others_in_step(transport):
     """What is left of its gradients must not be taken for the next one's."""
     size = 600_000

@@ -19,7 +19,7 @@ KINDS = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Ftrl")
 COMBINERS = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
-@pytest.fixture(autouse=True, params=["auto", "p2p"])
+@pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
 def strategy(request):
     """A strategy whose scope is open."""
     with mpidist.Server(CLUSTER, "worker", 0):

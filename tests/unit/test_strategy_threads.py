@@ -12,7 +12,7 @@ from mpidist.errors import InvalidArgumentError
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 
-@pytest.fixture(autouse=True, params=["auto", "p2p"])
+@pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
 def strategy(request):
     """A strategy whose scope is open."""
     cluster = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
