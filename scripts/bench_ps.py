@@ -34,7 +34,7 @@ def main():
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
-    parser.add_argument("--transport", default="auto", choices=("auto", "shared", "p2p"))
+    parser.add_argument("--transport", default="auto", choices=("auto", "shared", "rma", "p2p"))
     parser.add_argument("--nan", default="error", choices=("error", "pass"), help="look for NaN")
     parser.add_argument("--no-tensorflow", action="store_true")
     args = parser.parse_args()
