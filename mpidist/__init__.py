@@ -69,7 +69,7 @@ from mpidist.errors import (
 )
 from mpidist.group import CartesianGroup, Prepared, ProcessGroup
 from mpidist.reduce_op import ReduceOp
-from mpidist.runtime import Backoff, launched
+from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
 from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
 from mpidist.window import Window
 from mpidist.work import Work, gather_works
@@ -106,6 +106,7 @@ __all__ = [
     "Request",
     "Server",
     "Store",
+    "TaskMetrics",
     "Window",
     "Work",
     "all_gather",
@@ -161,4 +162,5 @@ __all__ = [
     "shrink_group",
     "split_group",
     "started_server",
+    "task_metrics",
 ]

@@ -4,6 +4,7 @@
 Variable                        Meaning                                                   Default
 ==============================  ========================================================  ========
 ``MPIDIST_RUN_DIR``             folder for process ids, failure records and metrics       none
+``MPIDIST_TIMELINE``            folder for timelines, one file a rank                     none
 ``MPIDIST_JOBS``                job layout set by ``mpidist run``, as ``ps=1,worker=2``   none
 ``MPIDIST_START_TIMEOUT_S``     seconds that ``Server.start`` waits for the other tasks   60
 ``MPIDIST_CALL_TIMEOUT_S``      seconds that a call to another task may take              120
@@ -29,6 +30,7 @@ class Config:
     """The settings of this process; see the table above."""
 
     run_dir: str | None = None
+    timeline: str | None = None
     jobs: str | None = None
     start_timeout_s: float = 60.0
     call_timeout_s: float = 120.0
@@ -77,6 +79,7 @@ class Config:
 
         return cls(
             run_dir=env.get("MPIDIST_RUN_DIR") or None,
+            timeline=env.get("MPIDIST_TIMELINE") or None,
             jobs=env.get("MPIDIST_JOBS") or None,
             start_timeout_s=number("MPIDIST_START_TIMEOUT_S", cls.start_timeout_s),
             call_timeout_s=number("MPIDIST_CALL_TIMEOUT_S", cls.call_timeout_s),

@@ -21,7 +21,6 @@ from strategy.served import (
 from strategy.shard import BLOCK_BYTES, Layout
 from strategy.staging import Ring, ring_bytes, slots_for
 
-
 # Each segment takes all workers to make.
 _LEAST_SEGMENT_BYTES = 4 << 20
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Work, errors, settings
+from mpidist import Reply, Work, errors, settings, task_metrics
 from strategy.change import Change, converted
 from strategy.host import Host, workers_of
 from strategy.line import Line
@@ -43,6 +43,7 @@ class Connection(Line):
         strategy: How many strategies the worker has made before.
 
     Attributes:
+        metrics: What the worker has done so far.
         steps: What workers that wait for each other say.
         siblings: The connections of the strategy, this one included, in their order.
         pushing_to_all: Held while changes go to several of them.
@@ -64,6 +65,7 @@ class Connection(Line):
     ) -> None:
         super().__init__(host, index)
         self._worker = worker
+        self.metrics = task_metrics(host.job_name, host.task_index)
         self._only_shared = transport == "shared"
         self._one_sided = mode.one_sided
         self._shared = transport in ("auto", "shared") and host.memory.part(index) is not None
@@ -194,6 +196,7 @@ class Connection(Line):
         Returns:
             A Work whose result is the list of (version, staleness) after each change.
         """
+        begin = time.time()
         with self._pushing:
             self._check_whole()
             self._make_room()
@@ -213,9 +216,10 @@ class Connection(Line):
                 self._broken = True
                 raise
             remotes = [change.remote for change in changes]
-            work = call.then(lambda reply: _applied(reply, remotes))
+            work = call.then(lambda reply: self._applied(reply, remotes))
             self._under_way.append(work)
-            return work
+        self.metrics.note("push", begin)
+        return work
 
     def make_room(self) -> None:
         """Local. Wait until a push can be under way; raises what earlier ones failed with."""
@@ -233,8 +237,9 @@ class Connection(Line):
         if self._under_way:
             with self._pushing:
                 waiting = list(self._under_way)
-            for work in waiting:
-                work.block(float("inf"))
+            with self.metrics.timed("wait for pushes", "waited_s"):
+                for work in waiting:
+                    work.block(float("inf"))
             # Not before: another thread may be about to wait for them too. And no others: one that
             # has come and failed meanwhile has not been raised anywhere.
             with self._pushing:
@@ -364,10 +369,21 @@ class Connection(Line):
             wire="" if change.wire is None else change.wire.name,
             places=change.places is not None,
         )
+        self.metrics.values["out_bytes"] += nbytes
         inline += [numbers for numbers in (change.ids, change.places) if numbers is not None]
         if not staged:
             inline.append(converted(change))
         return staged
+
+    def _applied(self, reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:
+        """What has become of a push: version and staleness of each of its changes."""
+        answer = pb.PushReply.FromString(reply.body)
+        for remote, version in zip(remotes, answer.versions, strict=True):
+            remote.known = max(remote.known, version)
+        values = self.metrics.values
+        values["changes"] += len(remotes)
+        values["staleness"] += sum(answer.staleness)
+        return list(zip(answer.versions, answer.staleness, strict=True))
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
@@ -396,13 +412,6 @@ def _part_of(origin: Origin, count: int) -> pb.PartOf:
 def _held(reply: Reply) -> list[tuple[Key, tuple[int, ...]]]:
     last = pb.HoldReply.FromString(reply.body).last
     return [((one.worker, one.strategy), tuple(one.sent)) for one in last]
-
-
-def _applied(reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:
-    answer = pb.PushReply.FromString(reply.body)
-    for remote, version in zip(remotes, answer.versions, strict=True):
-        remote.known = max(remote.known, version)
-    return list(zip(answer.versions, answer.staleness, strict=True))
 
 
 def _needs_attention(work: Work) -> bool:

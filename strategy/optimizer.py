@@ -155,6 +155,7 @@ class Optimizer:
     def _apply(
         self, strategy: ParameterServerStrategy, pairs: Sequence[tuple[Any, Variable]]
     ) -> Work:
+        strategy.begin_step()
         divided = [var.changes(grad, self._rule) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
         if not strategy.nan.allows(changes):
@@ -165,6 +166,7 @@ class Optimizer:
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         work = strategy.pace.push(changes, lambda: self._in_words(pairs))
+        changes[0].remote.connection.metrics.values["steps"] += 1
         return work.then(lambda results: _applied(results, shapes))
 
     def _in_words(self, pairs: Sequence[tuple[Any, Variable]]) -> str:

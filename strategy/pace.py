@@ -74,6 +74,13 @@ class Pace(ABC):
 
     def _wait(self, work: Work) -> Any:
         """The result of a work that ends when other workers have come as far; says so, once."""
+        if work.is_completed():
+            return work.result()
+        with self._connections[0].metrics.timed("wait for workers", "waited_s"):
+            self._wait_for_others(work)
+        return work.result()
+
+    def _wait_for_others(self, work: Work) -> None:
         since = time.monotonic()
         said = False
         while not work.is_completed():
@@ -93,7 +100,6 @@ class Pace(ABC):
                     self._steps,
                     ", ".join(map(str, names)),
                 )
-        return work.result()
 
 
 class Asynchronous(Pace):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import LATER, Reply, Request
+from mpidist import LATER, Reply, Request, task_metrics
 from strategy import checkpoint, kernels, saved
 from strategy.blocks import in_blocks
 from strategy.catalogue import Catalogue
@@ -40,7 +40,8 @@ class ParameterServer:
         self._by_name = self._catalogue.by_name
         who = f"ps {index}"
         self._rules = Rules(who)
-        self._pushes = Pushes(who, self._catalogue, self._rules)
+        self._metrics = task_metrics("ps", index)
+        self._pushes = Pushes(who, self._catalogue, self._rules, self._metrics)
         self._timekeeper = Timekeeper(self._catalogue, host)
         self._restores = Restores()
         self._endpoint = host.endpoint
@@ -79,11 +80,15 @@ class ParameterServer:
         asked = pb.ReadRequest.FromString(request.body)
         shard = self._variables[asked.variable].shard
         body = pb.ReadReply(version=shard.version).SerializeToString()
-        if not request.buffers:
-            return Reply(body, (shard.flat.copy(),))
-        ids = np.array(request.buffers[0]).view(np.int64)
-        shard.check_rows(ids)
-        return Reply(body, (np.take(shard.data, ids, axis=0),))
+        with self._metrics.timed("read", "busy_s"):
+            if request.buffers:
+                ids = np.array(request.buffers[0]).view(np.int64)
+                shard.check_rows(ids)
+                copy = np.take(shard.data, ids, axis=0)
+            else:
+                copy = shard.flat.copy()
+        self._metrics.values["out_bytes"] += copy.nbytes
+        return Reply(body, (copy,))
 
     def _save(self, request: Request) -> Reply:
         asked = pb.SaveRequest.FromString(request.body)
@@ -91,7 +96,8 @@ class ParameterServer:
         def write() -> None:
             shards = [variable.shard for variable in self._variables]
             try:
-                checkpoint.write_shards(asked.path, shards)
+                with self._metrics.timed("save", "busy_s"):
+                    checkpoint.write_shards(asked.path, shards)
             except Exception as error:
                 request.fail(error)
             else:

@@ -238,6 +238,10 @@ class ParameterServerStrategy(Replicated, Durable):
         """Local. The variable of a name that this strategy has made, or None."""
         return self._variables.by_name.get(name)
 
+    def begin_step(self) -> None:
+        """Local. Called by optimizers when they are about to push."""
+        self._variables.say_if_uneven()
+
     def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Local. In the block, new variables live where this one does, and are not divided."""
         return self._variables.placing_with(variable)

@@ -19,6 +19,10 @@ Place = Callable[[str, tuple[int, ...], "np.dtype[np.generic]"], int]
 PLACEMENTS = ("bytes", "round_robin", "hash")
 
 
+# From when on an imbalance is worth a word: times the mean, and bytes beyond it.
+_UNEVEN, _UNEVEN_BYTES = 1.5, 1 << 20
+
+
 class Placement:
     """Where new variables go.
 
@@ -46,6 +50,21 @@ class Placement:
             raise TypeError(f"a placement is one of {PLACEMENTS} or a function, not {placement!r}")
         self._loads = [0] * servers
         self._count = 0
+
+    def imbalance(self) -> str:
+        """Local. What is wrong with where variables are, in words; nothing if it is fine.
+
+        The ps task with the most bytes takes the longest: others wait for it.
+        """
+        most, mean = max(self._loads), sum(self._loads) / len(self._loads)
+        if most <= _UNEVEN * mean or most - mean <= _UNEVEN_BYTES:
+            return ""
+        shares = ", ".join(f"{load / (1 << 20):,.1f}" for load in self._loads)
+        return (
+            f"variables are spread unevenly: {shares} MiB on the ps tasks, in their order; every "
+            f"step waits for the fullest, which has {most / mean:.1f} times the mean. Divide large "
+            "variables by a partitioner, and leave the placement at 'bytes'"
+        )
 
     def choose(self, name: str, layout: Layout) -> int:
         """Local. Index of the ps task for a new variable; changes nothing.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import LATER, Reply, Request, errors
+from mpidist import LATER, Reply, Request, TaskMetrics, errors
 from strategy.blocks import in_blocks, scattered, widened
 from strategy.catalogue import Catalogue
 from strategy.cut import Cut
@@ -87,12 +87,14 @@ class Pushes:
         who: The server, for messages.
         catalogue: Its variables and connections.
         rules: Its rules.
+        metrics: What the server has done so far.
     """
 
-    def __init__(self, who: str, catalogue: Catalogue, rules: Rules) -> None:
+    def __init__(self, who: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics) -> None:
         self._who = who
         self._catalogue = catalogue
         self._rules = rules
+        self._metrics = metrics
         self._scratch = Scratch()
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
@@ -111,8 +113,10 @@ class Pushes:
             )
         connection.sequence = expected
         given = _Given(push, connection, [request], iter(request.buffers))
+        self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
         # One after the other: what a connection streams lies in its ring in this order.
         connection.unfinished.append(given)
+        self._metrics.values["queued"] += 1
         self._go_on(connection)
         return LATER
 
@@ -249,7 +253,8 @@ class Pushes:
         """Apply what several workers have pushed as one change, or drop it, and answer them."""
         replies = [pb.PushReply() for _ in batch]
         try:
-            self._apply(batch, replies, problem)
+            with self._metrics.timed("apply", "busy_s"):
+                self._apply(batch, replies, problem)
         except (Exception, SystemExit) as error:
             answers: list[bytes | BaseException] = [error] * len(batch)
         else:
@@ -264,6 +269,8 @@ class Pushes:
         for given in batch:
             connection = given.connection
             connection.unfinished.popleft()
+            self._metrics.values["steps"] += 1
+            self._metrics.values["queued"] -= 1
             connection.applied, connection.sent = given.push.sequence, tuple(given.push.sent)
         if len(batch) > 1 or self._cut is not None:
             self._after()
@@ -283,8 +290,13 @@ class Pushes:
             # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
             try:
                 change, rest = self._change(batch, entries, shard)
+                values = self._metrics.values
+                staged = sum([entry.staged for entry in entries])
+                values["in_bytes"] += staged * shard.layout.data_bytes
                 for entry, reply in zip(entries, replies, strict=True):
                     reply.staleness.append(shard.version - min(entry.seen, shard.version))
+                    values["changes"] += 1
+                    values["staleness"] += reply.staleness[-1]
                 change(*self._rules.find(entries[0].rule, shard))
                 self._tell_waiting(variable)
             except errors.DeadlineExceededError:

@@ -53,8 +53,11 @@ def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bo
         consistent: Whether the copy must belong to one version; otherwise each block of 1 MiB may
             belong to its own. Rows always do.
     """
+    metrics = remote.connection.metrics
+    metrics.values["in_bytes"] += out.nbytes
     if not _copied(remote, out, ids, consistent):
-        remote.seen = remote.known = remote.connection.start_read(remote, out, ids).result()
+        with metrics.timed("pull by message", "waited_s"):
+            remote.seen = remote.known = remote.connection.start_read(remote, out, ids).result()
 
 
 def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
@@ -69,8 +72,12 @@ def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bo
         for remote, out, ids in pulls
         if not _copied(remote, out, ids, consistent)
     ]
-    for remote, work in asked:
-        remote.seen = remote.known = work.result()
+    for remote, out, _ in pulls:
+        remote.connection.metrics.values["in_bytes"] += out.nbytes
+    if asked:
+        with asked[0][0].connection.metrics.timed("pulls by message", "waited_s"):
+            for remote, work in asked:
+                remote.seen = remote.known = work.result()
 
 
 def _copied(remote: Remote, out: Array, ids: Array | None, consistent: bool) -> bool:

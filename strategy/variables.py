@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +26,8 @@ from strategy.variable import Variable
 if TYPE_CHECKING:
     from strategy.parameter_server_strategy import ParameterServerStrategy
 
+
+logger = logging.getLogger(__name__)
 
 _beside: ContextVar[Variable | None] = ContextVar("beside", default=None)
 
@@ -81,6 +84,7 @@ class Variables:
         self._connections = connections
         self._placement = placement
         self._partitioner = partitioner
+        self._said = False
         self.by_name: dict[str, Variable] = {}
         self.remotes: dict[str, Remote] = {}
 
@@ -123,6 +127,15 @@ class Variables:
         self.by_name[name] = variable
         self.remotes.update(remotes)
         return variable
+
+    def say_if_uneven(self) -> None:
+        """Local. Say so, once, if servers have more to do than others; called when all are made."""
+        if self._said:
+            return
+        self._said = True
+        problem = self._placement.imbalance()
+        if problem and self._strategy.is_chief:
+            logger.warning("%s", problem)
 
     @contextmanager
     def placing_with(self, variable: Variable) -> Iterator[None]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mpidist.cli import run as run_command
+from mpidist.cli import timeline, top
 
 __all__ = ["main"]
 
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="mpidist", description="Distributed training on MPI."
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run_command.add_parser(subparsers)
+    for command in (run_command, top, timeline):
+        command.add_parser(subparsers)
     namespace = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     status: int = namespace.run(namespace)
     return status

@@ -5,6 +5,7 @@ File                   Written by                        When
 =====================  ================================  ==========================================
 ``rank-<r>.json``      the runtime in the rank           MPI starts, and when job and task are known
 ``failure-<r>.json``   the runtime in the rank           before it ends the job for a reason
+``metrics-<r>.json``   the runtime in the rank           every second, if it has a task that counts
 ``exit-<r>.json``      :mod:`mpidist.cli.keeper`         the rank has ended, well or not
 =====================  ================================  ==========================================
 """
@@ -24,7 +25,7 @@ from mpidist.cli.layout import Layout
 # before it was seen that the other had been killed.
 _OTHERS_FIRST_S = 1.0
 
-_RECORD = re.compile(r"(rank|failure|exit)-(\d+)\.json")
+_RECORD = re.compile(r"(rank|failure|exit|metrics)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
 
     Args:
         folder: The job's folder.
-        kind: ``rank``, ``failure`` or ``exit``.
+        kind: ``rank``, ``failure``, ``metrics`` or ``exit``.
 
     Returns:
         Rank to record. Files are replaced whole, so each is readable.

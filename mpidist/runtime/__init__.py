@@ -3,8 +3,20 @@
 from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.exits import exits
+from mpidist.runtime.metrics import TaskMetrics, task_metrics
 from mpidist.runtime.together import together
 from mpidist.runtime.waits import Waits
 from mpidist.runtime.world import World, launched, world
 
-__all__ = ["Backoff", "Waits", "World", "exits", "fork", "launched", "together", "world"]
+__all__ = [
+    "Backoff",
+    "TaskMetrics",
+    "Waits",
+    "World",
+    "exits",
+    "fork",
+    "launched",
+    "task_metrics",
+    "together",
+    "world",
+]

@@ -30,7 +30,7 @@ import numpy as np
 
 from mpidist.config import config
 from mpidist.errors import UnavailableError
-from mpidist.runtime import fork, records, streams
+from mpidist.runtime import fork, metrics, records, streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.waits import Waiting, Waits, missing_rank
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.1
+_METRICS_PERIOD_S = 1.0
 _TAG = 1
 # MPI_Abort can itself hang on a broken network; a rank that vanishes is noticed all the same.
 _ABORT_LIMIT_S = 3.0
@@ -100,6 +101,7 @@ class Exits:
     def start(self) -> None:
         """Local. Install the hooks and start the watchdog."""
         records.write_rank(self._identity, self._started)
+        metrics.start_timeline(self.world.rank)
         if isinstance(sys.stdout, io.TextIOWrapper):
             # In whole lines and at once: the launcher puts the output of all ranks together.
             sys.stdout.reconfigure(line_buffering=True, write_through=False)
@@ -145,6 +147,7 @@ class Exits:
             sys.stderr.write(f"{text}mpidist: {self._identity} ends the job: {reason}\n")
             sys.stderr.flush()
         records.write_failure(self._identity, reason, trace, code)
+        metrics.write_timeline()
         for handle in (1, 2):
             streams.wait_until_read(handle)
         threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
@@ -195,6 +198,7 @@ class Exits:
             callback()
         self._stop.set()
         self._watchdog.join()
+        self._write_metrics()
         notes = self._send_notes()
         self.left[self.world.rank] = time.monotonic()
         backoff = Backoff(longest_s=5e-3)
@@ -231,10 +235,14 @@ class Exits:
         from mpi4py import MPI
 
         reported: Waiting | None = None
+        written = time.monotonic()
         while not self._stop.wait(_PERIOD_S) and not MPI.Is_finalized():
             while self._read_note():
                 pass
             now = time.monotonic()
+            if now - written >= _METRICS_PERIOD_S:
+                written = now
+                self._write_metrics()
             for operation, since in self.waits.observe(now):
                 self._check(operation, since, now)
                 if now - since > config.stall_s and operation is not reported:
@@ -246,6 +254,12 @@ class Exits:
                         operation.describe(),
                         now - since,
                     )
+
+    def _write_metrics(self) -> None:
+        tasks = metrics.snapshot()
+        if tasks:  # process groups have none
+            records.write_metrics(self._identity, tasks)
+        metrics.write_timeline()
 
     def _check(self, operation: Waiting, since: float, now: float) -> None:
         gone = missing_rank(operation, since, self.left, self._counts_of_left, now)

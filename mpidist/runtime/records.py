@@ -48,6 +48,16 @@ def write_failure(identity: Identity, reason: str, trace: str, code: int) -> Non
     _write(f"failure-{identity.rank}.json", {**asdict(identity), **facts})
 
 
+def write_metrics(identity: Identity, tasks: dict[str, dict[str, float]]) -> None:
+    """Local. Write ``metrics-<rank>.json``: what the tasks of the rank have done so far, and when.
+
+    Args:
+        identity: The rank.
+        tasks: Numbers by name, by job and index.
+    """
+    _write(f"metrics-{identity.rank}.json", {"time": time.time(), "tasks": tasks})
+
+
 def _write(name: str, record: dict[str, Any]) -> None:
     if config.run_dir is None:
         return

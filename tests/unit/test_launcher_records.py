@@ -84,8 +84,9 @@ def test_clear_leaves_other_files_alone(tmp_path):
     leave_exit(tmp_path, 0, 1.0, code=1)
     leave(tmp_path, "rank", 12)
     (tmp_path / "metrics-0.json").write_text("{}")
+    (tmp_path / "notes-0.json").write_text("{}")
     records.clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics-0.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes-0.json"]
 
 
 def test_signal_without_a_name():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.errors import InvalidArgumentError
+from strategy import optimizers
 from strategy.placement import PLACEMENTS, Placement
 from strategy.shard import Layout
 
@@ -104,3 +105,31 @@ def test_workers_that_place_otherwise_are_told(cluster):
             variable(strategy, "v", 5)
     with pytest.raises(InvalidArgumentError, match=r"'v'.*on ps 0.*'v'.*on ps 1.*place them alike"):
         variable(strategy, "v", 5)
+
+
+def spread(*loads):
+    """A placement with variables of so many bytes, one a server."""
+    placement = Placement(lambda name, shape, dtype: int(name), len(loads))
+    for server, layout in enumerate(layouts_of(loads)):
+        placement.note(server, layout)
+    return placement
+
+
+def test_an_imbalance_in_words():
+    mib = 1 << 20
+    assert spread(4 * mib, 4 * mib, 3 * mib).imbalance() == ""
+    assert spread(100, 0).imbalance() == ""  # too little to matter
+    assert spread(8 * mib).imbalance() == ""
+    problem = spread(8 * mib, mib, 0).imbalance()
+    assert "8.0, 1.0, 0.0 MiB on the ps tasks" in problem
+    assert "2.7 times the mean" in problem
+
+
+def test_an_imbalance_is_said_once(cluster, caplog):
+    strategies = [cluster.worker(index) for index in range(2)]
+    made = [variable(strategy, "v", 1 << 20) for strategy in strategies]
+    for _ in range(2):
+        for v in made:
+            optimizers.SGD(0.1).apply_gradients([(np.ones(v.shape), v)]).wait()
+    said = [record for record in caplog.records if "spread unevenly" in record.message]
+    assert len(said) == 1

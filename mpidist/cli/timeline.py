@@ -1,0 +1,63 @@
+"""``mpidist timeline``: what the ranks of a job have drawn, as one file that Perfetto opens."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Local. Add the subcommand to the command line.
+
+    Args:
+        subparsers: What ``add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "timeline",
+        help="put the timelines of a job's ranks together",
+        description="Put the timelines of a job's ranks together in one file, for "
+        "https://ui.perfetto.dev or chrome://tracing.",
+        epilog="A job draws its timelines if MPIDIST_TIMELINE names a folder.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", help="what MPIDIST_TIMELINE named")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="by default timeline.json in the folder"
+    )
+    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
+
+
+def events_of(path: Path) -> Iterator[dict[str, object]]:
+    """Local. The events in a rank's file; a last line that was not written whole is left out.
+
+    Raises:
+        ValueError: It is no timeline.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")
+    if lines[0] != "[":
+        raise ValueError(f"{path} is no timeline of a rank")
+    for number, line in enumerate(lines[1:], 2):
+        if line:
+            try:
+                yield json.loads(line.removesuffix(","))
+            except json.JSONDecodeError as error:
+                if number < len(lines):
+                    raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    folder = Path(namespace.folder)
+    output = folder / "timeline.json" if namespace.output is None else Path(namespace.output)
+    paths = sorted(folder.glob("timeline-*.json"))
+    if not paths:
+        parser.error(f"{folder} has no timelines: was MPIDIST_TIMELINE set to it?")
+    try:
+        events = [event for path in paths for event in events_of(path)]
+        output.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    sys.stdout.write(f"{output}: {len(events)} events of {len(paths)} rank(s)\n")
+    return 0

@@ -1,0 +1,208 @@
+"""``mpidist top``: what the tasks of a job are doing, from what they leave in its folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpidist.cli import records
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_MIB = 1 << 20
+# A rank writes its numbers once a second.
+_SILENT_S = 5.0
+_COLUMNS = (
+    "task", "rank", "host", "pid", "state",
+    "steps/s", "in MiB/s", "out MiB/s", "staleness", "queue", "waiting", "busy",
+)  # fmt: skip
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Local. Add the subcommand to the command line.
+
+    Args:
+        subparsers: What ``add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "top",
+        help="show what the tasks of a running job do",
+        description="Show what the tasks of a running job do, until they have ended.",
+        epilog="Steps of a ps are pushes. Staleness: how many changes of others a change had not "
+        "seen, in the mean. Waiting and busy: parts of the time.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        help="the job's --run-dir; without it the newest job that mpidist run has on this host",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print one table, of the means since the start, and end"
+    )
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds; 1")
+    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a job's folder says at one moment.
+
+    Attributes:
+        ranks: Records of the ranks, by rank.
+        ends: Of those that have ended, likewise.
+        failures: Of those that have said why they failed.
+        times: When each rank wrote its numbers, in seconds since the epoch.
+        tasks: Numbers by name, by rank and task.
+    """
+
+    ranks: dict[int, dict[str, object]]
+    ends: dict[int, dict[str, object]]
+    failures: dict[int, dict[str, object]]
+    times: dict[int, float] = field(default_factory=dict)
+    tasks: dict[tuple[int, str], dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path) -> Snapshot:
+        """Local. Read a folder.
+
+        Raises:
+            OSError: It is not there, or cannot be read.
+            ValueError: What is there was not written by ranks.
+        """
+        kinds = {kind: records.read(folder, kind) for kind in ("rank", "exit", "failure")}
+        snapshot = cls(kinds["rank"], kinds["exit"], kinds["failure"])
+        for rank, record in records.read(folder, "metrics").items():
+            snapshot.times[rank] = float(record["time"])
+            for task, values in record["tasks"].items():
+                snapshot.tasks[rank, task] = values
+        return snapshot
+
+    def is_over(self) -> bool:
+        """Local. Whether all ranks that there are have ended."""
+        return bool(self.ranks) and self.ranks.keys() <= self.ends.keys() | self.failures.keys()
+
+    def rows(self, before: Snapshot | None, now: float) -> list[list[str]]:
+        """Local. A row for each task.
+
+        Args:
+            before: Since when rates are; None: since the start.
+            now: Seconds since the epoch.
+        """
+        tasks: list[tuple[int, str]] = sorted(self.tasks, key=lambda key: (key[1], key[0]))
+        without = sorted(self.ranks.keys() - {rank for rank, _ in tasks})
+        rows = [self._row(rank, task, before, now) for rank, task in tasks]
+        return rows + [self._row(rank, self._name(rank), before, now) for rank in without]
+
+    def _row(self, rank: int, task: str, before: Snapshot | None, now: float) -> list[str]:
+        about = self.ranks.get(rank, {})
+        who = [str(rank), str(about.get("host", "?")), str(about.get("pid", "?"))]
+        state = self._state(rank, now)
+        values = self.tasks.get((rank, task))
+        if values is None:
+            return [task, *who, state, *["-"] * 7]
+        earlier: dict[str, float] = {}
+        since = float(str(about.get("started", self.times[rank])))
+        if before is not None and rank in before.times:
+            earlier, since = before.tasks.get((rank, task), {}), before.times[rank]
+        seconds = max(self.times[rank] - since, 1e-9)
+
+        def change(name: str) -> float:
+            return values.get(name, 0.0) - earlier.get(name, 0.0)
+
+        stale = change("staleness") / change("changes") if change("changes") else None
+        numbers = [
+            f"{change('steps') / seconds:,.1f}",
+            f"{change('in_bytes') / _MIB / seconds:,.1f}",
+            f"{change('out_bytes') / _MIB / seconds:,.1f}",
+            "-" if stale is None else f"{stale:.1f}",
+            f"{values['queued']:.0f}" if "queued" in values else "-",
+            f"{change('waited_s') / seconds:.0%}" if "waited_s" in values else "-",
+            f"{change('busy_s') / seconds:.0%}" if "busy_s" in values else "-",
+        ]
+        return [task, *who, state, *numbers]
+
+    def _name(self, rank: int) -> str:
+        about = self.ranks[rank]
+        return f"{about['job']} {about['task']}" if about.get("job") else "-"
+
+    def _state(self, rank: int, now: float) -> str:
+        if rank in self.failures:
+            return "failed"
+        if rank in self.ends:
+            end = self.ends[rank]
+            return "ended" if end["exit_code"] == 0 else "failed"
+        silent_s = now - self.times.get(rank, now)
+        return "running" if silent_s < _SILENT_S else f"silent {silent_s:.0f} s"
+
+
+def newest_folder() -> Path | None:
+    """Local. That of the job which ``mpidist run`` has started last on this host, if it runs."""
+    folders = [
+        path
+        for path in Path(tempfile.gettempdir()).glob("mpidist-run-*")
+        if any(path.glob("rank-*.json"))
+    ]
+    return max(folders, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    if not namespace.interval > 0:
+        parser.error(f"--interval {namespace.interval:g} must be positive")
+    folder = newest_folder() if namespace.folder is None else Path(namespace.folder)
+    if folder is None:
+        parser.error("no job of mpidist run is running on this host; name its --run-dir")
+    try:
+        snapshot = Snapshot.of(folder)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{folder} is not the folder of a job: {error}")
+    if not snapshot.ranks:
+        parser.error(f"{folder} is not the folder of a job: no rank has started in it")
+    if namespace.once:
+        _console().print(_table(snapshot, None))
+        return 0
+    try:
+        _watch(folder, snapshot, namespace.interval)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
+    from rich.live import Live
+
+    with Live(_table(snapshot, None), console=_console(), auto_refresh=False) as live:
+        while not snapshot.is_over():
+            time.sleep(interval_s)
+            try:
+                following = Snapshot.of(folder)
+            except (OSError, json.JSONDecodeError):  # the folder of a job goes with it
+                return
+            live.update(_table(following, snapshot), refresh=True)
+            snapshot = following
+
+
+def _table(snapshot: Snapshot, before: Snapshot | None) -> Table:
+    from rich.table import Table
+
+    table = Table(*_COLUMNS, box=None, pad_edge=False)
+    for row in snapshot.rows(before, time.time()):
+        table.add_row(*row)
+    for number, column in enumerate(table.columns):
+        column.no_wrap = True
+        column.justify = "right" if number > 4 else "left"
+    return table
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)

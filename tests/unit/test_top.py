@@ -1,0 +1,124 @@
+"""``mpidist top`` and ``mpidist timeline``, on what ranks leave."""
+
+import json
+import time
+
+import pytest
+
+from mpidist.cli import main
+from mpidist.cli.top import Snapshot
+
+RANK = {"pid": 77, "host": "h", "started": 100.0}
+PS = {"rank": 0, "job": "ps", "task": 0, **RANK}
+WORKER = {"rank": 1, "job": "worker", "task": 0, **RANK}
+
+
+def write(folder, name, record):
+    (folder / name).write_text(json.dumps(record))
+
+
+def write_job(folder, now, steps=40.0):
+    write(folder, "rank-0.json", PS)
+    write(folder, "rank-1.json", WORKER)
+    served = {"steps": steps, "in_bytes": 3 * 2**20, "queued": 2, "busy_s": 5.0}
+    write(folder, "metrics-0.json", {"time": now, "tasks": {"ps 0": served}})
+    done = {"steps": steps, "changes": 8, "staleness": 4, "waited_s": 2.5, "out_bytes": 2**20}
+    write(folder, "metrics-1.json", {"time": now, "tasks": {"worker 0": done}})
+
+
+def test_means_since_the_start_and_since_the_last_look(tmp_path):
+    write_job(tmp_path, 110.0)
+    first = Snapshot.of(tmp_path)
+    ps, worker = first.rows(None, 110.5)
+    assert ps == ["ps 0", "0", "h", "77", "running", "4.0", "0.3", "0.0", "-", "2", "-", "50%"]
+    assert worker == [
+        "worker 0", "1", "h", "77", "running", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-",
+    ]  # fmt: skip
+    write_job(tmp_path, 112.0, steps=60.0)
+    assert [row[5] for row in Snapshot.of(tmp_path).rows(first, 112.0)] == ["10.0", "10.0"]
+    assert [row[4] for row in first.rows(None, 140.0)] == ["silent 30 s"] * 2
+    assert not first.is_over()
+
+
+def test_how_ranks_end(tmp_path):
+    write_job(tmp_path, 110.0)
+    write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": 0})
+    write(tmp_path, "failure-1.json", {"rank": 1})
+    snapshot = Snapshot.of(tmp_path)
+    assert [row[4] for row in snapshot.rows(None, 110.0)] == ["ended", "failed"]
+    assert snapshot.is_over()
+    write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": None, "signal": 9})
+    assert Snapshot.of(tmp_path).rows(None, 110.0)[0][4] == "failed"
+
+
+def test_a_rank_without_numbers(tmp_path):
+    write(tmp_path, "rank-0.json", {**RANK, "rank": 0, "job": None, "task": None})
+    write(tmp_path, "rank-1.json", WORKER)
+    assert Snapshot.of(tmp_path).rows(None, 110.0) == [
+        ["-", "0", "h", "77", "running", *["-"] * 7],
+        ["worker 0", "1", "h", "77", "running", *["-"] * 7],
+    ]
+
+
+def test_one_table(tmp_path, capsys):
+    write_job(tmp_path, time.time())
+    assert main(["top", "--once", str(tmp_path)]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[:5] == ["task", "rank", "host", "pid", "state"]
+    assert [row.split()[:5] for row in rows] == [
+        ["ps", "0", "0", "h", "77"],
+        ["worker", "0", "1", "h", "77"],
+    ]
+
+
+def test_a_job_that_is_over_is_shown_once(tmp_path, capsys):
+    write_job(tmp_path, 110.0)
+    for rank in (0, 1):
+        write(tmp_path, f"exit-{rank}.json", {"rank": rank, "exit_code": 0})
+    assert main(["top", str(tmp_path)]) == 0
+    assert "ended" in capsys.readouterr().out
+
+
+def fails(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_is_no_job(tmp_path, capsys, monkeypatch):
+    assert "no rank has started in it" in fails(capsys, "top", str(tmp_path))
+    assert "is not the folder of a job" in fails(capsys, "top", str(tmp_path / "missing"))
+    (tmp_path / "rank-0.json").write_text("{")
+    assert "is not the folder of a job" in fails(capsys, "top", str(tmp_path))
+    assert "must be positive" in fails(capsys, "top", str(tmp_path), "--interval", "0")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert "no job of mpidist run is running on this host" in fails(capsys, "top")
+
+
+def test_the_newest_job(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "mpidist-run-abc"
+    folder.mkdir()
+    write_job(folder, time.time())
+    assert main(["top", "--once"]) == 0
+    assert "worker 0" in capsys.readouterr().out
+
+
+def test_timelines_become_one(tmp_path, capsys):
+    (tmp_path / "timeline-0.json").write_text('[\n{"pid": 0, "name": "a"},\n')
+    (tmp_path / "timeline-1.json").write_text('[\n{"pid": 1, "name": "b"},\n{"pid": 1, "na')
+    assert main(["timeline", str(tmp_path)]) == 0
+    assert "2 events of 2 rank(s)" in capsys.readouterr().out
+    whole = json.loads((tmp_path / "timeline.json").read_text())
+    assert [event["name"] for event in whole["traceEvents"]] == ["a", "b"]
+    assert main(["timeline", str(tmp_path), "-o", str(tmp_path / "other")]) == 0
+    assert json.loads((tmp_path / "other").read_text()) == whole
+
+
+def test_what_is_no_timeline(tmp_path, capsys):
+    assert "has no timelines" in fails(capsys, "timeline", str(tmp_path))
+    (tmp_path / "timeline-0.json").write_text('{"pid": 0}')
+    assert "is no timeline of a rank" in fails(capsys, "timeline", str(tmp_path))
+    (tmp_path / "timeline-0.json").write_text('[\n{"pid":\n{"pid": 0},\n')
+    assert "line 2" in fails(capsys, "timeline", str(tmp_path))
