@@ -69,12 +69,25 @@ class HostExecutor:
         rank, size = op.group.rank(), op.group.size()
         if op.name == "all_gather":
             self._pass_round(op)
+        elif op.name == "gather" or (op.name == "scatter" and rank != op.root):
+            self._send_or_receive(op, rank)
         elif op.name == "all_to_all" and size == 2:
             other = 1 - rank
             self._send_and_receive(op.send_parts[other], other, op.recv_parts[other], other)
             _keep_own(op, rank)
         else:
             self._wait_for(self._start_parts(op))
+
+    def _send_or_receive(self, op: Op, rank: int) -> None:
+        """One part after the other, in one direction: cheaper than requests."""
+        _keep_own(op, rank)
+        comm, are_received = self._comm, bool(op.recv_parts)
+        for other, part in (op.recv_parts or op.send_parts).items():
+            for piece in cut(part) if other != rank else ():
+                if are_received:
+                    comm.Recv(piece, other, _PARTS_TAG)
+                else:
+                    comm.Send(piece, other, _PARTS_TAG)
 
     def _pass_round(self, op: Op) -> None:
         # In a ring each part crosses the network between two nodes once, however many ranks they

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from mpidist.array_lists import are_plain_and_apart, host_views, parts_to_move
 from mpidist.arrays import Array, Finish, apart, host_view, movable, to_move
 from mpidist.group.core import Core
-from mpidist.op import WORTH_A_MESSAGE, Op
+from mpidist.op import LARGEST_COUNT, Op
 from mpidist.work import Timeout, Work, seconds
 
 
@@ -89,7 +89,7 @@ class Exchanges(Core):
                 f"all_to_all_single in equal parts needs as many elements of output as of input, "
                 f"not {target.size} and {source.size}"
             )
-        if source.nbytes >= self._size * WORTH_A_MESSAGE:
+        if send.size > LARGEST_COUNT:
             given, taken = self._equal_parts(send), self._equal_parts(recv)
             return self._exchange_all(given, taken, finish, async_op)
         return self.submit(Op("all_to_all", self, send, recv, finish=finish), async_op)
@@ -164,9 +164,10 @@ class Exchanges(Core):
         taken: Mapping[int, Array],
         finish: Finish,
         async_op: bool,
+        root: int = -1,
     ) -> Work | None:
         """Parts by the group rank to which they go, or from which they come."""
-        record = Op(name, self, finish=finish)
+        record = Op(name, self, root=root, finish=finish)
         record.send_parts, record.recv_parts = given, taken
         return self.submit(record, async_op)
 

@@ -169,18 +169,19 @@ class Moves(Exchanges):
                 if array.nbytes < WORTH_A_MESSAGE:
                     return self.submit(Op("gather", self, array, rows, root=root), async_op)
                 taken = dict(enumerate(gather_list))
-                return self._exchange("gather", {root: array}, taken, None, async_op)
+                return self._exchange("gather", {root: array}, taken, None, async_op, root)
         outputs = list_of_root(self, "gather_list", gather_list, root)
         own = host_view(array)
         if outputs is None:
             part = movable(own)
             if part.nbytes >= WORTH_A_MESSAGE:
-                return self._exchange("gather", {root: part}, {}, None, async_op)
+                return self._exchange("gather", {root: part}, {}, None, async_op, root)
             return self.submit(Op("gather", self, part, root=root), async_op)
         check_list(self, "gather", outputs, own)
         if own.nbytes >= WORTH_A_MESSAGE:
             part, parts, finish = self._careful_messages(own, outputs)
-            return self._exchange("gather", {root: part}, dict(enumerate(parts)), finish, async_op)
+            given, taken = {root: part}, dict(enumerate(parts))
+            return self._exchange("gather", given, taken, finish, async_op, root)
         memory, finish = spread(outputs)
         part = movable(apart(own, memory))
         record = Op("gather", self, part, movable(memory), root=root, finish=finish)
@@ -213,7 +214,7 @@ class Moves(Exchanges):
                 if array.nbytes < WORTH_A_MESSAGE:
                     return self.submit(Op("scatter", self, rows, array, root=root), async_op)
                 given = dict(enumerate(scatter_list))
-                return self._exchange("scatter", given, {root: array}, None, async_op)
+                return self._exchange("scatter", given, {root: array}, None, async_op, root)
         inputs = list_of_root(self, "scatter_list", scatter_list, root)
         own = host_view(array)
         if inputs is not None:
@@ -221,7 +222,7 @@ class Moves(Exchanges):
         if own.nbytes >= WORTH_A_MESSAGE:
             parts, (part,), finish = parts_to_move(inputs or [], [own])
             given, taken = dict(enumerate(parts)), {root: part}
-            return self._exchange("scatter", given, taken, finish, async_op)
+            return self._exchange("scatter", given, taken, finish, async_op, root)
         send = None if inputs is None else movable(apart(collect(inputs), own))
         recv, finish = to_move(own, write=True)
         return self.submit(Op("scatter", self, send, recv, root=root, finish=finish), async_op)

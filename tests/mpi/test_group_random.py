@@ -16,9 +16,8 @@ def test_collective(world, collective):
 @pytest.mark.parametrize("timeout", [None, 60])
 @pytest.mark.parametrize("collective", BY_PARTS, ids=lambda c: c.__name__)
 def test_parts_as_messages_in_pieces(world, monkeypatch, collective, timeout):
-    for module in ("group.moves", "group.exchanges"):
-        monkeypatch.setattr(f"mpidist.{module}.WORTH_A_MESSAGE", 1)
-    for module in ("op", "executor"):
+    monkeypatch.setattr("mpidist.group.moves.WORTH_A_MESSAGE", 1)
+    for module in ("op", "executor", "group.exchanges"):
         monkeypatch.setattr(f"mpidist.{module}.LARGEST_COUNT", 7)
     monkeypatch.setattr("mpidist.op._PIECE_COUNT", 5)
     check(collective, world, range(SEEDS, SEEDS + 8), timeout)

@@ -1,0 +1,129 @@
+"""Train a convolutional network of torch on handwritten digits, with its parameters on ps tasks.
+
+    mpidist run --ps 1 --worker 2 scripts/train_torch.py
+    mpidist run --ps 2 --worker 2 scripts/train_torch.py --mode sync
+    python scripts/train_torch.py
+
+Torch computes: each step pulls the values into the module's parameters, in place, and pushes the
+gradients as autograd leaves them. Both go through DLPack, which shares memory, and servers apply
+Adam. The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each
+digit is held out. The last line printed is the accuracy on the held-out images.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn import functional
+
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+from strategy import ParameterServerStrategy, Variable, get_variable, optimizers
+
+Split = tuple[torch.Tensor, torch.Tensor]
+
+
+def main() -> None:
+    """Run this rank's task."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
+    parser.add_argument("--mode", default="async", help="async or sync")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the order")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # ranks share the cores
+    resolver = MPIClusterResolver(jobs={"ps": args.ps, "worker": -1})
+    with mpidist.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+    ) as server:
+        if resolver.task_type == "ps":
+            server.join()
+        else:
+            train(args, ParameterServerStrategy(resolver, mode=args.mode), server)
+
+
+def train(
+    args: argparse.Namespace, strategy: ParameterServerStrategy, server: mpidist.Server
+) -> None:
+    """Be a worker."""
+    (images, digits), held_out = load_data()
+    torch.manual_seed(args.seed)
+    model = make_model()
+    variables = [make_variable(strategy, *named) for named in model.named_parameters()]
+    optimizer = optimizers.Adam(args.learning_rate)
+    random = np.random.default_rng((args.seed, strategy.worker_index))
+    steps = len(digits) // args.batch_size // strategy.num_workers
+    for _ in range(args.epochs):
+        order = torch.from_numpy(random.permutation(len(digits)))
+        for batch in order.split(args.batch_size)[:steps]:
+            pull(model, variables)
+            model.zero_grad()
+            functional.cross_entropy(model(images[batch]), digits[batch]).backward()
+            gradients = [parameter.grad for parameter in model.parameters()]
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    strategy.finish()
+    if strategy.num_workers > 1:  # the others' last steps count too
+        server.job_group("worker").barrier()
+    pull(model, variables)
+    if strategy.is_chief:
+        print(
+            f"{int(strategy.global_step)} steps, held-out accuracy {accuracy(model, held_out):.3f}"
+        )
+
+
+def load_data() -> tuple[Split, Split]:
+    """Images of shape (n, 1, 8, 8), float32 in 0 to 1, with digits, for training and held out."""
+    images, digits = load_digits(return_X_y=True)
+    parts = train_test_split(
+        (images / 16).astype(np.float32).reshape(-1, 1, 8, 8),
+        digits.astype(np.int64),
+        test_size=0.2,
+        stratify=digits,
+        random_state=0,
+    )
+    train_images, test_images, train_digits, test_digits = map(torch.from_numpy, parts)
+    return (train_images, train_digits), (test_images, test_digits)
+
+
+def make_model() -> nn.Module:
+    """Two convolutions and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+
+
+def make_variable(
+    strategy: ParameterServerStrategy, name: str, parameter: nn.Parameter
+) -> Variable:
+    """A variable of a parameter's name, shape and first value."""
+    with strategy.scope():
+        return get_variable(name, initializer=np.from_dlpack(parameter.detach()))
+
+
+def pull(model: nn.Module, variables: list[Variable]) -> None:
+    """Fill the parameters, where they lie, with the values on the servers."""
+    for parameter, variable in zip(model.parameters(), variables, strict=True):
+        variable.read_value(np.from_dlpack(parameter.detach()))
+
+
+def accuracy(model: nn.Module, held_out: Split) -> float:
+    """The part of images whose digit the model says."""
+    images, digits = held_out
+    with torch.no_grad():
+        return float((model(images).argmax(1) == digits).float().mean())
+
+
+if __name__ == "__main__":
+    main()
