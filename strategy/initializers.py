@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 
 from strategy.parts import Part, Shape
 
+_MODES = ("fan_in", "fan_out", "fan_avg")
+_DISTRIBUTIONS = ("normal", "truncated_normal", "uniform")
+_DEVIATION = 0.8796256610342398  # of a standard normal number between -2 and 2
+
 Array = NDArray[Any]
 Initializer = Callable[..., Array]
 
@@ -41,6 +45,67 @@ def ones(
     return np.ones(shape if partition_shape is None else partition_shape, dtype)
 
 
+def constant(value: float = 0.0) -> Initializer:
+    """Local. All of one value."""
+    return _of_elements(lambda size, _: np.full(size, value), None)
+
+
+def random_uniform(
+    minval: float = -0.05, maxval: float = 0.05, seed: int | None = None
+) -> Initializer:
+    """Local. Uniform values from ``minval`` to ``maxval``; the seed None takes fresh ones."""
+    return _of_elements(lambda size, random: random.uniform(minval, maxval, size), seed)
+
+
+def random_normal(mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> Initializer:
+    """Local. Normal values; the seed None takes fresh ones."""
+    return _of_elements(lambda size, random: mean + stddev * random.standard_normal(size), seed)
+
+
+def truncated_normal(
+    mean: float = 0.0, stddev: float = 0.05, seed: int | None = None
+) -> Initializer:
+    """Local. Normal values, drawn again where they are more than two ``stddev`` from the mean."""
+    return _of_elements(lambda size, random: mean + stddev * _within_two(size, random), seed)
+
+
+def orthogonal(gain: float = 1.0, seed: int | None = None) -> Initializer:
+    """Local. A random matrix with orthonormal rows or columns, whichever are fewer, times ``gain``.
+
+    More than two axes count as one but for the last. The whole is made for each part of a variable.
+    Source: Saxe, McClelland and Ganguli, ICLR 2014.
+
+    Raises:
+        ValueError: Made for fewer than two axes.
+    """
+
+    def initialize(shape: Shape, dtype: np.dtype[Any]) -> Array:
+        if len(shape) < 2:
+            raise ValueError(f"an orthogonal matrix has at least two axes, not the shape {shape}")
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        size = max(rows, columns), min(rows, columns)
+        q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal(size))
+        q *= np.where(np.diag(r) < 0, -1.0, 1.0)  # so that all such matrices are as likely
+        return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(dtype)
+
+    return initialize
+
+
+def identity(gain: float = 1.0) -> Initializer:
+    """Local. ``gain`` on the diagonal of a matrix, which need not be square; 0 elsewhere.
+
+    Raises:
+        ValueError: Made for other than two axes.
+    """
+
+    def initialize(shape: Shape, dtype: np.dtype[Any]) -> Array:
+        if len(shape) != 2:
+            raise ValueError(f"an identity matrix has two axes, not the shape {shape}")
+        return (gain * np.eye(*shape)).astype(dtype)
+
+    return initialize
+
+
 def variance_scaling(
     scale: float, mode: str, distribution: str, seed: int | None = None
 ) -> Initializer:
@@ -49,12 +114,20 @@ def variance_scaling(
     Args:
         scale: See above.
         mode: What n counts: ``"fan_in"``, ``"fan_out"``, or ``"fan_avg"``, their mean.
-        distribution: ``"normal"`` or ``"uniform"``.
+        distribution: ``"normal"``, ``"truncated_normal"`` or ``"uniform"``.
         seed: Of the random numbers; None takes fresh ones.
+
+    Raises:
+        ValueError: The mode or the distribution is unknown.
 
     Returns:
         An initializer. Sources: Glorot and Bengio, AISTATS 2010; He et al., ICCV 2015.
     """
+    if mode not in _MODES or distribution not in _DISTRIBUTIONS:
+        raise ValueError(
+            f"mode {mode!r} and distribution {distribution!r} must be among {_MODES} "
+            f"and {_DISTRIBUTIONS}"
+        )
 
     def initialize(
         shape: Shape,
@@ -70,6 +143,8 @@ def variance_scaling(
         size = shape if partition_shape is None else partition_shape
         if distribution == "normal":
             return (generator.standard_normal(size) * deviation).astype(dtype)
+        if distribution == "truncated_normal":
+            return (_within_two(size, generator) * deviation / _DEVIATION).astype(dtype)
         limit = deviation * math.sqrt(3)
         return generator.uniform(-limit, limit, size).astype(dtype)
 
@@ -96,14 +171,14 @@ def he_normal(seed: int | None = None) -> Initializer:
     return variance_scaling(2.0, "fan_in", "normal", seed)
 
 
-_BY_NAME: Mapping[str, Initializer] = {
-    "zeros": zeros,
-    "ones": ones,
-    "glorot_uniform": glorot_uniform(),
-    "glorot_normal": glorot_normal(),
-    "he_uniform": he_uniform(),
-    "he_normal": he_normal(),
-}
+def lecun_uniform(seed: int | None = None) -> Initializer:
+    """Local. Uniform values for SELU layers (LeCun et al., Efficient BackProp, 1998)."""
+    return variance_scaling(1.0, "fan_in", "uniform", seed)
+
+
+def lecun_normal(seed: int | None = None) -> Initializer:
+    """Local. Normal values for SELU layers (LeCun et al., Efficient BackProp, 1998)."""
+    return variance_scaling(1.0, "fan_in", "normal", seed)
 
 
 class InitialValue:
@@ -156,6 +231,32 @@ class InitialValue:
         return value
 
 
+def _of_elements(
+    draw: Callable[[Shape, np.random.Generator], Array], seed: int | None
+) -> Initializer:
+    """An initializer whose elements do not depend on each other."""
+
+    def initialize(
+        shape: Shape,
+        dtype: np.dtype[Any],
+        partition_shape: Shape | None = None,
+        partition_offset: Shape = (),
+    ) -> Array:
+        # Each part of a variable has random numbers of its own.
+        random = np.random.default_rng(None if seed is None else (seed, *partition_offset))
+        return draw(shape if partition_shape is None else partition_shape, random).astype(dtype)
+
+    return initialize
+
+
+def _within_two(size: Shape, random: np.random.Generator) -> Array:
+    """Standard normal numbers, those beyond 2 drawn again."""
+    values = np.asarray(random.standard_normal(size))
+    while (beyond := np.abs(values) > 2).any():
+        values[beyond] = random.standard_normal(int(beyond.sum()))
+    return values
+
+
 def _takes_parts(function: Initializer) -> bool:
     try:
         parameters = inspect.signature(function).parameters
@@ -172,3 +273,20 @@ def _fans(shape: Shape) -> tuple[float, float]:
         return float(shape[0]), float(shape[0])
     field = math.prod(shape[:-2])
     return float(shape[-2] * field), float(shape[-1] * field)
+
+
+_BY_NAME: Mapping[str, Initializer] = {
+    "zeros": zeros,
+    "ones": ones,
+    "glorot_uniform": glorot_uniform(),
+    "glorot_normal": glorot_normal(),
+    "he_uniform": he_uniform(),
+    "he_normal": he_normal(),
+    "lecun_uniform": lecun_uniform(),
+    "lecun_normal": lecun_normal(),
+    "random_uniform": random_uniform(),
+    "random_normal": random_normal(),
+    "truncated_normal": truncated_normal(),
+    "orthogonal": orthogonal(),
+    "identity": identity(),
+}

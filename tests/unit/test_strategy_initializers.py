@@ -31,6 +31,8 @@ KINDS = [
     ("glorot_normal", 1, "both"),
     ("he_uniform", 2, "in"),
     ("he_normal", 2, "in"),
+    ("lecun_uniform", 1, "in"),
+    ("lecun_normal", 1, "in"),
 ]
 
 
@@ -137,3 +139,57 @@ def test_a_number_fills_any_shape(number, shape):
 def test_a_wrong_shape(value):
     with pytest.raises(ValueError, match=r"shape .* and the variable \(2, 3\)"):
         initial_value(value, (2, 3), FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("make", "mean", "deviation", "low", "high"),
+    [
+        (initializers.random_uniform(-1, 3, seed=1), 1, 4 / math.sqrt(12), -1, 3),
+        (initializers.random_normal(2, 0.5, seed=1), 2, 0.5, -1, 5),
+        (initializers.truncated_normal(2, 0.5, seed=1), 2, 0.5 * 0.8796, 1, 3),
+        (
+            initializers.variance_scaling(100.0, "fan_in", "truncated_normal", seed=1),
+            0, 1, -2 / 0.8796, 2 / 0.8796,
+        ),
+    ],
+)  # fmt: skip
+def test_random_values(make, mean, deviation, low, high):
+    value = make((100, 2000), np.dtype(np.float64))
+    close = 5 / math.sqrt(value.size)
+    assert value.mean() == pytest.approx(mean, abs=close * deviation)
+    assert value.std() == pytest.approx(deviation, rel=close)
+    assert low <= value.min() < value.max() <= high
+    part = make((100, 2000), FLOAT, partition_shape=(3, 2000), partition_offset=(50, 0))
+    assert part.shape == (3, 2000)
+    assert part.dtype == FLOAT
+    assert not np.array_equal(part[0], value[0].astype(FLOAT))
+
+
+@pytest.mark.parametrize("shape", [(30, 7), (7, 30), (3, 5, 8), (4, 4)])
+def test_orthogonal_matrices(shape):
+    value = initializers.orthogonal(3.0, seed=2)(shape, np.dtype(np.float64))
+    assert value.shape == shape
+    matrix = value.reshape(-1, shape[-1]) / 3
+    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-12)
+
+
+def test_constants_and_identities():
+    assert initial_value(initializers.constant(7), (2, 3), FLOAT).tolist() == [[7] * 3] * 2
+    identity = initial_value(initializers.identity(2.0), (2, 3), FLOAT)
+    assert identity.tolist() == [[2, 0, 0], [0, 2, 0]]
+    assert initial_value("orthogonal", (3, 3), FLOAT).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: initializers.orthogonal()((3,), FLOAT), "at least two axes"),
+        (lambda: initializers.identity()((3, 3, 3), FLOAT), "has two axes"),
+        (lambda: initializers.variance_scaling(1, "fan", "normal"), "'fan_in'"),
+        (lambda: initializers.variance_scaling(1, "fan_in", "even"), "'uniform'"),
+    ],
+)
+def test_what_cannot_be_made(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
