@@ -112,10 +112,11 @@ class Writing:
         os.makedirs(self._partial)
         return self
 
-    def add_json(self, name: str, content: Any) -> None:
-        """Local. Put a JSON file into the checkpoint."""
-        with open(os.path.join(self._partial, name), "w") as file:
-            json.dump(content, file)
+    def add(self, name: str, content: Any) -> None:
+        """Local. Put a file into the checkpoint: bytes as they are, all else as JSON."""
+        is_bytes = isinstance(content, bytes | bytearray | memoryview)
+        with open(os.path.join(self._partial, name), "wb") as file:
+            file.write(content if is_bytes else json.dumps(content).encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -123,7 +124,7 @@ class Writing:
         if kind is not None:
             shutil.rmtree(self._partial)
             return
-        self.add_json(_INDEX, {"format": _FORMAT, "step": self._step, "files": self._names})
+        self.add(_INDEX, {"format": _FORMAT, "step": self._step, "files": self._names})
         if os.path.exists(self.path):
             _remove(self.path)  # an earlier save of the same step
         os.rename(self._partial, self.path)

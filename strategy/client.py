@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,20 @@ from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, settings, task_metrics
 from strategy.change import Change, converted
-from strategy.host import Host, workers_of
+from strategy.host import Host
 from strategy.line import Line
-from strategy.one_sided import OneSidedRing, OneSidedShard
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.reach import Reach
 from strategy.remote import Remote
 from strategy.rounds import Decision
-from strategy.served import MOST_PUSHES, Key
-from strategy.shard import Layout, SharedShard
-from strategy.staging import STAGED_BYTES, Ring
+from strategy.served import MOST_PUSHES
+from strategy.shard import Layout
+from strategy.snapshots import Snapshots
+from strategy.staging import STAGED_BYTES
 from strategy.steps import Steps
 
 Array = NDArray[Any]
-
-TRANSPORTS = ("auto", "shared", "rma", "p2p")
 
 
 class Connection(Line):
@@ -45,6 +43,7 @@ class Connection(Line):
     Attributes:
         metrics: What the worker has done so far.
         steps: What workers that wait for each other say.
+        snapshots: What is said of checkpoints.
         siblings: The connections of the strategy, this one included, in their order.
         pushing_to_all: Held while changes go to several of them.
 
@@ -66,14 +65,7 @@ class Connection(Line):
         super().__init__(host, index)
         self._worker = worker
         self.metrics = task_metrics(host.job_name, host.task_index)
-        self._only_shared = transport == "shared"
-        self._one_sided = mode.one_sided
-        self._shared = transport in ("auto", "shared") and host.memory.part(index) is not None
-        if self._only_shared and not self._shared:
-            raise errors.FailedPreconditionError(
-                f"ps {index} is on another node than worker {worker}, or that node has no shared "
-                "memory (the ps says so): transport 'shared' cannot reach it; use 'auto'"
-            )
+        self._reach = Reach(host, index, transport)
         self.siblings: Sequence[Connection] = (self,)
         self.pushing_to_all = threading.RLock()
         self._sequence = 0
@@ -83,15 +75,15 @@ class Connection(Line):
         asked = pb.AttachRequest(
             worker=worker,
             workers=workers,
-            shared=self._shared or self._one_sided,
+            shared=self._reach.is_direct,
             mode=mode,
             strategy=strategy,
         )
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
         self.steps = Steps(self)
-        self._ring: Ring | OneSidedRing | None = None
-        self._take_ring(reply)
+        self.snapshots = Snapshots(self, worker)
+        self._ring = self._reach.ring(reply)
 
     def announce(
         self, name: str, layout: Layout, ordinal: int, server: int, origin: Origin, count: int
@@ -143,7 +135,7 @@ class Connection(Line):
             ordinal=ordinal,
             worker=self._worker,
             connection=self.number,
-            only_shared=self._only_shared,
+            only_shared=self._reach.only_shared,
             part=_part_of(origin, count),
         )
         while True:
@@ -151,16 +143,8 @@ class Connection(Line):
             if not reply.grow:
                 break
             self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
-        self._take_ring(reply.ring)
-        shared: SharedShard | OneSidedShard | None = None
-        offsets = (reply.versions_offset, reply.data_offset)
-        if self._one_sided and not reply.private:
-            window, rank = self._host.memory.window(self.index, reply.segment)
-            shared = OneSidedShard(window, rank, layout, *offsets)
-        elif self._shared and not reply.private:
-            memory = self._host.memory.part(self.index, reply.segment)
-            assert memory is not None
-            shared = SharedShard(memory, layout, *offsets, self._host.memory.sync)
+        self._ring = self._reach.ring(reply.ring) or self._ring
+        shared = self._reach.shard(layout, reply)
         remote = Remote(name, layout, self, reply.variable, shared, seen=reply.version)
         return remote, reply.must_initialize
 
@@ -263,59 +247,6 @@ class Connection(Line):
         work = self.start("Read", asked, () if ids is None else (ids,), into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
-    def hold(self) -> Work:
-        """Local. Have the server take up no more pushes.
-
-        Returns:
-            A Work whose result is, for each connection, its key and what its last push has said.
-        """
-        return self.start("Hold", pb.AttachReply(connection=self.number)).then(_held)
-
-    def release(self) -> Work:
-        """Local. Have the server go on, if it holds pushes for this connection."""
-        return self.start("Release", pb.AttachReply(connection=self.number))
-
-    def save(self, path: str, targets: Mapping[Key, int]) -> Work:
-        """Local. Have the server write its part of a checkpoint, and go on.
-
-        Args:
-            path: Of the file.
-            targets: The last push of each connection that is to be in it.
-        """
-        asked = pb.SaveRequest(path=path)
-        for (worker, strategy), sequence in targets.items():
-            asked.targets.add(worker=worker, strategy=strategy, sequence=sequence)
-        return self.start("Save", asked)
-
-    def check_restore(self, paths: Sequence[str]) -> Work:
-        """Local. Ask whether the server's variables fit a checkpoint; changes nothing.
-
-        Args:
-            paths: All files of the checkpoint.
-
-        Returns:
-            A Work whose result is a CheckRestoreReply.
-        """
-        asked = pb.CheckRestoreRequest(paths=paths, worker=self._worker)
-        work = self.start("CheckRestore", asked)
-        return work.then(lambda reply: pb.CheckRestoreReply.FromString(reply.body))
-
-    def restore(self, checkpoint: str, paths: Sequence[str], ordinal: int) -> None:
-        """Local. Have the server read its variables from a checkpoint, unless another worker has.
-
-        Args:
-            checkpoint: Its folder.
-            paths: All its files.
-            ordinal: How many checkpoints this worker has restored, this one included.
-
-        Raises:
-            InvalidArgumentError: Another worker's restore of this number was of another checkpoint.
-        """
-        asked = pb.RestoreRequest(
-            checkpoint=checkpoint, paths=paths, ordinal=ordinal, worker=self._worker
-        )
-        self.call("Restore", asked)
-
     def _grow(self, request: pb.GrowRequest) -> None:
         """Take part in making a segment of the server's memory, if it comes to that."""
         body = request.SerializeToString()
@@ -328,25 +259,7 @@ class Connection(Line):
             endpoint.call(self.address, "ps/Withdraw", body).wait()
         reply = pb.GrowReply.FromString(promise.result().body)
         if reply.enter:
-            mates = set(self._host.memory.mates(self.index, self._one_sided))
-            tasks = [task for task in workers_of(self._host.cluster_spec) if task in mates]
-            # Without room it is the server that tells, and finds another place.
-            with contextlib.suppress(errors.ResourceExhaustedError):
-                place = self.index, reply.segment
-                self._host.memory.grow(*place, reply.nbytes, tasks, self._one_sided)
-
-    def _take_ring(self, reply: pb.AttachReply) -> None:
-        if not reply.slots:
-            return
-        pump = self._host.endpoint.progress
-        if self._one_sided:
-            window, rank = self._host.memory.window(self.index, reply.segment)
-            self._ring = OneSidedRing(window, rank, reply.offset, reply.slots, pump)
-        else:
-            memory = self._host.memory.part(self.index, reply.segment)
-            assert memory is not None
-            place = (memory, reply.offset, reply.slots)
-            self._ring = Ring(*place, self._host.memory.sync, pump)
+            self._reach.grow(reply)
 
     def _check_whole(self) -> None:
         if self._broken:
@@ -407,11 +320,6 @@ def _part_of(origin: Origin, count: int) -> pb.PartOf:
         stop=part.stop,
         count=count,
     )
-
-
-def _held(reply: Reply) -> list[tuple[Key, tuple[int, ...]]]:
-    last = pb.HoldReply.FromString(reply.body).last
-    return [((one.worker, one.strategy), tuple(one.sent)) for one in last]
 
 
 def _needs_attention(work: Work) -> bool:

@@ -31,7 +31,8 @@ class Durable(ABC):
         Args:
             directory: Folder of all checkpoints, on a file system that every ps task can write.
             keep: How many to keep, at least 1.
-            extra: More files for the folder: name, without ``/``, to what is written there as JSON.
+            extra: More files for the folder: name, without ``/``, to what they hold: bytes, such as the
+                state of a data iterator, or what is written as JSON.
 
         Returns:
             The checkpoint's folder. It is complete, or does not exist.
@@ -45,7 +46,7 @@ class Durable(ABC):
         step, files = int(self.global_step), extra or {}
         with checkpoint.Writing(directory, step, len(self._connections), keep, files) as writing:
             for name, content in files.items():
-                writing.add_json(name, content)
+                writing.add(name, content)
             self._save_parts(writing.paths)
         return writing.path
 
@@ -77,7 +78,7 @@ class Durable(ABC):
         path = os.path.abspath(path)
         files = checkpoint.files_of(path)
         self._drain()
-        checks = [connection.check_restore(files) for connection in self._connections]
+        checks = [connection.snapshots.check_restore(files) for connection in self._connections]
         replies = gather_works("restore", checks).result()
         found = {name for reply in replies for name in reply.found}
         missing = [name for name in self._variables.remotes if name not in found]
@@ -86,7 +87,7 @@ class Durable(ABC):
         ordinal = 1 + min(reply.restores for reply in replies)
         # One after the other: of workers with different paths, the first server lets one go on.
         for connection in self._connections:
-            connection.restore(path, files, ordinal)
+            connection.snapshots.restore(path, files, ordinal)
         return int(self.global_step)
 
     @staticmethod
@@ -100,9 +101,9 @@ class Durable(ABC):
     def _save_parts(self, paths: Sequence[str]) -> None:
         """Have all ps tasks write their parts, all of the same pushes."""
         try:
-            said = [connection.hold().result() for connection in self._connections]
+            said = [connection.snapshots.hold().result() for connection in self._connections]
             works = [
-                connection.save(path, targets)
+                connection.snapshots.save(path, targets)
                 for connection, path, targets in zip(
                     self._connections, paths, targets_of(said), strict=True
                 )
@@ -110,7 +111,7 @@ class Durable(ABC):
             gather_works("save", works).wait()
         except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
             for connection in self._connections:
-                connection.release().wait()
+                connection.snapshots.release().wait()
             raise
 
     @abstractmethod

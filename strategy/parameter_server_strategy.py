@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from mpidist import ClusterSpec, errors, started_server
 from mpidist.cluster_resolver import ClusterResolver
-from strategy.client import TRANSPORTS, Connection
+from strategy.client import Connection
 from strategy.compression import Compressor, parse
 from strategy.durable import Durable
 from strategy.extended import StrategyExtended
@@ -25,6 +25,7 @@ from strategy.numbers import whole_number
 from strategy.pace import checked_mode, pace_of
 from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
+from strategy.reach import TRANSPORTS
 from strategy.replicated import Replicated, current_strategy
 from strategy.variable import Variable
 from strategy.variables import Use, Variables

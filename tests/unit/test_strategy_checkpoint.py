@@ -167,7 +167,7 @@ def test_nothing_appears_before_the_end_and_nothing_is_left_by_an_error(tmp_path
 
 def test_more_files(tmp_path):
     with Writing(str(tmp_path), 5, 1, 3) as writing:
-        writing.add_json("data.json", {"epoch": [1, 2]})
+        writing.add("data.json", {"epoch": [1, 2]})
     with open(os.path.join(writing.path, "data.json")) as file:
         assert json.load(file) == {"epoch": [1, 2]}
 
@@ -185,7 +185,7 @@ def test_names_that_more_files_cannot_have(tmp_path, name):
 @pytest.mark.parametrize("name", ["a.b", "...", "ps-2-of-2.safetensors", "index.jsonl", "ä b"])
 def test_names_that_more_files_can_have(tmp_path, name):
     with Writing(str(tmp_path), 5, 2, 3, [name]) as writing:
-        writing.add_json(name, 1)
+        writing.add(name, 1)
     assert name in names(writing.path)
 
 

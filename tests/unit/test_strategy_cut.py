@@ -80,13 +80,13 @@ def test_two_saves_at_once(make, tmp_path):
     strategy = cluster.worker(0)
     v = variable(strategy, "v", 3)
     other = cluster.worker(1)
-    other._connections[1].hold().wait()
+    other._connections[1].snapshots.hold().wait()
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    strategy._connections[1].release().wait()  # not for it
+    strategy._connections[1].snapshots.release().wait()  # not for it
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    other._connections[1].release().wait()
+    other._connections[1].snapshots.release().wait()
     assert v.assign_add(1) == 2
     strategy.save(str(tmp_path))
 
@@ -95,14 +95,14 @@ def test_two_saves_at_once(make, tmp_path):
 def test_a_save_that_is_interrupted_holds_nobody_up(make, tmp_path, monkeypatch, where):
     strategy = make(servers=2).worker(0)
     made = [variable(strategy, name, 3) for name in "ab"]
-    connection = strategy._connections[1]
-    call = getattr(connection, where)
+    snapshots = strategy._connections[1].snapshots
+    call = getattr(snapshots, where)
 
     def interrupted(*arguments):
         call(*arguments).wait()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection, where, interrupted)
+    monkeypatch.setattr(snapshots, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
         strategy.save(str(tmp_path))
     assert [v.assign_add(1) for v in made] == [2, 2]
@@ -117,9 +117,9 @@ def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
     with pytest.raises(OSError, match="file"):
         strategy.save(str(tmp_path / "file"))
     works = [
-        connection.save(f"/dev/null/{n}", {})
+        connection.snapshots.save(f"/dev/null/{n}", {})
         for n, connection in enumerate(strategy._connections)
-        if connection.hold().wait()
+        if connection.snapshots.hold().wait()
     ]
     for work in works:
         with pytest.raises(errors.FailedPreconditionError, match="cannot write"):

@@ -132,11 +132,13 @@ def test_what_is_no_checkpoint(program, tmp_path):
 def test_names_and_extra_files(program, tmp_path):
     strategy, (v,) = program(v=np.zeros(2))
     for step in range(5):
-        path = strategy.save(str(tmp_path), keep=2, extra={"data.json": {"step": step}})
+        more = {"data.json": {"step": step}, "iterator": bytes([step, 0, 255])}
+        path = strategy.save(str(tmp_path), keep=2, extra=more)
         assert path == str(tmp_path / f"step-{step}")
         train(optimizers.SGD(1.0), v, [step])
     assert sorted(os.listdir(tmp_path)) == ["step-3", "step-4"]
     assert (tmp_path / "step-4" / "data.json").read_text() == '{"step": 4}'
+    assert (tmp_path / "step-4" / "iterator").read_bytes() == b"\4\0\xff"
     with pytest.raises(ValueError, match="at least 1"):
         strategy.save(str(tmp_path), keep=0)
 
