@@ -31,8 +31,8 @@ class Durable(ABC):
         Args:
             directory: Folder of all checkpoints, on a file system that every ps task can write.
             keep: How many to keep, at least 1.
-            extra: More files for the folder: name, without ``/``, to what they hold: bytes, such as the
-                state of a data iterator, or what is written as JSON.
+            extra: More files for the folder: name, without ``/``, to what they hold: bytes, such as
+                the state of a data iterator, or what is written as JSON.
 
         Returns:
             The checkpoint's folder. It is complete, or does not exist.

@@ -185,7 +185,7 @@ def test_ways_to_name_the_cluster(world):
             ({"task_type": "chief"}, "task_type is 'chief', and that of the started Server 'wor"),
             ({"task_id": 1 - task}, f"task_id is {1 - task}"),
             ({"cluster_resolver": spec, "cluster_spec": spec}, "not both"),
-            ({"transport": "rma"}, "unknown transport 'rma'"),
+            ({"transport": "carrier"}, "unknown transport 'carrier'"),
         ):
             with pytest.raises(ValueError, match=text):
                 ParameterServerStrategy(**arguments)

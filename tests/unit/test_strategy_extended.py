@@ -314,6 +314,21 @@ class TestInput:
             dataset.batch(0)
 
 
+def test_a_scope_is_opened_again_and_reuses_from_then_on():
+    with ParameterServerStrategy().scope():
+        with variable_scope("outer"), variable_scope("inner") as scope:
+            made = get_variable("v", 3)
+            get_variable_scope().reuse_variables()
+            assert get_variable("v", 3) is made
+            with pytest.raises(ValueError, match="does not exist"):
+                get_variable("w", 3)
+        with variable_scope("elsewhere"), variable_scope(scope):
+            assert get_variable_scope().name == "outer/inner"
+            assert get_variable("v", 3) is made
+        get_variable_scope().reuse_variables()  # of a scope without a name, which is gone
+        get_variable("v", 3)
+
+
 class TestVariableScopes:
     def test_names(self, make):
         strategy = make()
