@@ -14,6 +14,7 @@ from mpidist.arrays import (
     Finish,
     check_usable,
     host_view,
+    lies_plainly,
     one_after_the_other,
     to_move,
 )
@@ -167,7 +168,7 @@ def are_plain_and_apart(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
     for array in sources:
         if array.__class__ is not np.ndarray or array.dtype is not dtype:
             return False
-        if not array.flags.c_contiguous:
+        if not lies_plainly(array):
             return False
         start = address_of(array)
         ascending = ascending and (start >= high or start + array.nbytes <= low)

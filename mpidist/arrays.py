@@ -54,11 +54,17 @@ def host_view(array: Any) -> Array:
 
 
 def is_plain(array: Any) -> bool:
-    """Local. Whether MPI takes an array as it is: contiguous, of a native dtype that it knows."""
+    """Local. Whether MPI takes an array as it is: contiguous, aligned, of a native dtype."""
     if array.__class__ is not np.ndarray:
         return False
     dtype = array.dtype
-    return array.flags.c_contiguous and dtype.char in NATIVE and dtype.isnative
+    return lies_plainly(array) and dtype.char in NATIVE and dtype.isnative
+
+
+def lies_plainly(array: Array) -> bool:
+    """Local. Whether an array is contiguous and aligned."""
+    flags = array.flags
+    return flags.carray or (flags.c_contiguous and flags.aligned)  # most are writable, too
 
 
 def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
@@ -83,7 +89,7 @@ def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
     finish = None
     if write and direct is not view:
         finish = copier(view, direct)
-    if direct.dtype.char not in NATIVE or not direct.dtype.isnative:
+    if direct.dtype.char not in NATIVE or not direct.dtype.isnative or not direct.flags.aligned:
         direct = direct.reshape(-1).view(np.uint8)
     return direct, finish
 

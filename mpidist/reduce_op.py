@@ -136,8 +136,7 @@ def to_reduce(
     if array.__class__ is np.ndarray and op.__class__ is ReduceOp:
         flags, dtype = array.flags, array.dtype
         if (
-            flags.c_contiguous
-            and (flags.writeable or not write)
+            (flags.carray or (not write and flags.c_contiguous and flags.aligned))
             and dtype.char in _DIRECT[op]
             and dtype.isnative
         ):
@@ -146,7 +145,7 @@ def to_reduce(
     view = host_view(array)
     check_usable(view, write)
     dtype = _reducing_dtype(view.dtype, op)
-    direct = np.asarray(view, dtype, order="C")
+    direct = np.require(np.asarray(view), dtype, ("C", "A"))
     if isinstance(op, PremulSum):
         direct, op = op.times(direct), ReduceOp.SUM
     average = op is ReduceOp.AVG
@@ -189,11 +188,11 @@ def to_reduce_into(
     if source.dtype != target.dtype:
         raise ValueError(f"a reduction of {source.dtype} cannot write into {target.dtype}")
     dtype = _reducing_dtype(source.dtype, op)
-    send = np.asarray(source, dtype, order="C")
+    send = np.require(np.asarray(source), dtype, ("C", "A"))
     if isinstance(op, PremulSum):
         send, op = op.times(send), ReduceOp.SUM
     recv = target
-    if dtype != target.dtype or not target.flags.c_contiguous:
+    if dtype != target.dtype or not target.flags.carray:
         recv = np.empty(target.shape, dtype)
     average = op is ReduceOp.AVG
     finish = copier(target, recv, count if average else None)

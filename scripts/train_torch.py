@@ -59,7 +59,7 @@ def train(
     variables = [make_variable(strategy, *named) for named in model.named_parameters()]
     optimizer = optimizers.Adam(args.learning_rate)
     random = np.random.default_rng((args.seed, strategy.worker_index))
-    steps = len(digits) // args.batch_size // strategy.num_workers
+    steps = max(len(digits) // args.batch_size // strategy.num_workers, 1)
     for _ in range(args.epochs):
         order = torch.from_numpy(random.permutation(len(digits)))
         for batch in order.split(args.batch_size)[:steps]:

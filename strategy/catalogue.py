@@ -49,7 +49,7 @@ class Catalogue:
         self._index = index
         self._memory = Memory(host)
         self._scratch = Scratch()
-        self._order: dict[int, tuple[str, int]] = {}
+        self._order: dict[tuple[int, int], tuple[str, int]] = {}  # by strategy and ordinal
         self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
         workers = workers_of(host.cluster_spec)
         # By whether segments are one-sided: who takes part in making them, and who has promised to.
@@ -73,9 +73,10 @@ class Catalogue:
         asked = pb.AttachRequest.FromString(request.body)
         for other in self.connections:
             if other.strategy == asked.strategy and other.mode != asked.mode:
+                mine, its = asked.mode, other.mode
                 raise errors.InvalidArgumentError(
-                    f"worker {asked.worker} has mode {mode_in_words(asked.mode)}, and worker "
-                    f"{other.worker} {mode_in_words(other.mode)}: all workers must have the same"
+                    f"worker {asked.worker} has mode {mode_in_words(mine, its)}, and worker "
+                    f"{other.worker} {mode_in_words(its, mine)}: all workers must have the same"
                 )
         slots = slots_for(asked.workers) if asked.shared else 0
         connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots)
@@ -92,7 +93,8 @@ class Catalogue:
         asked = pb.CreateRequest.FromString(request.body)
         division = division_of(asked)
         what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
-        first, worker = self._order.setdefault(asked.ordinal, (what, asked.worker))
+        place = (self.connections[asked.connection].strategy, asked.ordinal)
+        first, worker = self._order.setdefault(place, (what, asked.worker))
         if first != what:
             raise errors.InvalidArgumentError(
                 f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
@@ -181,11 +183,11 @@ class Catalogue:
         for promise in growth.withdraw(asked.worker, creation):
             promise.fail(
                 errors.DeadlineExceededError(
-                    f"ps {self._index} has no room for {creation}, and can make some only together "
-                    f"with all workers that share it: worker {asked.worker} waits, and worker "
-                    f"{', '.join(map(str, missing))} did not create it in time; all workers must "
-                    "create the same variables in the same order (MPIDIST_CALL_TIMEOUT_S sets the "
-                    "limit)"
+                    f"ps {self._index} has no room for {creation} yet, and can make some only "
+                    f"together with all workers that share it: worker {asked.worker} waits, and "
+                    f"worker {', '.join(map(str, missing))} did not create it in time, or has "
+                    "left; all workers must create the same variables in the same order "
+                    "(MPIDIST_CALL_TIMEOUT_S sets the limit)"
                 )
             )
 
@@ -204,8 +206,10 @@ class Catalogue:
         lengths = (layout.version_bytes, layout.data_bytes)
         connection, kind = self.connections[asked.connection], self._kind(asked)
         try:
-            if connection.lacks_ring(layout):
-                self._make_ring(connection)
+            # What is left of a one-sided segment might not do for the rings of the others.
+            for each in self.connections if kind else (connection,):
+                if each.mode.one_sided == kind and each.lacks_ring(layout):
+                    self._make_ring(each)
             return self._memory.carve(*lengths, one_sided=kind)
         except errors.ResourceExhaustedError as error:
             problem = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from strategy.staging import STAGED_BYTES
 from strategy.steps import Steps
 
 Array = NDArray[Any]
+
+
+_LOOK_S = 1.0  # how often who waits for others looks whether they are still there
 
 
 class Connection(Line):
@@ -102,6 +106,7 @@ class Connection(Line):
             InvalidArgumentError: Another worker created another variable at this place.
         """
         asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker, server=server)
+        asked.connection = self.number
         asked.shape.extend(layout.shape)
         asked.dtype = layout.dtype.name
         asked.part.CopyFrom(_part_of(origin, count))
@@ -200,7 +205,8 @@ class Connection(Line):
                 self._broken = True
                 raise
             remotes = [change.remote for change in changes]
-            work = call.then(lambda reply: self._applied(reply, remotes))
+            gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
+            work = call.then(lambda reply: self._applied(reply, remotes, gradients))
             self._under_way.append(work)
         self.metrics.note("push", begin)
         return work
@@ -254,7 +260,11 @@ class Connection(Line):
         # collective. The server is asked to take it back if that does not come in time.
         endpoint = self._host.endpoint
         promise = endpoint.call(self.address, "ps/Grow", body, timeout=float("inf"))
-        promise.block(time.monotonic() + settings.call_timeout_s)
+        deadline = time.monotonic() + settings.call_timeout_s
+        while not (promise.is_completed() or self._reach.mate_has_left()):
+            promise.block(min(deadline, time.monotonic() + _LOOK_S))
+            if time.monotonic() >= deadline:
+                break
         if not promise.is_completed():
             endpoint.call(self.address, "ps/Withdraw", body).wait()
         reply = pb.GrowReply.FromString(promise.result().body)
@@ -288,14 +298,16 @@ class Connection(Line):
             inline.append(converted(change))
         return staged
 
-    def _applied(self, reply: Reply, remotes: Sequence[Remote]) -> list[tuple[int, int]]:
+    def _applied(
+        self, reply: Reply, remotes: Sequence[Remote], gradients: Sequence[bool]
+    ) -> list[tuple[int, int]]:
         """What has become of a push: version and staleness of each of its changes."""
         answer = pb.PushReply.FromString(reply.body)
         for remote, version in zip(remotes, answer.versions, strict=True):
             remote.known = max(remote.known, version)
         values = self.metrics.values
-        values["changes"] += len(remotes)
-        values["staleness"] += sum(answer.staleness)
+        values["changes"] += sum(gradients)
+        values["staleness"] += sum(itertools.compress(answer.staleness, gradients))
         return list(zip(answer.versions, answer.staleness, strict=True))
 
     def _make_room(self) -> None:

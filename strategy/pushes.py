@@ -295,8 +295,9 @@ class Pushes:
                 values["in_bytes"] += staged * shard.layout.data_bytes
                 for entry, reply in zip(entries, replies, strict=True):
                     reply.staleness.append(shard.version - min(entry.seen, shard.version))
-                    values["changes"] += 1
-                    values["staleness"] += reply.staleness[-1]
+                    if entry.rule >= pb.FIRST_OPTIMIZER:
+                        values["changes"] += 1
+                        values["staleness"] += reply.staleness[-1]
                 change(*self._rules.find(entries[0].rule, shard))
                 self._tell_waiting(variable)
             except errors.DeadlineExceededError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from mpidist import errors
-from strategy.host import Host, workers_of
+from strategy.host import Host, Task, workers_of
 from strategy.one_sided import OneSidedRing, OneSidedShard
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import Layout, SharedShard
@@ -70,11 +70,18 @@ class Reach:
         assert memory is not None
         return Ring(memory, reply.offset, reply.slots, self._host.memory.sync, pump)
 
+    def mate_has_left(self) -> bool:
+        """Local. Whether one of those who share the memory has ended, or closed its Server."""
+        return any(self._host.has_left(*task) for task in self._mates())
+
     def grow(self, reply: pb.GrowReply) -> None:
         """Collective over the ps task and those who share its memory. Make a further segment."""
-        mates = set(self._host.memory.mates(self._index, self.one_sided))
-        tasks = [task for task in workers_of(self._host.cluster_spec) if task in mates]
         # Without room it is the server that tells, and finds another place.
         with contextlib.suppress(errors.ResourceExhaustedError):
             place = self._index, reply.segment
-            self._host.memory.grow(*place, reply.nbytes, tasks, self.one_sided)
+            self._host.memory.grow(*place, reply.nbytes, self._mates(), self.one_sided)
+
+    def _mates(self) -> list[Task]:
+        """The workers in other processes than the server's that share its memory."""
+        mates = set(self._host.memory.mates(self._index, self.one_sided))
+        return [task for task in workers_of(self._host.cluster_spec) if task in mates]

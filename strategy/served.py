@@ -97,14 +97,16 @@ class ServedConnection:
             self.untold = None
 
 
-def mode_in_words(mode: pb.Mode) -> str:
-    """Local. How workers wait for each other."""
+def mode_in_words(mode: pb.Mode, other: pb.Mode) -> str:
+    """Local. How workers wait for each other, and a transport that is not that of others."""
     details = {
         "sync": f" with backup_workers={mode.backup_workers}",
         "ssp": f" with staleness={mode.staleness}",
     }
     compression = f", compression {mode.compression}" if mode.compression else ""
-    transport = ", transport 'rma'" if mode.one_sided else ""
+    transport = ""
+    if mode.one_sided != other.one_sided:
+        transport = ", transport 'rma'" if mode.one_sided else ", a transport other than 'rma'"
     return f"{mode.name!r}{details.get(mode.name, '')}{compression}{transport}"
 
 

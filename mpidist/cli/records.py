@@ -6,6 +6,7 @@ File                   Written by                        When
 ``rank-<r>.json``      the runtime in the rank           MPI starts, and when job and task are known
 ``failure-<r>.json``   the runtime in the rank           before it ends the job for a reason
 ``metrics-<r>.json``   the runtime in the rank           every second, if it has a task that counts
+``end.json``           ``mpidist run``                   the job is over
 ``exit-<r>.json``      :mod:`mpidist.cli.keeper`         the rank has ended, well or not
 =====================  ================================  ==========================================
 """
@@ -25,6 +26,7 @@ from mpidist.cli.layout import Layout
 # before it was seen that the other had been killed.
 _OTHERS_FIRST_S = 1.0
 
+_END = "end.json"
 _RECORD = re.compile(r"(rank|failure|exit|metrics)-(\d+)\.json")
 
 
@@ -56,8 +58,25 @@ def clear(folder: Path) -> None:
         folder: The job's folder.
     """
     for path in folder.iterdir():
-        if _RECORD.fullmatch(path.name):
+        if _RECORD.fullmatch(path.name) or path.name == _END:
             path.unlink()
+
+
+def write_end(folder: Path, status: int) -> None:
+    """Local. Say that the job is over: ranks that the launcher ends leave no records.
+
+    Args:
+        folder: The job's folder.
+        status: Of the job.
+    """
+    part = folder / f"{_END}.new"
+    part.write_text(json.dumps({"status": status}), encoding="utf-8")
+    part.replace(folder / _END)
+
+
+def is_over(folder: Path) -> bool:
+    """Local. Whether ``mpidist run`` has said that the job is over."""
+    return (folder / _END).exists()
 
 
 def read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:

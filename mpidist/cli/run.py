@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -180,6 +181,8 @@ def _run_in(
     finally:
         shared_files.close()
     status, message = _verdict(folder, layout, result, namespace.timeout)
+    with contextlib.suppress(OSError):  # the folder was removed: nobody looks there
+        records.write_end(folder, status)
     lines = [f"mpidist run: {line}\n" for line in (_survivors(result, status), message) if line]
     if lines:
         # A rank may have been ended in the middle of a line of its own.

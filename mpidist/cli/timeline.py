@@ -36,7 +36,12 @@ def events_of(path: Path) -> Iterator[dict[str, object]]:
     Raises:
         ValueError: It is no timeline.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if lines == [""]:
+        return
     if lines[0] != "[":
         raise ValueError(f"{path} is no timeline of a rank")
     for number, line in enumerate(lines[1:], 2):

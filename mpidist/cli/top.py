@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -60,6 +59,7 @@ class Snapshot:
         ranks: Records of the ranks, by rank.
         ends: Of those that have ended, likewise.
         failures: Of those that have said why they failed.
+        over: Whether the launcher has said that the job is.
         times: When each rank wrote its numbers, in seconds since the epoch.
         tasks: Numbers by name, by rank and task.
     """
@@ -67,6 +67,7 @@ class Snapshot:
     ranks: dict[int, dict[str, object]]
     ends: dict[int, dict[str, object]]
     failures: dict[int, dict[str, object]]
+    over: bool = False
     times: dict[int, float] = field(default_factory=dict)
     tasks: dict[tuple[int, str], dict[str, float]] = field(default_factory=dict)
 
@@ -78,17 +79,40 @@ class Snapshot:
             OSError: It is not there, or cannot be read.
             ValueError: What is there was not written by ranks.
         """
-        kinds = {kind: records.read(folder, kind) for kind in ("rank", "exit", "failure")}
-        snapshot = cls(kinds["rank"], kinds["exit"], kinds["failure"])
-        for rank, record in records.read(folder, "metrics").items():
-            snapshot.times[rank] = float(record["time"])
-            for task, values in record["tasks"].items():
-                snapshot.tasks[rank, task] = values
+        kind = ""
+        try:
+            ranks, ends, failures = (records.read(folder, k) for k in ("rank", "exit", "failure"))
+            snapshot = cls(ranks, ends, failures, records.is_over(folder))
+            kind = "metrics"
+            for rank, record in records.read(folder, kind).items():
+                snapshot.times[rank] = float(record["time"])
+                for task, values in record["tasks"].items():
+                    snapshot.tasks[rank, task] = {name: float(n) for name, n in values.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"a file {kind}-<rank>.json" if kind else "a file"
+            raise ValueError(f"{what} was not written by a rank ({error!r})") from None
         return snapshot
 
     def is_over(self) -> bool:
         """Local. Whether all ranks that there are have ended."""
-        return bool(self.ranks) and self.ranks.keys() <= self.ends.keys() | self.failures.keys()
+        ended = self.ends.keys() | self.failures.keys()
+        return self.over or (bool(self.ranks) and self.ranks.keys() <= ended)
+
+    def base_of_rates(self, last: Snapshot, base: Snapshot) -> Snapshot:
+        """Local. Since when rates are: each rank's numbers before those that it has now.
+
+        Args:
+            last: The snapshot before this one.
+            base: What that one's rates were taken from.
+        """
+        following = Snapshot(self.ranks, self.ends, self.failures, self.over)
+        for rank, now in self.times.items():
+            source = base if last.times.get(rank, now) == now else last
+            if rank in source.times:
+                following.times[rank] = source.times[rank]
+                own = {key: values for key, values in source.tasks.items() if key[0] == rank}
+                following.tasks.update(own)
+        return following
 
     def rows(self, before: Snapshot | None, now: float) -> list[list[str]]:
         """Local. A row for each task.
@@ -138,8 +162,9 @@ class Snapshot:
         if rank in self.failures:
             return "failed"
         if rank in self.ends:
-            end = self.ends[rank]
-            return "ended" if end["exit_code"] == 0 else "failed"
+            return "ended" if self.ends[rank].get("exit_code") == 0 else "failed"
+        if self.over:
+            return "ended"
         silent_s = now - self.times.get(rank, now)
         return "running" if silent_s < _SILENT_S else f"silent {silent_s:.0f} s"
 
@@ -162,7 +187,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error("no job of mpidist run is running on this host; name its --run-dir")
     try:
         snapshot = Snapshot.of(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         parser.error(f"{folder} is not the folder of a job: {error}")
     if not snapshot.ranks:
         parser.error(f"{folder} is not the folder of a job: no rank has started in it")
@@ -179,14 +204,16 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
 def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
     from rich.live import Live
 
+    base = Snapshot({}, {}, {})  # at first, the start
     with Live(_table(snapshot, None), console=_console(), auto_refresh=False) as live:
         while not snapshot.is_over():
             time.sleep(interval_s)
             try:
                 following = Snapshot.of(folder)
-            except (OSError, json.JSONDecodeError):  # the folder of a job goes with it
+            except (OSError, ValueError):  # the folder of a job goes with it
                 return
-            live.update(_table(following, snapshot), refresh=True)
+            base = following.base_of_rates(snapshot, base)
+            live.update(_table(following, base), refresh=True)
             snapshot = following
 
 

@@ -107,6 +107,7 @@ class Timeline:
         self._named: set[str] = set()
         self._before: dict[str, dict[str, float]] = {}
         self._writing = threading.Lock()
+        self._failed = False
         os.makedirs(folder, exist_ok=True)
         with open(self._path, "w") as file:
             file.write("[\n")
@@ -125,7 +126,9 @@ class Timeline:
                 with open(self._path, "a") as file:
                     file.writelines(lines)
             except OSError as error:
-                logger.warning("cannot write %s: %s", self._path, error)
+                if not self._failed:
+                    logger.warning("the timeline has gaps: cannot write %s: %s", self._path, error)
+                self._failed = True
 
     def _counters(self) -> Iterator[dict[str, Any]]:
         now, before = snapshot(), self._before
@@ -147,8 +150,13 @@ _timeline: Timeline | None = None
 def start_timeline(rank: int) -> None:
     """Local. Begin the timeline of this process, if ``MPIDIST_TIMELINE`` asks for one."""
     global _timeline
-    if config.timeline is not None and _timeline is None:
+    if config.timeline is None or _timeline is not None:
+        return
+    try:
         _timeline = Timeline(config.timeline, rank)
+    except OSError as error:
+        logger.warning("no timeline is drawn: MPIDIST_TIMELINE=%s: %s", config.timeline, error)
+    else:
         atexit.register(write_timeline)
 
 

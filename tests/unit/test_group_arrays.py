@@ -16,7 +16,9 @@ from mpidist.array_lists import (
     rows_like,
     spread,
 )
+from mpidist.arrays import to_move
 from mpidist.op import Op, in_pieces
+from mpidist.reduce_op import ReduceOp, to_reduce, to_reduce_into
 
 LARGE = 1 << 15  # elements of 8 bytes that are worth a look
 
@@ -273,3 +275,26 @@ def test_lists_that_are_plain_and_apart():
     assert not are_plain_and_apart([whole[0]], [other.view(np.recarray)])
     other.flags.writeable = False
     assert not are_plain_and_apart(list(whole), list(other))
+
+
+def test_arrays_that_are_not_aligned():
+    array = np.frombuffer(bytearray(65), np.uint8)[1:].view(np.float64)
+    assert not array.flags.aligned
+    moved, finish = to_move(array, write=True)
+    assert moved.dtype == np.uint8
+    assert finish is None
+    assert np.shares_memory(moved, array)
+    reduced, _, finish = to_reduce(array, ReduceOp.SUM, 2)
+    assert reduced.flags.aligned
+    reduced += 1
+    finish()
+    assert array.tolist() == [1] * 8
+    target, other = np.zeros(8), array.copy()
+    send, recv, _, finish = to_reduce_into(array, target, ReduceOp.SUM, 2)
+    assert send.flags.aligned
+    assert recv is target
+    _, recv, _, finish = to_reduce_into(other, array, ReduceOp.SUM, 2)
+    recv[...] = 5
+    finish()
+    assert array.tolist() == [5] * 8
+    assert not are_plain_and_apart([array], [target])

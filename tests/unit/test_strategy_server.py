@@ -222,6 +222,23 @@ def test_without_room_shared_memory_is_an_error_where_it_was_asked_for(make):
         variable(strategy, "v", 1 << 18)
 
 
+def test_workers_with_different_transports(make):
+    cluster = make()
+    cluster.worker(0, transport="rma")
+    text = "worker 1 has mode 'async', a transport other than 'rma', and worker 0 'async', trans"
+    with pytest.raises(errors.InvalidArgumentError, match=text):
+        cluster.worker(1)
+
+
+def test_strategies_have_variables_of_their_own_on_several_servers(make):
+    cluster = make(servers=2)
+    one, other = cluster.worker(0), cluster.worker(0)
+    assert variable(one, "a", 3, "ones").read_value().tolist() == [1] * 3
+    assert variable(other, "b", 5, "ones").read_value().tolist() == [1] * 5
+    assert variable(other, "c", 2, "zeros").read_value().tolist() == [0] * 2
+    assert variable(one, "d", 1, "zeros").read_value().tolist() == [0]
+
+
 @pytest.mark.parametrize("transport", ["auto", "shared"])
 def test_an_arena_grows(make, transport):
     cluster = make(arena_bytes=1 << 16, growth_bytes=1 << 40)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mpidist.cli import main
+from mpidist.cli import main, records
 from mpidist.cli.top import Snapshot
 
 RANK = {"pid": 77, "host": "h", "started": 100.0}
@@ -51,6 +51,30 @@ def test_how_ranks_end(tmp_path):
     assert Snapshot.of(tmp_path).rows(None, 110.0)[0][4] == "failed"
 
 
+def test_rates_last_until_there_are_new_numbers(tmp_path):
+    write_job(tmp_path, 110.0)
+    first = Snapshot.of(tmp_path)
+    base = Snapshot({}, {}, {})
+    write_job(tmp_path, 112.0, steps=60.0)
+    second = Snapshot.of(tmp_path)
+    base = second.base_of_rates(first, base)
+    assert [row[5] for row in second.rows(base, 112.0)] == ["10.0", "10.0"]
+    again = Snapshot.of(tmp_path)
+    base = again.base_of_rates(second, base)
+    assert [row[5] for row in again.rows(base, 112.5)] == ["10.0", "10.0"]
+
+
+def test_a_job_that_its_launcher_has_ended(tmp_path, capsys):
+    write_job(tmp_path, 110.0)
+    write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": None, "signal": 9})
+    assert not Snapshot.of(tmp_path).is_over()
+    records.write_end(tmp_path, 137)
+    assert main(["top", str(tmp_path)]) == 0  # and does not wait
+    assert capsys.readouterr().out.count("ended") == 1
+    records.clear(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_rank_without_numbers(tmp_path):
     write(tmp_path, "rank-0.json", {**RANK, "rank": 0, "job": None, "task": None})
     write(tmp_path, "rank-1.json", WORKER)
@@ -91,6 +115,9 @@ def test_what_is_no_job(tmp_path, capsys, monkeypatch):
     assert "is not the folder of a job" in fails(capsys, "top", str(tmp_path / "missing"))
     (tmp_path / "rank-0.json").write_text("{")
     assert "is not the folder of a job" in fails(capsys, "top", str(tmp_path))
+    write_job(tmp_path, 110.0)
+    write(tmp_path, "metrics-0.json", [])
+    assert "metrics-<rank>.json was not written by a rank" in fails(capsys, "top", str(tmp_path))
     assert "must be positive" in fails(capsys, "top", str(tmp_path), "--interval", "0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert "no job of mpidist run is running on this host" in fails(capsys, "top")
@@ -112,6 +139,7 @@ def test_timelines_become_one(tmp_path, capsys):
     assert "2 events of 2 rank(s)" in capsys.readouterr().out
     whole = json.loads((tmp_path / "timeline.json").read_text())
     assert [event["name"] for event in whole["traceEvents"]] == ["a", "b"]
+    (tmp_path / "timeline-2.json").write_text("")  # of a rank that has just begun
     assert main(["timeline", str(tmp_path), "-o", str(tmp_path / "other")]) == 0
     assert json.loads((tmp_path / "other").read_text()) == whole
 
@@ -120,5 +148,7 @@ def test_what_is_no_timeline(tmp_path, capsys):
     assert "has no timelines" in fails(capsys, "timeline", str(tmp_path))
     (tmp_path / "timeline-0.json").write_text('{"pid": 0}')
     assert "is no timeline of a rank" in fails(capsys, "timeline", str(tmp_path))
+    (tmp_path / "timeline-0.json").write_bytes(b"\xff")
+    assert "timeline-0.json: " in fails(capsys, "timeline", str(tmp_path))
     (tmp_path / "timeline-0.json").write_text('[\n{"pid":\n{"pid": 0},\n')
     assert "line 2" in fails(capsys, "timeline", str(tmp_path))
