@@ -500,9 +500,14 @@ def test_an_interrupt_while_a_worker_waits(make):
         until(lambda: cluster.parameter_servers[0]._timekeeper._rounds[0]._entered)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        step(0)
+    # Python leaves the signal alone where it is ignored at start, as in the background of a shell.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            step(0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     results = together([lambda: step(0).result(), lambda: step(1).result()])
     assert [applied.versions for applied in results] == [(2,), (2,)]
     np.testing.assert_array_equal(made[0], [-0.5, -0.5])
