@@ -16,7 +16,12 @@ NUMBERS = {
     "MPIDIST_ARENA_BYTES": ("arena_bytes", 16 << 30),
     "MPIDIST_CREDIT_BYTES": ("credit_bytes", 64 << 20),
 }
-TEXTS = {"MPIDIST_RUN_DIR": "run_dir", "MPIDIST_JOBS": "jobs", "MPIDIST_SECRET": "secret"}
+TEXTS = {
+    "MPIDIST_RUN_DIR": "run_dir",
+    "MPIDIST_TIMELINE": "timeline",
+    "MPIDIST_JOBS": "jobs",
+    "MPIDIST_SECRET": "secret",
+}
 
 
 def test_defaults():
