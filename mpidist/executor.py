@@ -92,7 +92,7 @@ class HostExecutor:
     def _pass_round(self, op: Op) -> None:
         # In a ring each part crosses the network between two nodes once, however many ranks they
         # have (Thakur, Rabenseifner and Gropp 2005, section 4.1). What is sent first is the array
-        # itself: its copy, just written, takes MPICH five times as long.
+        # itself: its copy, just written, at times takes MPICH five times as long.
         rank, size = op.group.rank(), op.group.size()
         left, right = (rank - 1) % size, (rank + 1) % size
         _keep_own(op, rank)

@@ -20,7 +20,7 @@ _COLUMN_COUNT = 1 << 26
 # Of messages that are part of an operation; every MPI has tags up to 32767.
 RESERVED_TAGS = range(29000, 32768)
 # Bytes from which a part that goes from one rank to another is a message of its own. So it needs no
-# place behind the others' parts, and is measured to be as quick as MPI's own way, or quicker.
+# place behind the others' parts: no copy, wherever the arrays lie.
 WORTH_A_MESSAGE = 1 << 16
 _NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpidist import Reply, Work, errors, settings, task_metrics
 from strategy.change import Change, converted
 from strategy.host import Host
-from strategy.line import Line
+from strategy.line import LOOK_S, Line
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reach import Reach
@@ -27,9 +27,6 @@ from strategy.staging import STAGED_BYTES
 from strategy.steps import Steps
 
 Array = NDArray[Any]
-
-
-_LOOK_S = 1.0  # how often who waits for others looks whether they are still there
 
 
 class Connection(Line):
@@ -262,7 +259,7 @@ class Connection(Line):
         promise = endpoint.call(self.address, "ps/Grow", body, timeout=float("inf"))
         deadline = time.monotonic() + settings.call_timeout_s
         while not (promise.is_completed() or self._reach.mate_has_left()):
-            promise.block(min(deadline, time.monotonic() + _LOOK_S))
+            promise.block(min(deadline, time.monotonic() + LOOK_S))
             if time.monotonic() >= deadline:
                 break
         if not promise.is_completed():

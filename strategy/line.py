@@ -12,6 +12,9 @@ from strategy.host import Host
 
 Array = NDArray[Any]
 
+LOOK_S = 1.0
+"""How often who waits for others looks whether they are still there, in seconds."""
+
 
 class Line:
     """Local. How a worker asks one ps task.

@@ -13,6 +13,7 @@ from typing import Any
 from mpidist import Work, errors, settings
 from strategy.change import Change, push_all
 from strategy.client import Connection
+from strategy.line import LOOK_S
 from strategy.numbers import whole_number
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rounds import Decision
@@ -20,8 +21,6 @@ from strategy.rounds import Decision
 logger = logging.getLogger(__name__)
 
 MODES = ("async", "sync", "ssp")
-
-_LOOK_S = 1.0  # how often who waits asks whether those it waits for are still there
 
 
 class Pace(ABC):
@@ -84,8 +83,8 @@ class Pace(ABC):
         since = time.monotonic()
         said = False
         while not work.is_completed():
-            work.block(time.monotonic() + min(_LOOK_S, settings.stall_s))
-            if work.is_completed() or time.monotonic() < since + min(_LOOK_S, settings.stall_s):
+            work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
+            if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
                 continue
             names = self._connections[0].steps.missing()  # frees those who wait for who has left
             if said or time.monotonic() < since + settings.stall_s:

@@ -198,6 +198,8 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         _watch(folder, snapshot, namespace.interval)
     except KeyboardInterrupt:
         return 130
+    except (OSError, ValueError) as error:
+        parser.error(f"{folder}: {error}")
     return 0
 
 
@@ -210,7 +212,7 @@ def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
             time.sleep(interval_s)
             try:
                 following = Snapshot.of(folder)
-            except (OSError, ValueError):  # the folder of a job goes with it
+            except FileNotFoundError:  # the folder of a job goes with it
                 return
             base = following.base_of_rates(snapshot, base)
             live.update(_table(following, base), refresh=True)

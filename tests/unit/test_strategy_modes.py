@@ -515,7 +515,7 @@ def test_an_interrupt_while_a_worker_waits(make):
 
 @pytest.mark.parametrize("options", [{"mode": "sync"}, {"mode": "ssp", "staleness": 0}], ids=str)
 def test_a_worker_that_leaves_the_cluster_is_not_waited_for(make, options, monkeypatch):
-    monkeypatch.setattr(pace, "_LOOK_S", 0.01)
+    monkeypatch.setattr(pace, "LOOK_S", 0.01)
     cluster = make(workers=3)
     strategy = cluster.worker(0, **options)
     (v,) = variables(strategy, [2], np.float64)

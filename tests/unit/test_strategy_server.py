@@ -222,6 +222,28 @@ def test_without_room_shared_memory_is_an_error_where_it_was_asked_for(make):
         variable(strategy, "v", 1 << 18)
 
 
+def test_who_promises_does_not_wait_for_who_has_left(make, monkeypatch):
+    cluster = make()
+    mates = [("worker", 1)]
+    monkeypatch.setattr(type(cluster.servers[0]), "mates", lambda *_: mates)
+    cluster.parameter_servers[0]._catalogue._growth[True].workers = (1,)
+    cluster.parameter_servers[0]._catalogue._mates[True] = {1: mates[0]}
+    cluster.growth_bytes = 1 << 40
+    cluster.gone.add(mates[0])
+    problems = []
+
+    def make_strategy():
+        try:
+            cluster.worker(0, transport="rma")
+        except errors.DeadlineExceededError as error:
+            problems.append(error.message)
+
+    thread = threading.Thread(target=make_strategy, daemon=True)
+    thread.start()
+    thread.join(20)  # a call may take 120 s
+    assert [text for text in problems if "worker 1 did not create it in time, or has left" in text]
+
+
 def test_workers_with_different_transports(make):
     cluster = make()
     cluster.worker(0, transport="rma")

@@ -1,12 +1,15 @@
 """``mpidist top`` and ``mpidist timeline``, on what ranks leave."""
 
 import json
+import shutil
 import time
 
 import pytest
 
 from mpidist.cli import main, records
 from mpidist.cli.top import Snapshot
+from mpidist.config import Config
+from mpidist.runtime import metrics
 
 RANK = {"pid": 77, "host": "h", "started": 100.0}
 PS = {"rank": 0, "job": "ps", "task": 0, **RANK}
@@ -73,6 +76,24 @@ def test_a_job_that_its_launcher_has_ended(tmp_path, capsys):
     assert capsys.readouterr().out.count("ended") == 1
     records.clear(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_breaks_while_one_looks(tmp_path, capsys, monkeypatch):
+    write_job(tmp_path, 110.0)
+    monkeypatch.setattr(time, "sleep", lambda _: write(tmp_path, "metrics-0.json", []))
+    assert "was not written by a rank" in fails(capsys, "top", str(tmp_path))
+    write_job(tmp_path, 110.0)
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(tmp_path))
+    assert main(["top", str(tmp_path)]) == 0
+
+
+def test_a_timeline_that_cannot_be_drawn(tmp_path, caplog, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(metrics, "config", Config(timeline=str(tmp_path / "file")))
+    monkeypatch.setattr(metrics, "_timeline", None)
+    metrics.start_timeline(0)
+    assert "no timeline is drawn: MPIDIST_TIMELINE=" in caplog.text
+    metrics.write_timeline()
 
 
 def test_a_rank_without_numbers(tmp_path):
