@@ -1,5 +1,6 @@
 """What the benchmarks share: alternating timing, tables, and JSON."""
 
+import itertools
 import json
 import platform
 import statistics
@@ -16,13 +17,15 @@ PACKAGES = ("mpidist", "numpy", "mpi4py", "mpich", "openmpi", "torch", "tensorfl
 def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
     """Median seconds a call of each side, measured in turns so that all meet the same noise.
 
+    The order changes from round to round.
+
     Args:
         sides: Name to a function without arguments.
         rounds: How often each side has its turn.
         seconds: About how long a turn is; a turn is one call at least.
         before: Called before each turn, for instance a barrier.
-        warm: Name to what is called, untimed, at the beginning of a turn: so no side finds the
-            caches as another has left them.
+        warm: Name to what is called, untimed, at the beginning of a turn: so its
+            own memory is in the caches.
 
     Returns:
         Name to the median over the rounds.
@@ -36,8 +39,10 @@ def alternate(sides, rounds, seconds, before=lambda: None, warm=None):
         once = max(time.perf_counter() - begin, 1e-7)
         calls[name] = max(1, min(int(seconds / once), 20000))
     times = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, function in sides.items():
+    # A side that always follows the same other one finds the caches as that one leaves them.
+    orders = itertools.cycle(itertools.permutations(sides.items()))
+    for order in itertools.islice(orders, rounds):
+        for name, function in order:
             before()
             if warm is not None:
                 warm[name]()
