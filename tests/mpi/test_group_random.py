@@ -1,7 +1,10 @@
 """Every collective against NumPy, over random dtypes, shapes, layouts, roots and groups."""
 
+import numpy as np
 import pytest
-from _cases.collectives import BY_PARTS, COLLECTIVES, check
+from _cases.collectives import BY_PARTS, COLLECTIVES, check, reduce, scan
+
+from mpidist import ProcessGroup
 
 SEEDS = 15
 
@@ -17,7 +20,42 @@ def test_collective(world, collective):
 @pytest.mark.parametrize("collective", BY_PARTS, ids=lambda c: c.__name__)
 def test_parts_as_messages_in_pieces(world, monkeypatch, collective, timeout):
     monkeypatch.setattr("mpidist.group.moves.WORTH_A_MESSAGE", 1)
-    for module in ("op", "executor", "group.exchanges"):
+    for module in ("op", "executor.host", "executor.parts", "group.exchanges"):
         monkeypatch.setattr(f"mpidist.{module}.LARGEST_COUNT", 7)
     monkeypatch.setattr("mpidist.op._PIECE_COUNT", 5)
+    monkeypatch.setattr("mpidist.executor.parts._SENT_AS_COPY", 40)
     check(collective, world, range(SEEDS, SEEDS + 8), timeout)
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("collective", [reduce, scan], ids=lambda c: c.__name__)
+def test_chains_of_small_pieces(world, monkeypatch, collective):
+    monkeypatch.setattr("mpidist.executor.chain._WORTH_A_CHAIN", 0)
+    monkeypatch.setattr("mpidist.executor.chain._LARGEST_PIECE", 24)
+    check(collective, world, range(SEEDS + 8, 2 * SEEDS + 8))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("kind", ["float32", "complex128", "int16", "float16", "bool"])
+def test_large_reductions_go_in_chains(world, kind):
+    group = ProcessGroup(world.Dup(), "chained")
+    rank, size, count = group.rank(), group.size(), 1_500_001
+    parts = [np.arange(n, n + count) % 7 for n in range(size)]
+
+    def array():
+        return (parts[rank] > 5 if kind == "bool" else parts[rank]).astype(kind)
+
+    def total(ranks):
+        whole = sum(parts[n] > 5 if kind == "bool" else parts[n] for n in ranks)
+        return np.asarray(whole).astype(kind)
+
+    for root in range(size):
+        reduced = array()
+        group.reduce(reduced, group_dst=root)
+        np.testing.assert_array_equal(reduced, total(range(size)) if rank == root else array())
+    scanned, before = array(), array()
+    group.scan(scanned)
+    np.testing.assert_array_equal(scanned, total(range(rank + 1)))
+    group.exscan(before)
+    np.testing.assert_array_equal(before, total(range(rank)) if rank else array())
+    group.free()

@@ -1,0 +1,102 @@
+"""The Work of what MPI carries out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from mpidist.errors import DistBackendError
+from mpidist.op import Op
+from mpidist.runtime import Backoff, Waits
+from mpidist.work import Work
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class RequestWork(Work):
+    """A Work that MPI carries out.
+
+    Args:
+        op: The operation.
+        requests: MPI's requests for it.
+        waits: Where a blocked thread says what it waits for.
+        begun: Where the group keeps its works by ``id``, until they end.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        requests: list[MPI.Request],
+        waits: Waits,
+        begun: dict[int, RequestWork],
+    ) -> None:
+        from mpi4py import MPI
+
+        super().__init__(op.name, self._drive_requests)
+        self._op = op
+        self._requests = requests
+        self._status = MPI.Status()
+        self._waits = waits
+        self._begun = begun
+        self._mpi_error = MPI.Exception
+        self._testing = threading.Lock()
+        self._failure: Exception | None = None
+
+    def is_completed(self) -> bool:
+        """Local. True once the operation has ended; looks, and never blocks."""
+        if not self._done and self._testing.acquire(blocking=False):
+            try:
+                self._look(wait=False)
+            finally:
+                self._testing.release()
+        return self._done
+
+    def _drive_requests(self, work: Work, deadline: float) -> None:
+        self._waits.current[id(self._op)] = self._op
+        try:
+            if deadline == float("inf"):
+                with self._testing:
+                    if not self._done:
+                        self._look(wait=True)
+            else:
+                backoff = Backoff(spins=5000)
+                while not self.is_completed() and time.monotonic() < deadline:
+                    backoff.pause()
+        finally:
+            self._waits.current.pop(id(self._op), None)
+
+    def _look(self, *, wait: bool) -> None:
+        while self._requests:
+            try:
+                if wait:
+                    self._requests[-1].Wait(self._status)
+                elif not self._requests[-1].Test(self._status):
+                    return
+            except self._mpi_error as error:  # the others may be under way: MPI uses their arrays
+                self._failure = self._failure or error
+            self._requests.pop()
+        if self._failure is not None:
+            self._end(error=backend_error(self._op, self._failure))
+            return
+        try:
+            if self._op.finish is not None:
+                self._op.finish()
+        except Exception as error:  # the arrays have become read-only, or memory is short
+            self._end(error=error)
+            return
+        group = self._op.group
+        source = self._status.source if self._op.name == "recv" else -1
+        self._end(group.ranks[source] if source >= 0 else None)
+
+    def _end(self, value: int | None = None, error: BaseException | None = None) -> None:
+        self._begun.pop(id(self), None)
+        self.complete(value, error)
+
+
+def backend_error(op: Op, error: Exception) -> DistBackendError:
+    """Local. What MPI said of an Op, with where and what."""
+    return DistBackendError(
+        f"{op.describe()} failed on group rank {op.group.rank()} of {op.group.size()}: {error}"
+    )
