@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import abc
-import os
 
 from mpidist.cluster import ClusterSpec
+from mpidist.cluster_resolver.accelerators import visible_gpus
 
 
 class ClusterResolver(abc.ABC):
     """Finds out which tasks a cluster has and which one this process is.
 
-    Every method asks its source anew at each call.
+    Every method asks its source anew at each call. As ``tf.distribute.cluster_resolver``'s.
 
     Attributes:
         task_type: Job of this process, or None if unknown.
@@ -48,18 +48,35 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Local. Accelerators of this host by kind: ``{"GPU": 4}``, or ``{}``.
+        """Local. Accelerators of this host that this process may use, by kind.
 
         Args:
             task_type: Not used: every task is asked on its own host.
             task_id: Not used.
-            config_proto: Not used.
+            config_proto: Not used: there is no session.
+
+        Returns:
+            ``{"GPU": 4}``, or ``{}``.
         """
-        path = "/proc/driver/nvidia/gpus"
-        count = len(os.listdir(path)) if os.path.isdir(path) else 0
+        count = len(visible_gpus())
         return {"GPU": count} if count else {}
 
     @property
     def environment(self) -> str:
         """Always the empty string, as everywhere outside of Google."""
         return ""
+
+    def _task_address(
+        self, task_type: str | None, task_id: int | None, rpc_layer: str | None
+    ) -> str | None:
+        """``<layer>://<address>`` of a task; None if it is not known which one is meant."""
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if job is None or index is None:
+            return None
+        return with_layer(self.cluster_spec().task_address(job, index), rpc_layer or self.rpc_layer)
+
+
+def with_layer(address: str, rpc_layer: str | None) -> str:
+    """Local. An address with its protocol before it, where there is one."""
+    return f"{rpc_layer}://{address}" if rpc_layer and address else address

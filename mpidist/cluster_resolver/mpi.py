@@ -66,11 +66,7 @@ class MPIClusterResolver(ClusterResolver):
         Raises:
             ValueError: There is no such task.
         """
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        assert job is not None
-        assert index is not None
-        return f"{rpc_layer or self.rpc_layer}://{self.cluster_spec().task_address(job, index)}"
+        return self._task_address(task_type, task_id, rpc_layer) or ""
 
 
 def _rank() -> int:

@@ -1,0 +1,64 @@
+"""The resolver that fits how this process was started."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from mpidist.cluster_resolver.base import ClusterResolver
+from mpidist.cluster_resolver.lsf import LSFClusterResolver
+from mpidist.cluster_resolver.mpi import MPIClusterResolver
+from mpidist.cluster_resolver.pbs import PBSClusterResolver
+from mpidist.cluster_resolver.slurm import SlurmClusterResolver
+from mpidist.cluster_resolver.tf_config import VARIABLE, TFConfigClusterResolver
+from mpidist.config import config
+from mpidist.runtime import launched
+from mpidist.runtime.launch import launcher_of
+
+logger = logging.getLogger(__name__)
+
+
+def auto(jobs: Mapping[str, int] | None = None) -> ClusterResolver:
+    """Local. The first resolver that fits how this process was started; the log says why.
+
+    In this order: the layout of ``mpidist run``; TF_CONFIG; the ranks that an MPI launcher started,
+    srun with MPI's PMI among them; the tasks of srun, pbsdsh, blaunch or jsrun; and else one
+    process, in which task 0 of every job lives. Under Grid Engine, and in an MPIJob, it is an MPI
+    launcher that starts tasks.
+
+    Args:
+        jobs: Number of tasks of each job, by rank, -1 for those that remain; by default all are
+            workers. TF_CONFIG, and the layout of ``mpidist run``, say it themselves.
+
+    Returns:
+        A resolver that knows this process's task.
+
+    Raises:
+        OpError: What started this process contradicts itself, or the jobs do not fit; the subclass
+            and the message are those of the resolver.
+    """
+    resolver, reason = _first_that_fits(jobs)
+    logger.info("cluster by %s: %s", type(resolver).__name__, reason)
+    return resolver
+
+
+def _first_that_fits(jobs: Mapping[str, int] | None) -> tuple[ClusterResolver, str]:
+    env = os.environ
+    if config.jobs is not None:
+        return MPIClusterResolver(jobs), f"mpidist run gave the layout {config.jobs}"
+    if env.get(VARIABLE, "").strip():
+        if jobs is not None:
+            logger.info("%s replaces the script's jobs %s", VARIABLE, dict(jobs))
+        return TFConfigClusterResolver(), f"{VARIABLE} is set"
+    if launched():
+        return MPIClusterResolver(jobs), f"{launcher_of(env)} started this process as a rank of MPI"
+    tasks = env.get("SLURM_STEP_NUM_TASKS", "")
+    if "SLURM_PROCID" in env and tasks.isdigit() and int(tasks) > 1:
+        return SlurmClusterResolver(jobs), f"srun started it as one of {tasks} tasks"
+    if "PBS_NODEFILE" in env and "PBS_VNODENUM" in env:
+        return PBSClusterResolver(jobs), "pbsdsh started it"
+    for name in ("JSM_NAMESPACE_RANK", "LSF_PM_TASKID"):
+        if name in env:
+            return LSFClusterResolver(jobs), f"{name} is set"
+    return MPIClusterResolver(jobs), "it is one process"

@@ -1,0 +1,173 @@
+"""The pods of a Kubernetes cluster: those of an MPIJob, or those that labels select."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mpidist.cluster import ClusterSpec
+from mpidist.cluster_resolver.base import ClusterResolver
+from mpidist.cluster_resolver.placed import (
+    PlacedResolver,
+    Placement,
+    own_rank,
+    read_lines,
+    slots,
+)
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+
+HOST_FILE = "/etc/mpi/hostfile"
+DISCOVER_SCRIPT = "/etc/mpi/discover_hosts.sh"
+_DEFAULT_LABELS = {"worker": ("job-name=tensorflow",)}
+_SCRIPT_SECONDS = 10.0
+
+
+class MPIJobClusterResolver(PlacedResolver):
+    """Gives the slots of the MPI operator's host file, or of its discover script, to jobs.
+
+    This process's task is the rank that its MPI launcher gave it. Arguments and errors as of
+    :class:`PlacedResolver`; besides:
+
+    Args:
+        jobs: See :class:`PlacedResolver`.
+        port_base: Likewise.
+        rpc_layer: Likewise.
+        hostfile: With lines ``<host> slots=<number>`` or ``<host>:<number>``.
+        discover_script: Prints such lines; it knows the pods that run now, and is asked in place of
+            the host file where it exists.
+    """
+
+    source = "the MPIJob's list of hosts"
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        hostfile: str = HOST_FILE,
+        discover_script: str = DISCOVER_SCRIPT,
+    ) -> None:
+        self._host_file, self._script = hostfile, discover_script
+        super().__init__(jobs, port_base, rpc_layer)
+
+    def placement(self) -> Placement:
+        """Local. Where the tasks are; see :class:`PlacedResolver`."""
+        if os.path.exists(self._script):
+            lines = _output(self._script)
+        else:
+            lines = read_lines(self._host_file, "the MPIJob")
+        return Placement(slots([_slot(line) for line in lines]), own_rank())
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """Asks the Kubernetes API for the pods that labels select, one task a pod.
+
+    The pods of a job are ordered by name, numbers in it by value: ``worker-2`` comes before
+    ``worker-10``.
+
+    Args:
+        job_to_label_mapping: Jobs to label selectors, several a job; by default
+            ``{"worker": ["job-name=tensorflow"]}``.
+        tf_server_port: Port of every task.
+        rpc_layer: Protocol of the addresses.
+        override_client: A ``kubernetes.client.CoreV1Api``, or what acts as one; by default that of
+            the configuration of this pod, or of the user.
+        task_type: Job of this process.
+        task_id: Index of this process in its job.
+
+    Raises:
+        ImportError: No client was given, and the package kubernetes is not installed.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Iterable[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = "grpc",
+        override_client: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        labels = job_to_label_mapping or _DEFAULT_LABELS
+        self._labels = {
+            job: [selectors] if isinstance(selectors, str) else list(selectors)
+            for job, selectors in labels.items()
+        }
+        self._port = tf_server_port
+        self._client = override_client if override_client is not None else _client()
+        self.rpc_layer, self.task_type, self.task_id = rpc_layer, task_type, task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Local. The pods as they are now.
+
+        Raises:
+            FailedPreconditionError: A pod does not run; also a RuntimeError.
+        """
+        return ClusterSpec({job: self._addresses(s) for job, s in self._labels.items()})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Local. Address of a task; the empty string if none is named, and this one is not known.
+
+        Raises:
+            FailedPreconditionError: A pod does not run; also a RuntimeError.
+            ValueError: There is no such task.
+        """
+        return self._task_address(task_type, task_id, rpc_layer) or ""
+
+    def _addresses(self, selectors: list[str]) -> list[str]:
+        addresses = []
+        for selector in selectors:
+            pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+            for pod in sorted(pods, key=lambda pod: _natural(pod.metadata.name)):
+                if pod.status.phase != "Running":
+                    raise FailedPreconditionError(
+                        f"pod {pod.metadata.name} of {selector} is {pod.status.phase}, not Running"
+                    )
+                addresses.append(f"{pod.status.host_ip}:{self._port}")
+        return addresses
+
+
+def _client() -> Any:
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise ImportError(
+            'KubernetesClusterResolver needs the package kubernetes: pip install "mpidist['
+            'kubernetes]", or give override_client'
+        ) from error
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        config.load_incluster_config()
+    else:
+        config.load_kube_config()
+    return client.CoreV1Api()
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """What orders names by the numbers in them."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"([^0-9]*)([0-9]*)", name)]
+
+
+def _output(script: str) -> list[str]:
+    try:
+        done = subprocess.run(
+            [script], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise FailedPreconditionError(f"{script} did not tell the hosts: {error}") from None
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def _slot(line: str) -> tuple[str, int]:
+    """A host and its slots, of a line of either form."""
+    matched = re.fullmatch(r"([^\s:]+)(?:\s+slots=([0-9]+)|:([0-9]+))?", line)
+    if matched is None:
+        raise InvalidArgumentError(f"{line!r} is not <host> slots=<number>, nor <host>:<number>")
+    return matched[1], int(matched[2] or matched[3] or 1)

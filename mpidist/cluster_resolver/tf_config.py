@@ -1,0 +1,144 @@
+"""The cluster that the variable TF_CONFIG describes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from mpidist.cluster import ClusterSpec
+from mpidist.cluster_resolver.base import ClusterResolver
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+
+VARIABLE = "TF_CONFIG"
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """Reads TF_CONFIG, which TensorFlow's launchers and Kubernetes operators set for each task.
+
+    It is JSON: ``{"cluster": {"ps": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "worker",
+    "index": 0}}``, and may have ``rpc_layer``, ``environment`` and ``session_master``.
+
+    Args:
+        task_type: Job of this process, in place of the variable's.
+        task_id: Index of this process, in place of the variable's.
+        rpc_layer: Protocol of the addresses, in place of the variable's.
+        environment: In place of the variable's.
+
+    The variable is read at each call. If it is broken, each raises InvalidArgumentError, which is a
+    ValueError.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        self._given: tuple[str | None, int | None, str | None] = (task_type, task_id, rpc_layer)
+        self._environment = environment
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process, or None."""
+        if self._given[0] is not None:
+            return self._given[0]
+        kind = _part(_read(), "task", dict).get("type")
+        return None if kind is None else str(kind)
+
+    @task_type.setter
+    def task_type(self, value: str | None) -> None:
+        self._given = (value, *self._given[1:])
+
+    @property
+    def task_id(self) -> int | None:
+        """Index of this process in its job, or None."""
+        if self._given[1] is not None:
+            return self._given[1]
+        index = _part(_read(), "task", dict).get("index")
+        if index is None:
+            return None
+        try:
+            return int(index)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                f"the index of the task in {VARIABLE} is {index!r}"
+            ) from None
+
+    @task_id.setter
+    def task_id(self, value: int | None) -> None:
+        self._given = (self._given[0], value, self._given[2])
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """Protocol of the addresses, or None."""
+        return self._given[2] if self._given[2] is not None else _read().get("rpc_layer")
+
+    @rpc_layer.setter
+    def rpc_layer(self, value: str | None) -> None:
+        self._given = (*self._given[:2], value)
+
+    @property
+    def environment(self) -> str:
+        """What the variable says, or the empty string."""
+        if self._environment is not None:
+            return self._environment
+        return str(_read().get("environment", ""))
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Local. The cluster; without tasks if the variable is not set, or has none."""
+        cluster = _part(_read(), "cluster", dict)
+        try:
+            return ClusterSpec(cluster)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"the cluster in {VARIABLE} is none: {error}") from error
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Local. Address of a task; see :class:`ClusterResolver`.
+
+        Returns:
+            The address; the ``session_master`` of TF_CONFIG, as it is, where there is one; or the
+            empty string if the cluster has no tasks, or only one.
+
+        Raises:
+            FailedPreconditionError: TF_CONFIG does not say which task this process is.
+            ValueError: There is no such task.
+        """
+        session_master = _read().get("session_master")
+        if session_master is not None:
+            return str(session_master)
+        if len(self.cluster_spec().tasks()) < 2:
+            return ""
+        address = self._task_address(task_type, task_id, rpc_layer)
+        if address is None:
+            raise FailedPreconditionError(
+                f'{VARIABLE} does not say which task this process is: it needs "task": '
+                '{"type": ..., "index": ...}; or give task_type and task_id'
+            )
+        return address
+
+
+def _read() -> dict[str, Any]:
+    text = os.environ.get(VARIABLE, "")
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"{VARIABLE} is no JSON ({error}): {text!r}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{VARIABLE} must be a JSON object, not {text!r}")
+    return value
+
+
+def _part(value: dict[str, Any], name: str, kind: type) -> Any:
+    part = value.get(name) or kind()
+    if not isinstance(part, kind):
+        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be an object, not {part!r}')
+    return part

@@ -1,0 +1,439 @@
+"""Resolvers of batch systems, on the variables and files that those make."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from mpidist import ClusterSpec, errors
+from mpidist.cluster_resolver import (
+    KubernetesClusterResolver,
+    LSFClusterResolver,
+    MPIClusterResolver,
+    MPIJobClusterResolver,
+    PBSClusterResolver,
+    SGEClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    accelerators,
+    auto,
+)
+from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
+
+PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "JSM_", "PE_", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG",
+            "CUDA_", "MPI_LOCAL", "MPIDIST_JOBS")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_batch_system(monkeypatch):
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def put(monkeypatch):
+    def put(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return put
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def gpus(count):
+        monkeypatch.setattr(accelerators, "_count_gpus", lambda: count)
+
+    gpus(0)
+    return gpus
+
+
+def step(put, rank, nodes, counts, distribution=None, **more):
+    """The variables that srun sets for a task, by its own way to lay tasks out."""
+    numbers = parse_counts(counts)
+    names = more.pop("names", None) or [f"n{n + 1}" for n in range(len(numbers))]
+    hosts = lay_out(names, numbers, distribution or "block", int(more.get("plane", 1)))
+    if "plane" in more:
+        more["SLURM_DIST_PLANESIZE"] = more.pop("plane")
+    if distribution:
+        more["SLURM_DISTRIBUTION"] = distribution
+    put(
+        SLURM_PROCID=rank,
+        SLURM_STEP_NUM_TASKS=len(hosts),
+        SLURM_STEP_NODELIST=nodes,
+        SLURM_STEP_TASKS_PER_NODE=counts,
+        SLURM_LOCALID=hosts[:rank].count(hosts[rank]),
+        SLURM_NODEID=names.index(hosts[rank]),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "distribution", "plane", "hosts"),
+    [
+        ("2(x2)", "block", 1, "aabb"),
+        ("2(x2)", "cyclic", 1, "abab"),
+        ("3,1", "block", 1, "aaab"),
+        ("3,1", "cyclic:block", 1, "abaa"),
+        ("1,3", "cyclic", 1, "abbb"),
+        ("4,3", "plane", 2, "aabbaab"),
+        ("4,3", "plane=2", 2, "aabbaab"),
+        ("2(x2)", "block:cyclic,pack", 1, "aabb"),
+        ("2(x2)", "", 1, "aabb"),
+    ],
+)
+def test_layouts(counts, distribution, plane, hosts):
+    assert "".join(lay_out("ab", parse_counts(counts), distribution, plane)) == hosts
+
+
+def test_layouts_that_there_are_not():
+    for text in ("", "a", "2x3", "2(3)", "2,", "-1"):
+        with pytest.raises(errors.InvalidArgumentError, match="tasks by node"):
+            parse_counts(text)
+    with pytest.raises(errors.InvalidArgumentError, match="1 nodes"):
+        lay_out(["a"], [1, 2])
+    with pytest.raises(errors.InvalidArgumentError, match="MPIClusterResolver"):
+        lay_out(["a"], [1], "arbitrary")
+
+
+@pytest.mark.usefixtures("gpus")
+def test_slurm(put):
+    step(put, 3, "n[1-3]", "3(x2),1")
+    resolver = SlurmClusterResolver({"ps": 1, "worker": -1})
+    assert resolver.cluster_spec() == ClusterSpec(
+        {
+            "ps": ["n1:8888"],
+            "worker": ["n1:8889", "n1:8890", "n2:8888", "n2:8889", "n2:8890", "n3:8888"],
+        }
+    )
+    assert (resolver.task_type, resolver.task_id) == ("worker", 2)
+    assert resolver.get_task_info() == ("worker", 2)
+    assert resolver.master() == "grpc://n2:8888"
+    assert resolver.master("ps", 0, "mpi") == "mpi://n1:8888"
+    assert resolver.num_accelerators() == {}
+    step(put, 0, "n[1-3]", "3(x2),1")
+    assert resolver.get_task_info() == ("ps", 0)  # it is read again
+
+
+@pytest.mark.usefixtures("gpus")
+def test_slurm_keeps_the_order_of_nodes(put):
+    step(put, 1, "n[10,2]", "1(x2)", names=["n10", "n2"])
+    resolver = SlurmClusterResolver(port_base=5000, rpc_layer=None)
+    assert resolver.cluster_spec() == ClusterSpec({"worker": ["n10:5000", "n2:5000"]})
+    assert resolver.master() == "n2:5000"
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("rank", range(4))
+def test_slurm_in_turns(put, rank):
+    step(put, rank, "n[1-2]", "3,1", "cyclic")
+    resolver = SlurmClusterResolver()
+    assert resolver.cluster_spec() == {
+        "worker": {0: "n1:8888", 1: "n2:8888", 2: "n1:8889", 3: "n1:8890"}
+    }
+    assert (resolver.task_type, resolver.task_id) == ("worker", rank)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_slurm_with_a_host_file(put, tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("n2\nn1\nn2\n")
+    put(SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3, SLURM_STEP_NODELIST="n[1-2]", SLURM_LOCALID=1,
+        SLURM_STEP_TASKS_PER_NODE="1,2", SLURM_DISTRIBUTION="arbitrary",
+        SLURM_HOSTFILE=path)  # fmt: skip
+    spec = SlurmClusterResolver().cluster_spec()
+    assert spec == ClusterSpec({"worker": ["n2:8888", "n1:8888", "n2:8889"]})
+
+
+@pytest.mark.usefixtures("gpus")
+def test_slurm_with_components(put):
+    put(
+        SLURM_HET_SIZE=2, SLURM_PROCID=2, SLURM_LOCALID=1, SLURM_NODEID=1,
+        SLURM_JOB_NODELIST_HET_GROUP_0="n1", SLURM_TASKS_PER_NODE_HET_GROUP_0="1",
+        SLURM_JOB_NODELIST_HET_GROUP_1="n[2-3]", SLURM_TASKS_PER_NODE_HET_GROUP_1="2(x2)",
+        SLURM_STEP_NODELIST="n[2-3]", SLURM_STEP_NUM_TASKS=4, SLURM_STEP_TASKS_PER_NODE="2(x2)",
+    )  # fmt: skip
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 4})
+    assert resolver.cluster_spec() == ClusterSpec(
+        {"ps": ["n1:8888"], "worker": ["n2:8888", "n2:8889", "n3:8888", "n3:8889"]}
+    )
+    assert resolver.get_task_info() == ("worker", 1)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("tasks", [2, [2, 2], {"n1": 2, "n2": 2}])
+def test_tasks_per_node_in_place_of_slurms(put, tasks):
+    step(put, 2, "n[1-2]", "2(x2)")
+    put(SLURM_STEP_TASKS_PER_NODE="nonsense")
+    assert SlurmClusterResolver(tasks_per_node=tasks).get_task_info() == ("worker", 2)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_slurm_that_contradicts_itself(put, monkeypatch):
+    step(put, 1, "n[1-2]", "2(x2)")
+    for name, value, message in (
+        ("SLURM_LOCALID", "0", "--distribution=block"),
+        ("SLURM_NODEID", "1", "--distribution=block"),
+        ("SLURM_STEP_NUM_TASKS", "5", "4 tasks together"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3)", "2 nodes, but"),
+        ("SLURM_STEP_NODELIST", "n[1-", "host list"),
+        ("SLURM_PROCID", "4", "4 tasks"),
+        ("SLURM_PROCID", "x", "no number"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            with pytest.raises(errors.InvalidArgumentError, match=message):
+                SlurmClusterResolver()
+    for jobs in ({"worker": 3}, {"worker": 5}, {"ps": -1, "worker": -1}, {"worker": -2}):
+        with pytest.raises(errors.InvalidArgumentError, match=r"jobs|job counts"):
+            SlurmClusterResolver(jobs)
+    with pytest.raises(errors.InvalidArgumentError, match="ports"):
+        SlurmClusterResolver(port_base=65535).cluster_spec()
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    "missing", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
+                "SLURM_STEP_TASKS_PER_NODE"]
+)  # fmt: skip
+def test_slurm_that_is_half_set(put, monkeypatch, missing):
+    step(put, 0, "n[1-2]", "2(x2)")
+    monkeypatch.delenv(missing)
+    with pytest.raises(errors.FailedPreconditionError, match=f"{missing} not set.*srun"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.usefixtures("gpus")
+def test_ranks_of_mpiexec_are_not_the_steps_tasks(put):
+    step(put, 1, "n[1-2]", "1(x2)")
+    put(PMI_RANK=3, PMI_SIZE=4)
+    with pytest.raises(errors.FailedPreconditionError, match="MPIClusterResolver"):
+        SlurmClusterResolver()
+    put(PMI_RANK=1, PMI_SIZE=2)  # srun's own
+    assert SlurmClusterResolver().get_task_info() == ("worker", 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "arguments", "shown"),
+    [
+        (4, None, {}, "2,3"),
+        (4, "4,5,6,7", {}, None),  # not there: CUDA shows none
+        (8, "4,5,6,7", {}, "6,7"),
+        (4, None, {"gpus_per_node": 2}, "1"),
+        (4, None, {"gpus_per_task": 1}, "1"),
+        (3, None, {}, "1"),
+        (1, None, {}, None),
+        (0, None, {}, None),
+        (4, "", {}, None),
+        (4, None, {"gpus_per_task": 0}, None),
+        (4, None, {"auto_set_gpu": False}, None),
+        (2, "GPU-a,GPU-b", {}, "GPU-b"),
+    ],
+)
+def test_slurm_and_gpus(put, gpus, monkeypatch, count, visible, arguments, shown):
+    import os
+
+    gpus(count)
+    step(put, 1, "n1", "2")
+    if visible is not None:
+        put(CUDA_VISIBLE_DEVICES=visible)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "x")  # so that the test's end restores it
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    resolver = SlurmClusterResolver(**arguments)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == (visible if shown is None else shown)
+    if shown is not None:
+        assert resolver.num_accelerators() == {"GPU": len(shown.split(","))}
+        assert resolver.num_accelerators("worker", 0) == {"GPU": len(shown.split(","))}
+    elif "auto_set_gpu" in arguments:
+        assert resolver.num_accelerators() == {"GPU": 2}
+    else:
+        assert resolver.num_accelerators() == {}
+
+
+def test_gpus_that_slurm_has_bound(put, gpus):
+    import os
+
+    gpus(4)
+    step(put, 1, "n1", "2")
+    put(SLURM_GPUS_PER_TASK=2, CUDA_VISIBLE_DEVICES="0,1")
+    assert SlurmClusterResolver().num_accelerators() == {"GPU": 2}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize("arguments", [{"gpus_per_node": 3}, {"gpus_per_task": 2}])
+def test_more_gpus_than_there_are(put, gpus, arguments):
+    gpus(2)
+    step(put, 0, "n1", "2")
+    with pytest.raises(RuntimeError, match="GPUs"):
+        SlurmClusterResolver(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, "0 1 2 3"), ("", ""), ("2,0", "2 0"), ("1,9,2", "1"), ("-1", ""), ("0,-1,2", "0"),
+     ("1,1", "1"), (" 3 , 1 ", "3 1"), ("GPU-8a,MIG-2", "GPU-8a MIG-2")],
+)  # fmt: skip
+def test_visible_gpus(gpus, visible, names):
+    gpus(4)
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert accelerators.visible_gpus(env) == names.split()
+
+
+def test_pbs(put, tmp_path):
+    path = tmp_path / "nodes"
+    path.write_text("b\nb\na\n\nb\n")
+    put(PBS_NODEFILE=path)
+    resolver = PBSClusterResolver({"ps": 1, "worker": 3})
+    assert resolver.cluster_spec() == ClusterSpec(
+        {"ps": ["b:8888"], "worker": ["b:8889", "a:8888", "b:8890"]}
+    )
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == (None, None, "")
+    put(PBS_VNODENUM=2)
+    assert PBSClusterResolver({"ps": 1, "worker": 3}).get_task_info() == ("worker", 1)
+    put(OMPI_COMM_WORLD_RANK=0)
+    assert PBSClusterResolver({"ps": 1, "worker": 3}).get_task_info() == ("ps", 0)
+    put(OMPI_COMM_WORLD_RANK=4)
+    with pytest.raises(errors.InvalidArgumentError, match=r"rank 4.*4 tasks"):
+        PBSClusterResolver()
+
+
+def test_sge(put, tmp_path):
+    path = tmp_path / "pe"
+    path.write_text("b 2 all.q@b <NULL>\na 1 all.q@a <NULL>\n")
+    put(PE_HOSTFILE=path, PMI_RANK=2)
+    resolver = SGEClusterResolver(rpc_layer="mpi")
+    assert resolver.cluster_spec() == ClusterSpec({"worker": ["b:8888", "b:8889", "a:8888"]})
+    assert resolver.master() == "mpi://a:8888"
+    path.write_text("b two all.q@b\n")
+    with pytest.raises(errors.InvalidArgumentError, match="slots"):
+        resolver.cluster_spec()
+
+
+def test_lsf(put, monkeypatch):
+    put(LSB_MCPU_HOSTS="b 2 a 1", LSF_PM_TASKID=3)
+    resolver = LSFClusterResolver()
+    assert resolver.cluster_spec() == ClusterSpec({"worker": ["b:8888", "b:8889", "a:8888"]})
+    assert resolver.get_task_info() == ("worker", 2)
+    put(LSB_MCPU_HOSTS="b 2 a")
+    with pytest.raises(errors.InvalidArgumentError, match="in turns"):
+        resolver.cluster_spec()
+    monkeypatch.delenv("LSB_MCPU_HOSTS")
+    monkeypatch.delenv("LSF_PM_TASKID")
+    put(LSB_HOSTS="batch1 c c d", JSM_NAMESPACE_RANK=2)
+    resolver = LSFClusterResolver()
+    assert resolver.cluster_spec() == ClusterSpec({"worker": ["c:8888", "c:8889", "d:8888"]})
+    assert resolver.get_task_info() == ("worker", 2)
+    whole = LSFClusterResolver(skip_first_host=False).cluster_spec()
+    assert whole.num_tasks("worker") == 4
+    monkeypatch.delenv("JSM_NAMESPACE_RANK")
+    assert LSFClusterResolver(skip_first_host=True).task_id is None
+
+
+@pytest.mark.parametrize(
+    ("resolver", "variable"),
+    [(PBSClusterResolver, "PBS_NODEFILE"), (SGEClusterResolver, "PE_HOSTFILE"),
+     (LSFClusterResolver, "LSB_HOSTS")],
+)  # fmt: skip
+def test_outside_of_the_batch_system(put, tmp_path, resolver, variable):
+    with pytest.raises(errors.FailedPreconditionError, match=f"{variable} not set.*job"):
+        resolver()
+    if resolver is not LSFClusterResolver:
+        put(**{variable: tmp_path / "missing"})
+        with pytest.raises(errors.FailedPreconditionError, match="cannot be read"):
+            resolver()
+        (tmp_path / "missing").write_text("# nothing\n")
+        with pytest.raises(errors.FailedPreconditionError, match="no hosts"):
+            resolver()
+
+
+def test_mpi_job(put, tmp_path):
+    hosts = tmp_path / "hostfile"
+    hosts.write_text("job-worker-0.job slots=2\njob-worker-1.job:1\njob-worker-2.job\n")
+    script = tmp_path / "discover"
+    put(OMPI_COMM_WORLD_RANK=3)
+    resolver = MPIJobClusterResolver(hostfile=str(hosts), discover_script=str(script))
+    names = [f"job-worker-{n}.job:{8888 + m}" for n, m in ((0, 0), (0, 1), (1, 0), (2, 0))]
+    assert resolver.cluster_spec() == ClusterSpec({"worker": names})
+    assert resolver.get_task_info() == ("worker", 3)
+    script.write_text("#!/bin/sh\necho job-worker-0.job:4\n")
+    script.chmod(0o755)
+    assert set(resolver.placement().hosts) == {"job-worker-0.job"}  # those that run now
+    script.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(errors.FailedPreconditionError, match="did not tell"):
+        resolver.cluster_spec()
+    script.unlink()
+    hosts.write_text("a slots=x\n")
+    with pytest.raises(errors.InvalidArgumentError, match="slots="):
+        resolver.cluster_spec()
+
+
+class Client:
+    """The Kubernetes API, as far as it is asked."""
+
+    def __init__(self, **pods):
+        self.pods = pods
+
+    def list_pod_for_all_namespaces(self, label_selector):
+        return SimpleNamespace(items=[
+            SimpleNamespace(metadata=SimpleNamespace(name=name),
+                            status=SimpleNamespace(phase=phase, host_ip=ip))
+            for name, phase, ip in self.pods[label_selector.replace("=", "_").replace("-", "_")]
+        ])  # fmt: skip
+
+
+def test_kubernetes():
+    pods = [(f"worker-{n}", "Running", f"10.0.0.{n}") for n in (10, 2, 1)]
+    client = Client(job_name_tensorflow=pods, role_ps=[("ps-0", "Running", "10.0.1.1")])
+    resolver = KubernetesClusterResolver(override_client=client)
+    assert resolver.cluster_spec() == ClusterSpec(
+        {"worker": ["10.0.0.1:8470", "10.0.0.2:8470", "10.0.0.10:8470"]}
+    )
+    assert resolver.master() == ""
+    assert resolver.master("worker", 2) == "grpc://10.0.0.10:8470"
+    both = KubernetesClusterResolver(
+        {"ps": "role=ps", "worker": ["job-name=tensorflow"]}, 99, "mpi", client, "ps", 0
+    )
+    assert both.cluster_spec().jobs == ["ps", "worker"]
+    assert both.master() == "mpi://10.0.1.1:99"
+    client.pods["role_ps"].append(("ps-1", "Pending", None))
+    with pytest.raises(RuntimeError, match=r"ps-1.*Pending"):
+        both.cluster_spec()
+
+
+def test_kubernetes_without_its_package(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(ImportError, match=r"mpidist\[kubernetes\]"):
+        KubernetesClusterResolver()
+
+
+@pytest.mark.usefixtures("gpus")
+def test_auto(put, monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", "mpidist")
+    resolver = auto({"ps": 1, "worker": 1})
+    assert isinstance(resolver, MPIClusterResolver)
+    host = f"{socket.gethostname()}:0"
+    assert resolver.cluster_spec() == ClusterSpec({"ps": [host], "worker": [host]})
+    assert "one process" in caplog.text
+    nodes = tmp_path / "nodes"
+    nodes.write_text("a\nb\n")
+    put(PBS_NODEFILE=nodes)  # in a job's body, one process is one process
+    assert isinstance(auto(), MPIClusterResolver)
+    put(PBS_VNODENUM=1)
+    assert isinstance(auto(), PBSClusterResolver)
+    monkeypatch.delenv("PBS_VNODENUM")
+    put(LSB_HOSTS="a b", LSF_PM_TASKID=1)
+    assert isinstance(auto(), LSFClusterResolver)
+    put(SLURM_PROCID=0, SLURM_NODEID=0, SLURM_LOCALID=0)
+    assert isinstance(auto(), LSFClusterResolver)
+    step(put, 1, "n[1-2]", "1(x2)")
+    assert auto({"ps": 1, "worker": -1}).get_task_info() == ("worker", 0)
+    assert "srun started it as one of 2 tasks" in caplog.text
+    put(TF_CONFIG='{"cluster": {"worker": ["a:1"]}}')
+    assert isinstance(auto({"worker": 2}), TFConfigClusterResolver)
+    assert "TF_CONFIG replaces the script's jobs" in caplog.text

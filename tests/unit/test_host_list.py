@@ -1,0 +1,98 @@
+"""Host lists as Slurm writes them."""
+
+import os
+import random
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.cluster_resolver.host_list import compress_hosts, expand_hosts
+from mpidist.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("login", ["login"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[10,2,1-2]", ["n10", "n2", "n1", "n2"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[8-11]", ["n8", "n9", "n10", "n11"]),
+        ("n[1-2],gpu[01,003],x", ["n1", "n2", "gpu01", "gpu003", "x"]),
+        ("r[1-2]n[08-09]", ["r1n08", "r1n09", "r2n08", "r2n09"]),
+        ("n[1-2]-ib.site", ["n1-ib.site", "n2-ib.site"]),
+        ("[3-4]", ["3", "4"]),
+        ("a-1,a-[2-3]", ["a-1", "a-2", "a-3"]),
+    ],
+)
+def test_lists(text, hosts):
+    assert expand_hosts(text) == hosts
+    assert expand_hosts(compress_hosts(hosts)) == hosts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", ",", "a,,b", "a,", "n[", "n]", "n[]", "n[1-]", "n[-1]", "n[3-1]", "n[a-c]", "n[1-2",
+     "n[[1]]", "a b", "n[1-70000]", "n[1-300][1-300]", "n[1 - 2]", "n[\u0661-\u0663]"],
+)  # fmt: skip
+def test_no_lists(text):
+    with pytest.raises(InvalidArgumentError):
+        expand_hosts(text)
+
+
+names = st.from_regex(r"[a-z][a-z0-9-]{0,3}[0-9]{0,4}(\.[a-z])?", fullmatch=True)
+
+
+@given(st.lists(names, max_size=30))
+def test_what_is_compressed_expands_to_the_same(hosts):
+    text = compress_hosts(hosts)
+    assert (expand_hosts(text) if hosts else text or []) == hosts
+
+
+@given(st.integers(0, 2000), st.integers(1, 200), st.integers(1, 5))
+def test_runs_are_one_range(first, count, width):
+    hosts = [f"n{number:0{width}}" for number in range(first, first + count)]
+    assert expand_hosts(compress_hosts(hosts)) == hosts
+    last = first + count - 1
+    assert len(str(first).zfill(width)) < len(str(last)) or compress_hosts(hosts).count("n") == 1
+
+
+def drawn_list(rng):
+    """A host list of any form that Slurm takes."""
+
+    def brackets():
+        parts = []
+        for _ in range(rng.randint(1, 3)):
+            first, width = rng.randint(0, 120), rng.choice((1, 1, 2, 3))
+            last = first + rng.randint(0, 15)
+            parts.append(f"{first:0{width}}" + (f"-{last:0{width}}" if rng.random() < 0.7 else ""))
+        return f"[{','.join(parts)}]"
+
+    def item():
+        name = rng.choice(("n", "gpu", "rack-", "a1b", "x.y"))
+        end = rng.random()
+        if end < 0.2:
+            return f"{name}{rng.randint(0, 50)}"
+        return name + brackets() + ("" if end < 0.8 else f"c{brackets()}")
+
+    return ",".join(item() for _ in range(rng.randint(1, 4)))
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm is not installed")
+def test_slurms_own_answers(tmp_path):
+    configuration = tmp_path / "slurm.conf"
+    configuration.write_text("ClusterName=test\nSlurmctldHost=localhost\n")
+    rng = random.Random(11)
+    for _ in range(500):
+        text = drawn_list(rng)
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", text],
+            env={**os.environ, "SLURM_CONF": str(configuration)},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr)
+        assert expand_hosts(text) == done.stdout.split(), text

@@ -1,0 +1,100 @@
+"""Our resolvers and cluster specs against TensorFlow's, where it is installed."""
+
+import json
+import random
+
+import pytest
+
+from mpidist import ClusterSpec
+from mpidist.cluster_resolver import SimpleClusterResolver, TFConfigClusterResolver, UnionResolver
+from mpidist.proto.mpidist_pb2 import ClusterDef
+
+tensorflow = pytest.importorskip("tensorflow")
+theirs = tensorflow.distribute.cluster_resolver
+
+JOBS = ("ps", "worker", "chief", "evaluator", "x")
+
+
+def drawn_cluster(rng):
+    cluster = {}
+    for job in rng.sample(JOBS, rng.randint(0, 4)):
+        addresses = [f"host{rng.randint(0, 30)}:{rng.randint(1, 9999)}" for _ in range(5)]
+        indices = sorted(rng.sample(range(12), rng.randint(1, 4)))
+        dense = addresses[: rng.randint(1, 4)]
+        cluster[job] = dense if rng.random() < 0.6 else dict(zip(indices, addresses, strict=False))
+    return cluster
+
+
+def same(mine, other, method, *arguments):
+    """What a method of either says; or that both raise an error of one kind."""
+    answers = []
+    for one in (mine, other):
+        try:
+            answers.append(getattr(one, method)(*arguments))
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+            answers.append(next(kind for kind in (TypeError, ValueError, KeyError, RuntimeError)
+                                if isinstance(error, kind)))  # fmt: skip
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_specs(seed):
+    rng = random.Random(seed)
+    cluster = drawn_cluster(rng)
+    mine, other = ClusterSpec(cluster), tensorflow.train.ClusterSpec(cluster)
+    assert mine.as_dict() == other.as_dict()
+    assert repr(mine) == repr(other)
+    assert bool(mine) == bool(other)
+    assert mine.jobs == other.jobs
+    data = other.as_cluster_def().SerializeToString(deterministic=True)
+    assert mine.as_cluster_def().SerializeToString(deterministic=True) == data
+    assert ClusterSpec(ClusterDef.FromString(data)) == mine
+    assert ClusterSpec(other.as_cluster_def()) == mine
+    assert tensorflow.train.ClusterSpec(mine.as_dict()) == other
+    for job in (*cluster, "none"):
+        same(mine, other, "num_tasks", job)
+        same(mine, other, "task_indices", job)
+        same(mine, other, "job_tasks", job)
+        for index in range(5):
+            same(mine, other, "task_address", job, index)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_tf_configs(seed, monkeypatch):
+    rng = random.Random(seed)
+    cluster = drawn_cluster(rng)
+    config = {"cluster": {job: tasks for job, tasks in cluster.items() if isinstance(tasks, list)}}
+    if rng.random() < 0.8:
+        config["task"] = {"type": rng.choice(JOBS), "index": rng.randint(0, 3)}
+    others = {"rpc_layer": "grpc", "session_master": "there:1"}
+    config |= {name: value for name, value in others.items() if rng.random() < 0.3}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    mine, other = TFConfigClusterResolver(), theirs.TFConfigClusterResolver()
+    assert mine.cluster_spec().as_dict() == other.cluster_spec().as_dict()
+    assert (mine.task_type, mine.task_id) == (other.task_type, other.task_id)
+    assert mine.rpc_layer == other.rpc_layer
+    named = [("worker", 0), ("ps", 1), ("worker", 1, "x")]
+    for arguments in (*named, (), (None, None, "x")) if "task" in config else named:
+        same(mine, other, "master", *arguments)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_simple_ones_and_their_union(seed):
+    rng = random.Random(seed)
+    clusters = [drawn_cluster(rng) for _ in range(rng.randint(1, 3))]
+    task = rng.choice([(None, None), ("worker", 1), ("ps", 0)])
+    layer = rng.choice([None, "grpc"])
+    mine = [SimpleClusterResolver(ClusterSpec(c), "m:1", *task, rpc_layer=layer) for c in clusters]
+    other = [
+        theirs.SimpleClusterResolver(tensorflow.train.ClusterSpec(c), "m:1", *task, rpc_layer=layer)
+        for c in clusters
+    ]
+    for arguments in ((), ("worker", 0), ("chief", 0, "x")):
+        same(mine[0], other[0], "master", *arguments)
+    union, joined = UnionResolver(*mine), theirs.UnionResolver(*other)
+    for one in (union, joined):
+        one.as_dict = lambda one=one: one.cluster_spec().as_dict()
+    same(union, joined, "as_dict")
+    assert (union.task_type, union.task_id) == (joined.task_type, joined.task_id)
+    same(union, joined, "master")
