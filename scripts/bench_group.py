@@ -112,7 +112,7 @@ def measure(group, sides, nbytes, rounds):
 
 def calls_of(group, name, nbytes):
     """Calls of one turn: fixed, since ranks that counted for themselves would not agree."""
-    per_turn = max(4, min(1000, (8 << 20) // nbytes))
+    per_turn = max(16, min(1000, (32 << 20) // nbytes))
     return max(2, per_turn // 20) if name == "gloo" else per_turn
 
 

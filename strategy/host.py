@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors, open_endpoint
-from mpidist.cluster_resolver import ClusterResolver
+from mpidist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 
 Bytes = NDArray[np.uint8]
 Task = tuple[str, int]
@@ -211,6 +211,17 @@ def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
     if source is None:
         return None
     return source.cluster_spec() if isinstance(source, ClusterResolver) else ClusterSpec(source)
+
+
+def described_spec() -> ClusterSpec | None:
+    """Local. The cluster with ps tasks that TF_CONFIG describes; None without, and for evaluators.
+
+    Raises:
+        InvalidArgumentError: TF_CONFIG is broken.
+    """
+    resolver = TFConfigClusterResolver()
+    spec = resolver.cluster_spec()
+    return spec if "ps" in spec.jobs and resolver.task_type != "evaluator" else None
 
 
 def check_task(

@@ -18,7 +18,15 @@ from strategy.client import Connection
 from strategy.compression import Compressor, parse
 from strategy.durable import Durable
 from strategy.extended import StrategyExtended
-from strategy.host import Host, LocalHost, check_task, chosen_servers, given_spec, workers_of
+from strategy.host import (
+    Host,
+    LocalHost,
+    check_task,
+    chosen_servers,
+    described_spec,
+    given_spec,
+    workers_of,
+)
 from strategy.local import local_host
 from strategy.nan_policy import NanPolicy
 from strategy.numbers import whole_number
@@ -45,6 +53,7 @@ class ParameterServerStrategy(Replicated, Durable):
     share variables as those of several workers do; each waits for its own pushes only.
 
     Without a cluster and a started Server it is in local mode: the variables live in this process.
+    A cluster with ps tasks in TF_CONFIG counts as given.
 
     Args:
         cluster_resolver: A ClusterResolver, a ClusterSpec, or a dict; by default the cluster of
@@ -91,7 +100,8 @@ class ParameterServerStrategy(Replicated, Durable):
         extended: The finer interface.
 
     Raises:
-        FailedPreconditionError: A cluster is given, and no Server has been started.
+        FailedPreconditionError: A cluster is given, or described by TF_CONFIG, and no Server has
+            been started.
         UnimplementedError: Replicas on GPUs are asked for.
         ValueError: The cluster has no ps task, or differs from the Server's; or an argument is
             unknown.
@@ -154,10 +164,11 @@ class ParameterServerStrategy(Replicated, Durable):
         task_id: int | None,
     ) -> None:
         """Become a worker of a cluster, or of none."""
-        if host is None and spec is not None:
+        if host is None and (spec is not None or described_spec() is not None):
+            source = "the strategy is given" if spec is not None else "TF_CONFIG describes"
             raise errors.FailedPreconditionError(
-                "no Server has been started in this process: start mpidist.Server(spec, job_name, "
-                "task_index) before the strategy"
+                f"{source} a cluster, and no Server has been started in this process: start "
+                "mpidist.Server(spec, job_name, task_index) before the strategy"
             )
         if host is not None:
             check_task(host, spec, task_type, task_id)

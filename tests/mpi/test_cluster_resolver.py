@@ -80,3 +80,37 @@ def test_the_scripts_jobs_without_a_layout(tmp_path):
     ended = run_ranks(tmp_path, 3, LAYOUT)
     assert ended.status == 0, ended.err
     assert sorted(ended.out.split("\n"))[1:] == ["ps 0", "ps 1", "worker 0"]
+
+
+DESCRIBED = """
+import json, os
+from mpi4py import MPI
+import mpidist
+from mpidist.cluster_resolver import auto
+from strategy import ParameterServerStrategy, get_variable
+
+# Which rank is which task is only known to the ranks.
+kind, index = [("worker", 1), ("ps", 0), ("worker", 0)][MPI.COMM_WORLD.rank]
+cluster = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+resolver = auto({"worker": -1})
+assert type(resolver).__name__ == "TFConfigClusterResolver"
+with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id) as server:
+    if resolver.task_type == "ps":
+        server.join()
+    else:
+        strategy = ParameterServerStrategy(resolver)
+        assert strategy.worker_index == index
+        with strategy.scope():
+            total = get_variable("total", (), initializer="zeros")
+        total.assign_add(index + 1)
+        server.job_group("worker").barrier()
+        os.write(1, f"{server.target} {float(total.numpy())}\\n".encode())
+        server.job_group("worker").barrier()
+"""
+
+
+def test_tf_config_tells_ranks_their_tasks(tmp_path):
+    ended = run_ranks(tmp_path, 3, DESCRIBED)
+    assert ended.status == 0, ended.err
+    assert sorted(ended.out.split("\n"))[1:] == ["mpi://b:2222 3.0", "mpi://c:2222 3.0"]

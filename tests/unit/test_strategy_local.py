@@ -1,6 +1,7 @@
 """Strategies in one plain process: with a Server, and in local mode without one."""
 
 import copy
+import json
 import threading
 
 import numpy as np
@@ -83,6 +84,18 @@ class TestLocalMode:
         for cluster in (CLUSTER, ClusterSpec(CLUSTER)):
             with pytest.raises(FailedPreconditionError, match=r"start mpidist\.Server"):
                 ParameterServerStrategy(cluster)
+
+    def test_a_cluster_in_tf_config_counts_as_given(self, monkeypatch):
+        for task, starts in (("worker", False), ("evaluator", True)):
+            config = {"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": task}}
+            monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+            if starts:
+                assert ParameterServerStrategy().num_workers == 1
+                continue
+            with pytest.raises(FailedPreconditionError, match=r"TF_CONFIG.*start mpidist\.Server"):
+                ParameterServerStrategy()
+        monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["b:1"]}}')
+        assert ParameterServerStrategy().is_chief
 
 
 def test_the_cluster_may_be_given_in_many_ways(server):
