@@ -9,10 +9,12 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpidist.arena import REMEDY, SHARED_MEMORY
 from mpidist.cli import keeper, records
+from mpidist.cli.hosts import parse_hosts, place, read_host_file
 from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
 from mpidist.cli.shared_files import SharedFiles
 from mpidist.cli.supervise import Ending, Limits, Result, asked_to_end, supervise
@@ -35,8 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """
     parser = subparsers.add_parser(
         "run",
-        help="run a script on the tasks of a cluster on this host",
-        description="Run a Python script on the tasks of a cluster on this host.",
+        help="run a script on the tasks of a cluster",
+        description="Run a Python script on the tasks of a cluster: on this host, on the hosts of "
+        "the batch job around it, or on those that are given.",
         epilog=_EPILOG,
         allow_abbrev=False,
     )
@@ -55,6 +58,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         dest="ranks",
         metavar="N",
         help="ranks in all; worker takes what other jobs leave",
+    )
+    hosts = parser.add_mutually_exclusive_group()
+    hosts.add_argument(
+        "--hosts",
+        metavar="A,B:2,...",
+        help="run on these hosts, ranks in their order; N behind a colon is how many ranks a host "
+        "takes. They need a --run-dir, the script and this Python at the same paths",
+    )
+    hosts.add_argument("--hostfile", metavar="FILE", help="hosts, one a line: A:2, or A slots=2")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable for all ranks, or pass this one's value on; may be repeated",
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
@@ -75,6 +93,9 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         counts = {name: getattr(namespace, name) for name in FIRST_JOBS}
         layout = make_layout(counts, others, namespace.ranks)
         launcher = find_launcher()
+        namespace.places = _places(namespace, layout)
+        namespace.variables = _variables(namespace.env)
+        rank_command(launcher, layout, [], namespace.places)
     except (ValueError, LauncherError) as error:
         parser.error(str(error))
     if not Path(namespace.script).is_file():
@@ -96,29 +117,65 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def rank_command(launcher: Launcher, layout: Layout, program: list[str]) -> list[str]:
+def _places(namespace: argparse.Namespace, layout: Layout) -> tuple[tuple[str, int], ...]:
+    """The hosts that are given, with how many ranks each takes; ValueError if they do not fit."""
+    if namespace.hostfile is not None:
+        return place(read_host_file(namespace.hostfile), layout.ranks)
+    return place(parse_hosts(namespace.hosts), layout.ranks) if namespace.hosts is not None else ()
+
+
+def _variables(words: list[str]) -> dict[str, str]:
+    """The variables of --env; ValueError for a word of another form."""
+    variables = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise ValueError(f"--env {word!r} is not NAME=VALUE, nor a variable that is set here")
+        variables[name] = value if equals else os.environ[name]
+    return variables
+
+
+def rank_command(
+    launcher: Launcher,
+    layout: Layout,
+    program: list[str],
+    places: Sequence[tuple[str, int]] = (),
+    variables: Sequence[str] = (),
+) -> list[str]:
     """Local. The command line that runs a program on every rank, each under its keeper.
 
     Args:
         launcher: The launcher.
         layout: The ranks.
         program: The program and its arguments.
+        places: Hosts, and how many ranks each takes; by default the launcher knows.
+        variables: Names of environment variables that every rank must get, besides our own.
 
     Returns:
         The words of the command.
+
+    Raises:
+        LauncherError: The launcher takes no hosts.
     """
+    ours = _FOR_KEEPER + (("MPIDIST_JOBS",) if layout.jobs else ())
     words = launcher.command(
         layout.ranks,
         cores=len(os.sched_getaffinity(0)),
         root=os.geteuid() == 0,
-        variables=_FOR_KEEPER + (("MPIDIST_JOBS",) if layout.jobs else ()),
+        variables=(*ours, *variables),
+        places=places,
     )
     isolated = [sys.executable, "-I", "-S", str(Path(keeper.__file__).absolute())]
     return [*words, *isolated, launcher.vendor.rank_variable, *program]
 
 
 def rank_environment(
-    launcher: Launcher, layout: Layout, folder: Path, scratch: Path, shared: str
+    launcher: Launcher,
+    layout: Layout,
+    folder: Path,
+    scratch: Path,
+    shared: str,
+    places: Sequence[tuple[str, int]] = (),
 ) -> dict[str, str]:
     """Local. The environment of the ranks: the user's, completed.
 
@@ -128,12 +185,14 @@ def rank_environment(
         folder: The job's folder.
         scratch: A folder on this host that goes with the job.
         shared: One in memory, likewise.
+        places: See :func:`rank_command`.
 
     Returns:
         A new environment.
     """
     cores = len(os.sched_getaffinity(0))
-    environment = launcher.environment(os.environ, ranks=layout.ranks, cores=cores)
+    together = max((number for _, number in places), default=layout.ranks)
+    environment = launcher.environment(os.environ, ranks=together, cores=cores)
     environment["MPIDIST_RUN_DIR"] = str(folder)
     vendor = launcher.vendor
     if vendor.scratch_variable and vendor.scratch_choice not in environment:
@@ -168,10 +227,13 @@ def _run_in(
             f"there ({error}): {REMEDY}, and have it writable\n"
         )
         return 1
+    program = [sys.executable, namespace.script, *namespace.args]
+    places, variables = namespace.places, namespace.variables
+    environment = rank_environment(launcher, layout, folder, scratch, shared_files.folder, places)
     try:
         result = supervise(
-            rank_command(launcher, layout, [sys.executable, namespace.script, *namespace.args]),
-            rank_environment(launcher, layout, folder, scratch, shared_files.folder),
+            rank_command(launcher, layout, program, places, list(variables)),
+            {**environment, **variables},
             Limits(run_s=namespace.timeout),
             signals,
             failed=lambda: records.first_failure(folder) is not None,

@@ -30,6 +30,7 @@ class Vendor:
         flags: Always passed.
         oversubscribe: Passed when there are more ranks than cores.
         root: Passed when the user is root.
+        hosts: Before a list of hosts and numbers of ranks, as ``a:2,b:1``; empty if it takes none.
         pass_variable: Puts the name of a variable on the command line, so that ranks on other
             hosts get it; empty where the launcher passes the whole environment anyway.
         environment: Set unless the user has set them.
@@ -46,6 +47,7 @@ class Vendor:
     flags: tuple[str, ...] = ()
     oversubscribe: tuple[str, ...] = ()
     root: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     pass_variable: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     scratch_variable: str = ""
@@ -63,6 +65,7 @@ VENDORS = (
         flags=("--bind-to", "none"),
         oversubscribe=("--oversubscribe",),
         root=("--allow-run-as-root",),
+        hosts=("--host",),
         pass_variable=("-x",),
         # The UCX one-sided component fails on hosts without its devices, and says so every time.
         environment={"OMPI_MCA_mpi_yield_when_idle": "true", "OMPI_MCA_osc": "^ucx"},
@@ -87,6 +90,7 @@ VENDORS = (
         name="mpich",
         signs=("HYDRA", "MPICH"),
         rank_variable="PMI_RANK",
+        hosts=("-hosts",),
         environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
         shared_folders=("UCX_POSIX_DIR",),
         shared_files=("mpich_shm_", "mpich_shar_tmp", "mpich_vci_", "ucx_shm_posix"),
@@ -122,22 +126,40 @@ class Launcher:
     vendor: Vendor
 
     def command(
-        self, ranks: int, *, cores: int, root: bool, variables: Sequence[str] = ()
+        self,
+        ranks: int,
+        *,
+        cores: int,
+        root: bool,
+        variables: Sequence[str] = (),
+        places: Sequence[tuple[str, int]] = (),
     ) -> list[str]:
         """Local. The command line that starts ranks, up to the program to run.
 
         Args:
             ranks: How many.
-            cores: How many cores they may use.
+            cores: How many cores those of a host may use.
             root: Whether the user is root.
             variables: Names of environment variables that every rank must get.
+            places: Hosts, and how many ranks each takes, in the order of the ranks; by default
+                what the launcher finds: this host, a batch system's, or those of its own settings.
 
         Returns:
             The words of the command.
+
+        Raises:
+            LauncherError: Hosts are given, and how the launcher takes them is not known.
         """
         vendor = self.vendor
         words = [self.path, *vendor.flags]
-        if ranks > cores:
+        if places:
+            if not vendor.hosts:
+                raise LauncherError(
+                    f"how {self.path} ({vendor.name}) takes hosts is not known here: give them in "
+                    "its own variables or configuration, and leave out --hosts and --hostfile"
+                )
+            words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in places)]
+        if max((number for _, number in places), default=ranks) > cores:
             words += vendor.oversubscribe
         if root:
             words += vendor.root

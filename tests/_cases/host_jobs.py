@@ -74,6 +74,10 @@ class Jobs:
         """Start ``mpidist run``; the vendor's launcher takes the hosts from the environment."""
         command = [sys.executable, "-m", "mpidist", "run", *words]
         settings = self._settings(self._host_file(places, sum(places.values())))
+        if {"--hosts", "--hostfile"} & set(words):
+            settings = {
+                name: v for name, v in settings.items() if not name.lower().endswith("file")
+            }
         return self._start(command, {**settings, **(env or {})})
 
     def _start(self, command, env):

@@ -56,6 +56,21 @@ def test_ranks_know_their_jobs_and_nodes(jobs, tmp_path):
         assert one["folder"] == folder
 
 
+@pytest.mark.parametrize("option", ["--hosts", "--hostfile"])
+def test_hosts_that_are_given(jobs, tmp_path, option):
+    given = "node2,node[3,1]:2"
+    if option == "--hostfile":
+        given = tmp_path / "given"
+        given.write_text("node2:1  # first\n\nnode3 slots=2\nnode1:2\n")
+    words = [*LAYOUT, "--run-dir", tmp_path / "run", option, given, "--env", "FROM_HERE=a b"]
+    script = jobs.script(FACTS.replace("MPIDIST_JOBS", "FROM_HERE"))
+    ended = jobs.mpidist_run(PLACES, [*map(str, words), *script])
+    assert ended.status == 0, ended.err
+    facts = sorted(map(json.loads, ended.out.splitlines()), key=lambda one: one["rank"])
+    assert [one["host"] for one in facts] == ["node2", "node3", "node3"]
+    assert {one["jobs"] for one in facts} == {"a b"}
+
+
 def test_the_task_that_failed_first_is_named_with_its_host(jobs, tmp_path):
     words = [*LAYOUT, "--run-dir", tmp_path / "run", *jobs.script(FAIL)]
     ended = jobs.mpidist_run(PLACES, words, timeout_s=30)

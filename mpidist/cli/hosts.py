@@ -1,0 +1,95 @@
+"""On which hosts the ranks of a job run. Pure, but for reading a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mpidist.cluster_resolver.host_list import expand_hosts
+
+Slots = list[tuple[str, int | None]]
+_LINE = re.compile(r"([^\s:]+)(?:\s*:\s*([0-9]+)|\s+slots\s*=\s*([0-9]+))?(?:\s+max[-_]slots\S*)?")
+
+
+def parse_hosts(text: str) -> Slots:
+    """Local. Read what ``--hosts`` is given: ``a,b:2,n[1-3]:4``.
+
+    Args:
+        text: Names, or lists of names as Slurm writes them, each perhaps with a number of ranks.
+
+    Returns:
+        Hosts, with the number of ranks that each takes at most, or None where there is none.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    found: Slots = []
+    for item in re.split(r",(?![^\[]*\])", text):
+        name, colon, number = item.partition(":")
+        if colon and not (number.isascii() and number.isdigit()):
+            raise ValueError(f"--hosts {text!r}: {number!r} behind {name!r} is no number of ranks")
+        found += [(host, int(number) if colon else None) for host in expand_hosts(name)]
+    return found
+
+
+def read_host_file(path: str) -> Slots:
+    """Local. Read a host file of MPICH's form, ``a:2``, or Open MPI's, ``a slots=2``.
+
+    Args:
+        path: One host a line; ``#`` begins a comment.
+
+    Returns:
+        As :func:`parse_hosts`.
+
+    Raises:
+        ValueError: It cannot be read, names no hosts, or has a line of another form.
+    """
+    try:
+        lines = [line.partition("#")[0].strip() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--hostfile {path} cannot be read ({error})") from None
+    found: Slots = []
+    for line in filter(None, lines):
+        matched = _LINE.fullmatch(line)
+        if matched is None:
+            raise ValueError(f"--hostfile {path}: {line!r} is neither HOST:N nor HOST slots=N")
+        number = matched[2] or matched[3]
+        found.append((matched[1], int(number) if number else None))
+    if not found:
+        raise ValueError(f"--hostfile {path} names no hosts")
+    return found
+
+
+def place(slots: Iterable[tuple[str, int | None]], ranks: int) -> tuple[tuple[str, int], ...]:
+    """Local. Give consecutive ranks to hosts, in the order of the hosts.
+
+    Args:
+        slots: Hosts, and how many ranks each takes at most; if none of them says so, all take
+            equally many.
+        ranks: How many there are.
+
+    Returns:
+        The hosts that have ranks, with how many.
+
+    Raises:
+        ValueError: There is not room for all ranks.
+    """
+    room: dict[str, int] = {}
+    slots = list(slots)
+    hosts = list(dict.fromkeys(host for host, _ in slots))
+    if all(number is None for _, number in slots):
+        share, rest = divmod(ranks, len(hosts))
+        room = {host: share + (place < rest) for place, host in enumerate(hosts)}
+    else:
+        for host, number in slots:
+            room[host] = room.get(host, 0) + (1 if number is None else number)
+    total = sum(room.values())
+    if total < ranks:
+        raise ValueError(f"the hosts have room for {total} ranks, and the job has {ranks}")
+    placed, left = [], ranks
+    for host in hosts:
+        taken = min(room[host], left)
+        placed.append((host, taken))
+        left -= taken
+    return tuple((host, number) for host, number in placed if number)

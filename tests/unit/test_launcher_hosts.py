@@ -1,0 +1,73 @@
+"""On which hosts ``mpidist run`` puts ranks."""
+
+import pytest
+
+from mpidist.cli.hosts import parse_hosts, place, read_host_file
+from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
+
+BY_NAME = {vendor.name: vendor for vendor in VENDORS}
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "placed"),
+    [
+        ("a", 3, {"a": 3}),
+        ("a,b", 3, {"a": 2, "b": 1}),
+        ("b,a", 4, {"b": 2, "a": 2}),
+        ("a,b,c", 2, {"a": 1, "b": 1}),
+        ("a:2,b:2", 3, {"a": 2, "b": 1}),
+        ("a:2,b", 3, {"a": 2, "b": 1}),
+        ("n[2,1]:2", 4, {"n2": 2, "n1": 2}),
+        ("n[08-09],x:1", 3, {"n08": 1, "n09": 1, "x": 1}),
+        ("a:1,b:1,a:1", 3, {"a": 2, "b": 1}),
+        ("a:0,b:1", 1, {"b": 1}),
+        ("a,b,a", 3, {"a": 2, "b": 1}),
+    ],
+)
+def test_places(text, ranks, placed):
+    assert dict(place(parse_hosts(text), ranks)) == placed
+    assert list(dict(place(parse_hosts(text), ranks))) == list(placed)
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:x", "a:-1", "n[1-", "a b", "a:\u0661"])
+def test_no_hosts(text):
+    with pytest.raises(ValueError, match="host"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize("text", ["a:1", "a:1,b:1"])
+def test_too_little_room(text):
+    with pytest.raises(ValueError, match=r"room for [12] ranks, and the job has 3"):
+        place(parse_hosts(text), 3)
+
+
+def test_host_files(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# ours\na:2\nb slots=3 max_slots=4\n\n c  # last\nd : 1\n")
+    assert read_host_file(str(path)) == [("a", 2), ("b", 3), ("c", None), ("d", 1)]
+    for text in ("", "# nothing\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="names no hosts"):
+            read_host_file(str(path))
+    path.write_text("a:2\na b c\n")
+    with pytest.raises(ValueError, match="'a b c' is neither"):
+        read_host_file(str(path))
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(ValueError, match="cannot be read"):
+            read_host_file(str(missing))
+
+
+@pytest.mark.parametrize(("vendor", "flag"), [("mpich", "-hosts"), ("openmpi", "--host")])
+def test_commands(vendor, flag):
+    launcher = Launcher("mpiexec", BY_NAME[vendor])
+    places = [("b", 2), ("a", 1)]
+    words = launcher.command(3, cores=2, root=False, places=places)
+    assert words[words.index(flag) + 1] == "b:2,a:1"
+    assert "--oversubscribe" not in words
+    crowded = launcher.command(3, cores=1, root=False, places=places)
+    assert ("--oversubscribe" in crowded) == (vendor == "openmpi")
+
+
+def test_a_launcher_whose_way_is_not_known():
+    with pytest.raises(LauncherError, match="leave out --hosts"):
+        Launcher("mpiexec", BY_NAME["intelmpi"]).command(1, cores=1, root=False, places=[("a", 1)])
