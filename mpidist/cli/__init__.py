@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from mpidist.cli import doctor, timeline, top
 from mpidist.cli import run as run_command
-from mpidist.cli import timeline, top
 
 __all__ = ["main"]
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="mpidist", description="Distributed training on MPI."
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run_command, top, timeline):
+    for command in (run_command, top, timeline, doctor):
         command.add_parser(subparsers)
     namespace = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     status: int = namespace.run(namespace)

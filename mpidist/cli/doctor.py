@@ -1,0 +1,217 @@
+"""``mpidist doctor``: what of this machine's MPI works, and what to do about the rest."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mpidist.arena import REMEDY, SHARED_MEMORY, shared_memory_space
+from mpidist.cli import probe
+from mpidist.cli.vendors import Launcher, LauncherError, find_launcher, vendor_of
+from mpidist.cluster_resolver.accelerators import visible_gpus
+from mpidist.config import distribution_version
+from mpidist.runtime.launch import foreign_step
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_LIBRARY_S = 30.0
+_PROBE_S = 60.0
+_SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
+_LIBRARY = (
+    "import mpi4py\n"
+    "mpi4py.rc.initialize = False\n"
+    "from mpi4py import MPI\n"
+    "print(mpi4py.__version__, MPI.Get_library_version())"
+)
+_INSTALL = (
+    'install one, for example pip install "mpidist[mpich]", or load the cluster\'s MPI module'
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of what was found.
+
+    Attributes:
+        name: What was looked at.
+        verdict: ``"ok"``, ``"warning"`` or ``"problem"``.
+        fact: What there is.
+        remedy: What to do; empty where all is well.
+    """
+
+    name: str
+    verdict: str
+    fact: str
+    remedy: str = ""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Local. Add the subcommand to the command line.
+
+    Args:
+        subparsers: What ``add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what of this machine's MPI works, and what to do about the rest",
+        description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks.",
+        epilog="The exit status is 1 if there is a problem. What may hang runs in processes of its "
+        "own, with a time limit.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=lambda namespace: _run(as_json=namespace.json))
+
+
+def _run(*, as_json: bool) -> int:
+    found = []
+    for finding in findings(os.environ):
+        found.append(finding)
+        if not as_json:
+            print(f"{finding.verdict:8} {finding.name:14} {finding.fact}", flush=True)
+            if finding.remedy:
+                print(f"{'':8} {'':14} -> {finding.remedy}", flush=True)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=2))
+    return int(any(finding.verdict == PROBLEM for finding in found))
+
+
+def findings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Local. Look at everything, one after the other.
+
+    Args:
+        env: Usually ``os.environ``.
+    """
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("mpidist", OK, f"{distribution_version()}, Python {platform.python_version()}")
+    yield Finding("cores", OK, f"{cores} for this process, on {socket.gethostname()}")
+    library = _library()
+    yield library
+    launcher, finding = _launcher(library)
+    yield finding
+    yield _shared_memory()
+    yield _host_name()
+    yield from _batch_job(env)
+    gpus = visible_gpus(env)
+    yield Finding("GPUs", OK, f"{len(gpus)} that this process may use")
+    extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
+    yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
+    if library.verdict != PROBLEM and launcher is not None:
+        yield from _two_ranks()
+
+
+def _library() -> Finding:
+    """The MPI library that mpi4py loads; loading a broken one may kill the process."""
+    try:
+        done = _child([sys.executable, "-c", _LIBRARY], _LIBRARY_S)
+    except subprocess.TimeoutExpired:
+        return Finding("MPI library", PROBLEM, "it does not load in time", _INSTALL)
+    if done.returncode != 0:
+        return Finding("MPI library", PROBLEM, _last_line(done.stderr), _INSTALL)
+    version, _, text = done.stdout.strip().partition(" ")
+    words = " ".join(text.partition("\n")[0].partition(",")[0].split())
+    return Finding("MPI library", OK, f"{words}, by mpi4py {version}")
+
+
+def _launcher(library: Finding) -> tuple[Launcher | None, Finding]:
+    try:
+        launcher = find_launcher()
+    except LauncherError as error:
+        return None, Finding("launcher", PROBLEM, "none that is known", str(error))
+    fact = f"{launcher.path} ({launcher.vendor.name})"
+    vendor = vendor_of(library.fact)
+    if library.verdict == OK and vendor is not None and vendor != launcher.vendor:
+        return launcher, Finding(
+            "launcher", PROBLEM, f"{fact}, but the library is {vendor.name}'s",
+            "its ranks would each be alone: put the library's own mpiexec first in PATH",
+        )  # fmt: skip
+    return launcher, Finding("launcher", OK, fact)
+
+
+def _shared_memory() -> Finding:
+    free, total = shared_memory_space()
+    fact = f"{free >> 20} of {total >> 20} MiB free in {SHARED_MEMORY}"
+    if free < _SHARED_BYTES:
+        return Finding("shared memory", WARNING, fact, f"larger variables need more: {REMEDY}")
+    return Finding("shared memory", OK, fact)
+
+
+def _host_name() -> Finding:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return Finding(
+            "host name", WARNING, f"{name} has no address ({error})",
+            "tasks that speak TCP across hosts need it: give it one in DNS or /etc/hosts",
+        )  # fmt: skip
+    where = ", which only this host reaches" if address.startswith("127.") else ""
+    return Finding("host name", OK, f"{name} is {address}{where}")
+
+
+def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
+    problem = foreign_step(env)
+    if problem is not None:
+        yield Finding("batch job", PROBLEM, "a Slurm step of several tasks without PMI", problem)
+    elif "SLURM_JOB_ID" in env:
+        nodes = env.get("SLURM_JOB_NODELIST", "one node")
+        yield Finding("batch job", OK, f"Slurm job {env['SLURM_JOB_ID']} on {nodes}")
+
+
+def _two_ranks() -> Iterator[Finding]:
+    """What a job of two ranks of this host says of itself."""
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--timeout", f"{_PROBE_S:g}"]
+    try:
+        done = _child([*command, str(Path(probe.__file__).absolute())], 2 * _PROBE_S)
+        facts = json.loads(_last_line(done.stdout) or "null")
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        yield Finding("two ranks", PROBLEM, f"their job says nothing ({error})", _INSTALL)
+        return
+    if done.returncode != 0 or not isinstance(facts, dict):
+        remedy = "what it printed is above all this: run it again with  mpidist run -n 2 SCRIPT"
+        yield Finding("two ranks", PROBLEM, _last_line(done.stderr), remedy)
+        return
+    yield from _verdicts(facts)
+
+
+def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
+    fact = f"a world of {facts['ranks']}, thread level {facts['thread_level']}"
+    if facts["ranks"] == 2:
+        yield Finding("two ranks", OK, fact)
+    else:
+        remedy = "mpiexec and the library do not belong together: install both from one place"
+        yield Finding("two ranks", PROBLEM, fact, remedy)
+    right = facts["sums_are_right"]
+    speed = f"all_reduce of 8 B in {facts['all_reduce_us']:.1f} us, broadcast of 4 MiB at "
+    yield Finding(
+        "collectives", OK if right else PROBLEM,
+        speed + f"{facts['broadcast_gib_s']:.1f} GiB/s" if right else "sums are wrong",
+        "" if right else "this MPI library adds wrongly on this machine: take another version",
+    )  # fmt: skip
+    right = facts["one_sided_is_right"]
+    yield Finding(
+        "one-sided", OK if right else PROBLEM, "put and get work" if right else "a put was lost",
+        "" if right else 'leave ParameterServerStrategy(transport="rma") out',
+    )  # fmt: skip
+
+
+def _child(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,142 @@
+"""What ``mpidist doctor`` makes of what it finds."""
+
+import json
+import subprocess
+
+import pytest
+
+from mpidist.cli import doctor, main
+from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
+
+BY_NAME = {vendor.name: vendor for vendor in VENDORS}
+FACTS = {
+    "ranks": 2, "nodes": 1, "thread_level": "multiple", "sums_are_right": True,
+    "one_sided_is_right": True, "all_reduce_us": 3.25, "broadcast_gib_s": 9.5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine where all is well, until a test changes what its child processes say."""
+    said = {
+        "library": (0, "4.1.2 MPICH Version: 5.0.2, more\nand more\0", ""),
+        "ranks": (0, f"noise\n{json.dumps(FACTS)}\n", ""),
+    }
+
+    def child(command, limit_s):
+        answer = said["library" if "-c" in command else "ranks"]
+        if isinstance(answer, Exception):
+            raise answer
+        return subprocess.CompletedProcess(command, *answer)
+
+    monkeypatch.setattr(doctor, "_child", child)
+    found = Launcher("/x/mpiexec", BY_NAME["mpich"])
+    monkeypatch.setattr(doctor, "find_launcher", lambda: found)
+    monkeypatch.setattr(doctor, "shared_memory_space", lambda: (1 << 30, 1 << 30))
+    monkeypatch.setattr(doctor.socket, "gethostbyname", lambda name: "10.0.0.1")
+    return said
+
+
+def found(env=None):
+    return {finding.name: finding for finding in doctor.findings(env or {})}
+
+
+@pytest.mark.usefixtures("machine")
+def test_all_is_well(capsys):
+    findings = found()
+    assert {f.verdict for f in findings.values()} == {"ok"}
+    assert {f.remedy for f in findings.values()} == {""}
+    assert findings["MPI library"].fact == "MPICH Version: 5.0.2, by mpi4py 4.1.2"
+    assert "all_reduce of 8 B in 3.2 us" in findings["collectives"].fact
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(findings)
+    assert main(["doctor", "--json"]) == 0
+    assert [f["name"] for f in json.loads(capsys.readouterr().out)] == list(findings)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        ((1, "", "Traceback\nRuntimeError: cannot load MPI library\n"), "cannot load MPI library"),
+        (subprocess.TimeoutExpired("x", 1), "does not load in time"),
+    ],
+)
+def test_a_library_that_does_not_load(machine, answer, fact, capsys):
+    machine["library"] = answer
+    findings = found()
+    assert findings["MPI library"].verdict == "problem"
+    assert fact in findings["MPI library"].fact
+    assert "pip install" in findings["MPI library"].remedy
+    assert "two ranks" not in findings
+    assert main(["doctor"]) == 1
+    assert "-> install one" in capsys.readouterr().out
+
+
+def test_a_launcher_of_another_library(machine):
+    machine["library"] = (0, "4.1.2 Open MPI v5.0.11, package", "")
+    machine["ranks"] = (0, json.dumps(FACTS | {"ranks": 1}), "")
+    findings = found()
+    assert findings["launcher"].verdict == "problem"
+    assert "but the library is openmpi's" in findings["launcher"].fact
+    assert findings["two ranks"].verdict == "problem"
+    assert "do not belong together" in findings["two ranks"].remedy
+
+
+@pytest.mark.usefixtures("machine")
+def test_no_launcher(monkeypatch):
+    def none():
+        raise LauncherError("no mpiexec; install an MPI library")
+
+    monkeypatch.setattr(doctor, "find_launcher", none)
+    findings = found()
+    assert (findings["launcher"].verdict, findings["launcher"].remedy[:10]) == (
+        "problem",
+        "no mpiexec",
+    )
+    assert "two ranks" not in findings
+
+
+@pytest.mark.usefixtures("machine")
+def test_little_shared_memory_and_a_host_without_an_address(monkeypatch, capsys):
+    def unknown(name):
+        raise OSError("not known")
+
+    monkeypatch.setattr(doctor, "shared_memory_space", lambda: (1 << 20, 64 << 20))
+    monkeypatch.setattr(doctor.socket, "gethostbyname", unknown)
+    findings = found()
+    for name, text in (("shared memory", "1 of 64 MiB"), ("host name", "has no address")):
+        assert findings[name].verdict == "warning"
+        assert text in findings[name].fact
+        assert findings[name].remedy
+    assert main(["doctor"]) == 0  # warnings are no problem
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "text"),
+    [
+        ((3, "", "boom\nmpidist run: rank 1 failed first\n"), "two ranks", "rank 1 failed first"),
+        ((0, "", ""), "two ranks", ""),
+        ((0, "no json\n", ""), "two ranks", "says nothing"),
+        (subprocess.TimeoutExpired("x", 1), "two ranks", "says nothing"),
+        ((0, json.dumps(FACTS | {"sums_are_right": False}), ""), "collectives", "wrong"),
+        ((0, json.dumps(FACTS | {"one_sided_is_right": False}), ""), "one-sided", "lost"),
+    ],
+)
+def test_ranks_that_do_not_work(machine, answer, name, text):
+    machine["ranks"] = answer
+    findings = found()
+    assert findings[name].verdict == "problem"
+    assert text in findings[name].fact
+    assert findings[name].remedy
+
+
+@pytest.mark.usefixtures("machine")
+def test_batch_jobs():
+    assert "batch job" not in found()
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    assert found(job)["batch job"].fact == "Slurm job 7 on n[1-2]"
+    step = job | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    assert found(step)["batch job"].verdict == "problem"
+    assert "srun --mpi=pmi2" in found(step)["batch job"].remedy
