@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpidist.cluster_resolver.rank_layout import PER_NODE
+
 FIRST_JOBS = ("ps", "worker", "data")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
@@ -16,11 +18,12 @@ class Layout:
 
     Attributes:
         ranks: How many there are.
-        jobs: Pairs of job name and number of tasks, in rank order; empty if none is named.
+        jobs: Pairs of job name and number of tasks, in rank order; empty if none is named. For the
+            job ps, the number may be the name of a rule, which only the ranks can follow.
     """
 
     ranks: int
-    jobs: tuple[tuple[str, int], ...] = ()
+    jobs: tuple[tuple[str, int | str], ...] = ()
 
     def __str__(self) -> str:
         return ",".join(f"{name}={count}" for name, count in self.jobs)
@@ -32,10 +35,15 @@ class Layout:
             rank: 0 to ``ranks - 1``.
 
         Returns:
-            ``(job, task index)``, or None where the layout names no jobs.
+            ``(job, task index)``, or None where the layout names no jobs, or leaves them to the
+            ranks.
         """
         first = 0
         for name, count in self.jobs:
+            if count == PER_NODE:
+                return None
+            if isinstance(count, str):  # it has no ranks of its own
+                continue
             if rank < first + count:
                 return name, rank - first
             first += count
@@ -61,7 +69,10 @@ def parse_job(text: str) -> tuple[str, int]:
 
 
 def make_layout(
-    counts: dict[str, int | None], others: Sequence[tuple[str, int]], ranks: int | None
+    counts: dict[str, int | None],
+    others: Sequence[tuple[str, int]],
+    ranks: int | None,
+    rule: str | None = None,
 ) -> Layout:
     """Local. Order the jobs and check the numbers.
 
@@ -69,6 +80,8 @@ def make_layout(
         counts: The numbers given for the jobs with options of their own; None for those not given.
         others: Further jobs, in order.
         ranks: The total, if given; ``worker`` takes what the other jobs leave of it.
+        rule: How ps tasks follow nodes, in place of their number: ``"per_node"`` or
+            ``"colocated"``.
 
     Returns:
         The layout.
@@ -76,6 +89,14 @@ def make_layout(
     Raises:
         ValueError: The numbers make no job, or contradict each other; the message says what to do.
     """
+    if rule is not None:
+        if counts.get("ps") is not None:
+            raise ValueError("the tasks of ps follow the nodes: leave out their number, --ps")
+        if rule == PER_NODE and (ranks is None or counts.get("worker") is not None):
+            raise ValueError(
+                "with --ps-per-node only the ranks know how many nodes there are: give -n, all "
+                "ranks, and leave out --worker, which takes what others leave"
+            )
     jobs = {name: counts[name] for name in FIRST_JOBS if counts.get(name) is not None}
     for name, count in others:
         if name in jobs:
@@ -88,7 +109,7 @@ def make_layout(
     total = sum(given.values())
     if ranks is None:
         ranks = total
-    elif given and ranks != total:
+    elif (given or rule) and ranks != total:
         if "worker" in jobs or ranks < total:
             raise ValueError(f"-n {ranks} contradicts the {total} tasks of the jobs; leave out -n")
         given["worker"] = ranks - total
@@ -96,5 +117,10 @@ def make_layout(
         raise ValueError("no rank to run; give --worker N, or -n N")
     if given and set(given) == {"ps"}:
         raise ValueError("no task uses the ps; add --worker N")
+    tasks: dict[str, int | str] = dict(given)
+    if rule is not None:
+        tasks["ps"] = rule
+        if rule == PER_NODE:
+            tasks["worker"] = -1
     order = [*FIRST_JOBS, *(name for name, _ in others if name not in FIRST_JOBS)]
-    return Layout(ranks, tuple((name, given[name]) for name in order if name in given))
+    return Layout(ranks, tuple((name, tasks[name]) for name in order if name in tasks))

@@ -19,6 +19,7 @@ from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
 from mpidist.cli.shared_files import SharedFiles
 from mpidist.cli.supervise import Ending, Limits, Result, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
+from mpidist.cluster_resolver.rank_layout import COLOCATED, PER_NODE
 
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED")
@@ -45,6 +46,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for name in FIRST_JOBS:
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"tasks of the job {name}")
+    rule = parser.add_mutually_exclusive_group()
+    rule.add_argument(
+        "--ps-per-node", action="store_const", dest="rule", const=PER_NODE,
+        help="the first rank of each node is a task of ps; the others share memory with it",
+    )  # fmt: skip
+    rule.add_argument(
+        "--colocate-ps", action="store_const", dest="rule", const=COLOCATED,
+        help="the first rank of each node has a task of ps besides its own",
+    )  # fmt: skip
     parser.add_argument(
         "--job",
         action="append",
@@ -91,7 +101,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     try:
         others = [parse_job(text) for text in namespace.job]
         counts = {name: getattr(namespace, name) for name in FIRST_JOBS}
-        layout = make_layout(counts, others, namespace.ranks)
+        layout = make_layout(counts, others, namespace.ranks, namespace.rule)
         launcher = find_launcher()
         namespace.places = _places(namespace, layout)
         namespace.variables = _variables(namespace.env)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
+from mpidist.cluster_resolver.rank_layout import COLOCATED, PER_NODE, Ranks, assign, check_jobs
 from mpidist.config import config
 from mpidist.runtime import launched, world
 
@@ -21,26 +22,26 @@ class MPIClusterResolver(ClusterResolver):
     plain process task 0 of every job lives in it, and the script is a worker.
 
     Args:
-        jobs: Number of tasks of each job, in the order of their ranks; -1, for one job at most,
-            takes the ranks that remain.
+        jobs: Tasks of each job: their number, in the order of the ranks, -1, for one job at most,
+            for those that remain; or their ranks, as ``range(2)`` or ``[3, 1]``; or ``"per_node"``,
+            the first rank of each node, so that each ps shares memory with workers; or
+            ``"colocated"``, likewise, but that rank has a task of another job too.
         rpc_layer: Protocol of the addresses; by default ``"mpi"``, in a plain process
             ``"inproc"``.
 
     Raises:
-        ValueError: A count is neither -1 nor positive or zero, or there is no job.
+        ValueError: There is no task, a number or a rank is not possible, or a rule unknown.
+        TypeError: The tasks of a job are none of these.
     """
 
-    def __init__(self, jobs: Mapping[str, int] | None = None, rpc_layer: str | None = None) -> None:
-        asked = dict({"worker": -1} if jobs is None else jobs)
-        if not any(asked.values()):
-            raise ValueError(f"the cluster needs a job with a task: {asked}")
-        if min(asked.values()) < -1 or list(asked.values()).count(-1) > 1:
-            raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {asked}")
+    def __init__(
+        self, jobs: Mapping[str, Ranks] | None = None, rpc_layer: str | None = None
+    ) -> None:
+        asked = check_jobs({"worker": -1} if jobs is None else jobs)
         given = _parse_layout(config.jobs) if config.jobs is not None else None
         if given is not None and jobs is not None and not _same(asked, given):
             logger.info("the launcher's job layout %s replaces the script's %s", given, asked)
-        layout = asked if given is None else given
-        self._jobs = {job: count for job, count in layout.items() if count}
+        self._jobs = asked if given is None else check_jobs(given)
         self.rpc_layer = rpc_layer or ("mpi" if launched() else "inproc")
         self.task_type, self.task_id = self.cluster_spec().task_of(_rank())
 
@@ -51,7 +52,9 @@ class MPIClusterResolver(ClusterResolver):
             ValueError: The jobs do not fit the number of ranks.
         """
         if launched():
-            return ClusterSpec.from_counts(self._jobs, world().hosts)
+            here = world()
+            ranks = assign(self._jobs, here.nodes)
+            return ClusterSpec({job: [f"{here.hosts[r]}:{r}" for r in ranks[job]] for job in ranks})
         address = f"{socket.gethostname()}:0"
         return ClusterSpec({job: [address] for job in self._jobs})
 
@@ -73,19 +76,22 @@ def _rank() -> int:
     return world().rank if launched() else 0
 
 
-def _parse_layout(text: str) -> dict[str, int]:
-    """The job layout of MPIDIST_JOBS: ``ps=1,worker=2``."""
-    jobs = {}
+def _parse_layout(text: str) -> dict[str, Ranks]:
+    """The job layout of MPIDIST_JOBS: ``ps=1,worker=2``, or ``ps=per_node,worker=-1``."""
+    jobs: dict[str, Ranks] = {}
     for item in text.split(","):
-        name, equals, count = item.partition("=")
-        if not equals or not name or not count.isdigit():
+        name, _, tasks = item.partition("=")
+        number = tasks.removeprefix("-").isdigit()
+        if not name or not (number or tasks in (PER_NODE, COLOCATED)):
             raise ValueError(f"MPIDIST_JOBS={text!r} is not of the form ps=1,worker=2")
-        jobs[name] = int(count)
+        jobs[name] = int(tasks) if number else tasks
     return jobs
 
 
-def _same(asked: Mapping[str, int], given: Mapping[str, int]) -> bool:
-    total = sum(given.values())
-    named = sum(count for count in asked.values() if count > 0)
-    filled = {job: total - named if count == -1 else count for job, count in asked.items()}
-    return {j: c for j, c in filled.items() if c} == {j: c for j, c in given.items() if c}
+def _same(asked: Mapping[str, Ranks], given: Mapping[str, Ranks]) -> bool:
+    """Whether both mean the same, as far as that can be told without the ranks."""
+    numbers = {job: count for job, count in asked.items() if isinstance(count, int)}
+    total = sum(count for count in given.values() if isinstance(count, int))
+    named = sum(count for count in numbers.values() if count > 0)
+    filled = {job: total - named if count == -1 else count for job, count in numbers.items()}
+    return {**asked, **filled} == {job: tasks for job, tasks in given.items() if tasks}

@@ -8,6 +8,7 @@ import mpidist
 from mpidist import ClusterSpec
 from mpidist.cluster_resolver import ClusterResolver, MPIClusterResolver
 from mpidist.cluster_resolver import mpi as resolver_module
+from mpidist.cluster_resolver.rank_layout import assign, check_jobs
 from mpidist.config import Config
 
 HOST = f"{socket.gethostname()}:0"
@@ -100,8 +101,69 @@ def test_the_layout_of_the_launcher_wins(launcher, caplog, jobs, differ):
     assert (str(jobs) in caplog.text) == differ
 
 
-@pytest.mark.parametrize("layout", ["worker", "worker=", "=1", "worker=-1", "ps=1,,worker=1"])
+@pytest.mark.parametrize("layout", ["worker", "worker=", "=1", "worker=x", "ps=1,,worker=1"])
 def test_layouts_of_another_form(launcher, layout):
     launcher(layout)
     with pytest.raises(ValueError, match=f"MPIDIST_JOBS='{layout}' is not of the form"):
         MPIClusterResolver()
+
+
+NODES = [0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "ranks"),
+    [
+        ({"ps": 1, "worker": -1}, {"ps": [0], "worker": [1, 2, 3, 4, 5]}),
+        ({"worker": 4, "ps": 2}, {"worker": [0, 1, 2, 3], "ps": [4, 5]}),
+        ({"ps": "per_node", "worker": -1}, {"ps": [0, 2, 5], "worker": [1, 3, 4]}),
+        ({"ps": "per_node", "x": 1, "worker": 2}, {"ps": [0, 2, 5], "x": [1], "worker": [3, 4]}),
+        ({"ps": "colocated", "worker": 6}, {"ps": [0, 2, 5], "worker": [0, 1, 2, 3, 4, 5]}),
+        ({"ps": range(4, 6), "worker": -1}, {"ps": [4, 5], "worker": [0, 1, 2, 3]}),
+        ({"worker": -1, "ps": [5, 1]}, {"worker": [0, 2, 3, 4], "ps": [5, 1]}),
+        ({"ps": [0], "worker": range(1, 6)}, {"ps": [0], "worker": [1, 2, 3, 4, 5]}),
+    ],
+)  # fmt: skip
+def test_ranks_of_jobs(jobs, ranks):
+    assert assign(check_jobs(jobs), NODES) == ranks
+    assert list(assign(check_jobs(jobs), NODES)) == list(jobs)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "text"),
+    [
+        ({"ps": "per_node", "worker": 4}, "need at least 4 ranks, and there are 3"),
+        ({"ps": "per_node", "worker": 2}, "use 2 of 3 ranks"),
+        ({"ps": "per_node"}, "use 0 of 3 ranks"),
+        ({"ps": [6], "worker": -1}, "rank 6, and there are 6"),
+        ({"ps": [1], "x": [1, 2], "worker": -1}, r"ranks \[1\] of x have another job"),
+    ],
+)
+def test_ranks_that_do_not_fit(jobs, text):
+    with pytest.raises(ValueError, match=text):
+        assign(check_jobs(jobs), NODES)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "error", "text"),
+    [
+        ({"ps": "everywhere"}, ValueError, "'everywhere'.*'per_node'"),
+        ({"ps": [1, 1]}, ValueError, "repeat"),
+        ({"ps": [-1]}, ValueError, "negative"),
+        ({"ps": 1.5}, TypeError, "a number of tasks, or their ranks"),
+        ({"ps": [0.5]}, TypeError, "a number of tasks, or their ranks"),
+        ({"ps": None, "worker": 1}, TypeError, "a number of tasks, or their ranks"),
+        ({"ps": range(0)}, ValueError, "needs a job with a task"),
+    ],
+)
+def test_tasks_of_another_form(jobs, error, text):
+    with pytest.raises(error, match=text):
+        MPIClusterResolver(jobs)
+
+
+@pytest.mark.parametrize("layout", ["ps=per_node,worker=-1", "ps=colocated,worker=3"])
+def test_layouts_by_node_in_one_process(launcher, layout):
+    launcher(layout)
+    resolver = MPIClusterResolver({"worker": 2})
+    assert resolver.cluster_spec() == ClusterSpec({"ps": [HOST], "worker": [HOST]})
+    assert resolver.task_type == "worker"

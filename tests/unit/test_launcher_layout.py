@@ -57,6 +57,32 @@ def test_numbers_that_make_no_job(jobs, others, ranks, remedy):
         make_layout(counts(**jobs), others, ranks)
 
 
+def test_ps_tasks_that_follow_the_nodes():
+    layout = make_layout(counts(data=1), [("chief", 1)], 6, "per_node")
+    assert str(layout) == "ps=per_node,worker=-1,data=1,chief=1"
+    assert (layout.ranks, layout.task(1)) == (6, None)  # only the ranks know their nodes
+    layout = make_layout(counts(worker=2, data=1), [], None, "colocated")
+    assert str(layout) == "ps=colocated,worker=2,data=1"
+    assert [layout.task(rank) for rank in range(3)] == [("worker", 0), ("worker", 1), ("data", 0)]
+    assert str(make_layout(counts(), [], 3, "colocated")) == "ps=colocated,worker=3"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "ranks", "rule", "remedy"),
+    [
+        ({"ps": 1, "worker": 1}, None, "colocated", "leave out their number"),
+        ({"ps": 1}, 3, "per_node", "leave out their number"),
+        ({"worker": 2}, None, "per_node", "give -n"),
+        ({"worker": 2}, 4, "per_node", "leave out --worker"),
+        ({"data": 2}, 1, "per_node", "leave out -n"),
+        ({}, None, "colocated", "give --worker N, or -n N"),
+    ],
+)
+def test_numbers_that_do_not_go_with_a_rule(jobs, ranks, rule, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        make_layout(counts(**jobs), [], ranks, rule)
+
+
 @pytest.mark.parametrize("text", ["chief", "chief=", "=1", "chief=-1", "chief=x", "a b=1", "1a=1"])
 def test_bad_job(text):
     with pytest.raises(ValueError, match="NAME=N"):

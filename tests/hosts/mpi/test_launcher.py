@@ -28,6 +28,29 @@ FAIL = """
         os.kill(os.getpid(), signal.SIGKILL)
     dist.recv(np.zeros(1), 2)
 """
+BY_NODE = """
+    import os
+    import numpy as np
+    import mpidist
+    from mpidist.cluster_resolver import MPIClusterResolver
+    from strategy import ParameterServerStrategy, get_variable, optimizers
+
+    resolver = MPIClusterResolver()
+    spec = resolver.cluster_spec()
+    with mpidist.Server(spec, resolver.task_type, resolver.task_id) as server:
+        if resolver.task_type == "ps":
+            server.join()
+        else:
+            strategy = ParameterServerStrategy(resolver, placement="round_robin")
+            with strategy.scope():
+                sums = [get_variable(f"v{n}", (3,), initializer="zeros") for n in range(2)]
+            optimizers.SGD(1.0).apply_gradients([(-np.ones(3, "f"), v) for v in sums]).wait()
+            server.job_group("worker").barrier()
+            totals = [float(v.numpy().sum()) for v in sums]
+            hosts = [spec.task_address("ps", n).split(":") for n in spec.task_indices("ps")]
+            os.write(1, f"{resolver.task_id} {hosts} {totals}\\n".encode())
+            server.job_group("worker").barrier()
+"""
 WAIT = """
     import numpy as np
     import mpidist as dist
@@ -69,6 +92,19 @@ def test_hosts_that_are_given(jobs, tmp_path, option):
     facts = sorted(map(json.loads, ended.out.splitlines()), key=lambda one: one["rank"])
     assert [one["host"] for one in facts] == ["node2", "node3", "node3"]
     assert {one["jobs"] for one in facts} == {"a b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "workers", "total"),
+    [(["-n", "4", "--ps-per-node"], 2, 6.0), (["--worker", "4", "--colocate-ps"], 4, 12.0)],
+)
+def test_a_ps_on_each_node(jobs, tmp_path, words, workers, total):
+    words = [*words, "--hosts", "node[1-2]", "--run-dir", str(tmp_path / "run")]
+    ended = jobs.mpidist_run(PLACES, [*words, *jobs.script(BY_NODE)])
+    assert ended.status == 0, ended.err
+    servers = [["node1", "0"], ["node2", "2"]]
+    shown = [f"{n} {servers} {[total, total]}" for n in range(workers)]
+    assert sorted(ended.out.splitlines()) == shown
 
 
 def test_the_task_that_failed_first_is_named_with_its_host(jobs, tmp_path):
