@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mpidist.cli import doctor, timeline, top
+from mpidist.cli import doctor, sbatch, timeline, top
 from mpidist.cli import run as run_command
 
 __all__ = ["main"]
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="mpidist", description="Distributed training on MPI."
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run_command, top, timeline, doctor):
+    for command in (run_command, top, timeline, doctor, sbatch):
         command.add_parser(subparsers)
     namespace = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     status: int = namespace.run(namespace)

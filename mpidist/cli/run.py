@@ -15,11 +15,11 @@ from pathlib import Path
 from mpidist.arena import REMEDY, SHARED_MEMORY
 from mpidist.cli import keeper, records
 from mpidist.cli.hosts import parse_hosts, place, read_host_file
-from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
+from mpidist.cli.layout import Layout
+from mpidist.cli.layout_options import add_layout_options, layout_of
 from mpidist.cli.shared_files import SharedFiles
 from mpidist.cli.supervise import Ending, Limits, Result, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
-from mpidist.cluster_resolver.rank_layout import COLOCATED, PER_NODE
 
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED")
@@ -44,31 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         allow_abbrev=False,
     )
-    for name in FIRST_JOBS:
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"tasks of the job {name}")
-    rule = parser.add_mutually_exclusive_group()
-    rule.add_argument(
-        "--ps-per-node", action="store_const", dest="rule", const=PER_NODE,
-        help="the first rank of each node is a task of ps; the others share memory with it",
-    )  # fmt: skip
-    rule.add_argument(
-        "--colocate-ps", action="store_const", dest="rule", const=COLOCATED,
-        help="the first rank of each node has a task of ps besides its own",
-    )  # fmt: skip
-    parser.add_argument(
-        "--job",
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help="tasks of another job; may be repeated",
-    )
-    parser.add_argument(
-        "-n",
-        type=int,
-        dest="ranks",
-        metavar="N",
-        help="ranks in all; worker takes what other jobs leave",
-    )
+    add_layout_options(parser)
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument(
         "--hosts",
@@ -99,9 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     """Local. Check the command line, run the job, report."""
     try:
-        others = [parse_job(text) for text in namespace.job]
-        counts = {name: getattr(namespace, name) for name in FIRST_JOBS}
-        layout = make_layout(counts, others, namespace.ranks, namespace.rule)
+        layout = layout_of(namespace)
         launcher = find_launcher()
         namespace.places = _places(namespace, layout)
         namespace.variables = _variables(namespace.env)

@@ -1,0 +1,116 @@
+"""``mpidist sbatch``: a Slurm batch script for a job of tasks."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from mpidist.cli.layout_options import add_layout_options, layout_of, layout_words
+
+_SUBMIT_S = 60.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Local. Add the subcommand to the command line.
+
+    Args:
+        subparsers: What ``add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "sbatch",
+        help="write a Slurm batch script for a job of tasks, or submit it",
+        description="Write a Slurm batch script that runs a Python script on the tasks of a "
+        "cluster, by mpidist run inside the allocation.",
+        epilog="Other options of sbatch go behind --option, as in  --option=--constraint=ib.",
+        allow_abbrev=False,
+    )
+    add_layout_options(parser)
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes; 1")
+    parser.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each rank")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs of each node")
+    for name, meta in (("time", "H:MM:SS"), ("partition", "NAME"), ("account", "NAME")):
+        parser.add_argument(f"--{name}", metavar=meta, help=f"sbatch's --{name}")
+    parser.add_argument("--job-name", metavar="NAME", help="by default the script's name")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="WORD", help="another option of sbatch"
+    )
+    parser.add_argument(
+        "--setup", action="append", default=[], metavar="COMMAND",
+        help="a shell command before the job, as 'module load mpich'; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="FILE", help="write the script there, not to stdout")
+    parser.add_argument("--submit", action="store_true", help="submit it")
+    parser.add_argument("script", help="a Python script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(run=lambda namespace: _run(parser, namespace))
+
+
+def batch_script(namespace: argparse.Namespace) -> str:
+    """Local. The text of the batch script.
+
+    Args:
+        namespace: The command line.
+
+    Raises:
+        ValueError: The numbers make no job, or there are more nodes than ranks.
+    """
+    layout = layout_of(namespace)
+    if not 1 <= namespace.nodes <= layout.ranks:
+        raise ValueError(f"{layout.ranks} ranks do not run on {namespace.nodes} nodes")
+    options: list[tuple[str, object]] = [
+        ("job-name", namespace.job_name or Path(namespace.script).stem),
+        ("nodes", namespace.nodes),
+        ("ntasks", layout.ranks),
+        ("cpus-per-task", namespace.cpus_per_task),
+        ("gpus-per-node", namespace.gpus_per_node),
+        ("time", namespace.time),
+        ("partition", namespace.partition),
+        ("account", namespace.account),
+    ]
+    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
+    command = [sys.executable, "-m", "mpidist", "run", *layout_words(namespace)]
+    run_folder = '--run-dir "runs/$SLURM_JOB_ID"'  # which every node must see
+    script = shlex.join([namespace.script, *namespace.args])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {line}" for line in [*lines, *namespace.option]),
+            "",
+            *namespace.setup,
+            f"exec {shlex.join(command)} {run_folder} {script}",
+            "",
+        ]
+    )
+
+
+def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    try:
+        text = batch_script(namespace)
+    except ValueError as error:
+        parser.error(str(error))
+    if not Path(namespace.script).is_file():
+        parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
+    if namespace.output is not None:
+        try:
+            Path(namespace.output).write_text(text)
+        except OSError as error:
+            parser.error(f"--output {namespace.output} cannot be written ({error})")
+    if namespace.submit:
+        return _submit(parser, text)
+    if namespace.output is None:
+        sys.stdout.write(text)
+    return 0
+
+
+def _submit(parser: argparse.ArgumentParser, text: str) -> int:
+    if shutil.which("sbatch") is None:
+        parser.error("no sbatch in PATH: --submit needs Slurm; without it the script is printed")
+    try:
+        done = subprocess.run(["sbatch"], input=text, text=True, timeout=_SUBMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        parser.error(f"sbatch has not answered within {_SUBMIT_S:g} s; look with squeue")
+    return done.returncode
