@@ -21,6 +21,9 @@ class NanPolicy:
             are not pushed, and a warning says so once; ``"pass"``: nobody looks.
         worker: Index of this worker, for messages.
 
+    Attributes:
+        skipped: How many calls of ``apply_gradients`` of this worker were not pushed.
+
     Raises:
         ValueError: The policy is unknown.
     """
@@ -30,7 +33,7 @@ class NanPolicy:
             raise ValueError(f"unknown nan policy {policy!r}; the known ones are {POLICIES}")
         self._policy = policy
         self._worker = worker
-        self._said = False
+        self.skipped = 0
 
     def allows(self, changes: Sequence[Change]) -> bool:
         """Local. Whether gradients are to be pushed.
@@ -47,7 +50,7 @@ class NanPolicy:
                 f"{what}; nothing was pushed. The strategy's nan='skip' leaves such gradients out, "
                 "nan='pass' applies them"
             )
-        if not self._said:
-            self._said = True
+        if self.skipped == 0:
             logger.warning("%s; they are skipped, and so will others be without a word", what)
+        self.skipped += 1
         return False

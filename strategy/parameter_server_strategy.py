@@ -95,7 +95,7 @@ class ParameterServerStrategy(Replicated, Durable):
         global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
             ``"sync"`` by every step.
         pace: How its pushes of gradients wait for those of other workers.
-        nan: What happens to gradients that are not finite.
+        nan: What happens to gradients that are not finite; ``nan.skipped`` of them were left out.
         compressor: Makes gradients smaller on their way.
         extended: The finer interface.
 

@@ -80,6 +80,7 @@ def test_they_are_skipped(make, caplog):
             assert (applied.contributed, applied.versions, applied.staleness) == (False, (), ())
     (record,) = caplog.records
     assert "those of ['bad']; they are skipped" in record.getMessage()
+    assert strategy.nan.skipped == 3
     np.testing.assert_array_equal(good, np.ones((6, 3)))
     assert optimizers.SGD(1.0).apply_gradients(grads[:1]).result().contributed
     assert int(strategy.global_step) == 1
