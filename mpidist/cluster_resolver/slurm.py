@@ -81,40 +81,44 @@ class SlurmClusterResolver(PlacedResolver):
     def placement(self) -> Placement:
         """Local. Where the tasks are; see :class:`PlacedResolver`."""
         env = os.environ
-        needed(env, _STEP[:1], "srun", _REMEDY)
+        _, _, node_list, counts_text = needed(env, _STEP, "srun", _REMEDY)
         rank = number(env, "SLURM_PROCID")
         if rank_hint(env) not in (rank, None):
             raise FailedPreconditionError(
                 f"an MPI launcher started this process as rank {rank_hint(env)}, and srun only "
                 f"that launcher's helper, as task {rank}: use MPIClusterResolver"
             )
-        components = _components(env)
-        hosts: list[str] = []
-        for nodes, counts in components:
-            hosts += self._component(nodes, counts)
-        _check_total(env, len(hosts), len(components))
-        _check_own(env, rank, hosts)
+        nodes = expand_hosts(node_list)
+        counts = self._counts(nodes, counts_text)
+        components = _components(env, nodes)
+        distribution = _distribution(env, components, counts)
+        hosts = [
+            host
+            for names in components
+            for host in _lay_out_component(env, names, counts, distribution)
+        ]
+        if len(hosts) != number(env, "SLURM_STEP_NUM_TASKS"):
+            raise InvalidArgumentError(
+                f"SLURM_STEP_NUM_TASKS is {env['SLURM_STEP_NUM_TASKS']}, but the nodes "
+                f"{node_list} have {len(hosts)} tasks together"
+            )
+        _check_own(env, rank, hosts, [node for names in components for node in names])
         return Placement(tuple(hosts), rank)
 
-    def _component(self, node_list: str, counts_text: str) -> tuple[str, ...]:
-        """Hosts by task of a component of a heterogeneous job, or of the whole step."""
-        env = os.environ
+    def _counts(self, nodes: list[str], text: str) -> dict[str, int]:
+        """How many tasks of the step each node has."""
         given = self._tasks_per_node
-        distribution = env.get("SLURM_DISTRIBUTION", "block")
-        if distribution.startswith("arbitrary") and given is None:
-            path = needed(env, ("SLURM_HOSTFILE",), "srun", _REMEDY)[0]
-            return tuple(host for line in read_lines(path, "srun") for host in expand_hosts(line))
-        nodes = expand_hosts(node_list)
-        if given is None:
-            counts = parse_counts(counts_text)
-        elif isinstance(given, int):
-            counts = [given] * len(nodes)
-        elif isinstance(given, Mapping):
-            counts = [given.get(node, 0) for node in nodes]
+        if isinstance(given, Mapping):
+            return {node: given.get(node, 0) for node in nodes}
+        if isinstance(given, int):
+            counts: Sequence[int] = [given] * len(nodes)
         else:
-            counts = list(given)
-        plane = number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 1
-        return lay_out(nodes, counts, distribution, plane)
+            counts = parse_counts(text) if given is None else given
+        if len(counts) != len(nodes):
+            raise InvalidArgumentError(
+                f"Slurm names {len(nodes)} nodes, but numbers of tasks for {len(counts)}"
+            )
+        return dict(zip(nodes, counts, strict=True))
 
     def _own_gpus(self, per_node: int | None, per_task: int | None) -> list[str]:
         names = visible_gpus()
@@ -142,38 +146,63 @@ def _are_bound() -> bool:
     return bool(os.environ.get("SLURM_GPUS_PER_TASK"))
 
 
-def _components(env: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Host lists and numbers of tasks by node: of the step, or of each component it runs in."""
-    het = [
-        (env[nodes], env[nodes.replace("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE")])
-        for nodes in (
-            f"SLURM_JOB_NODELIST_HET_GROUP_{n}" for n in range(int(env.get("SLURM_HET_SIZE", 0)))
-        )
-    ]
-    if het:
-        return het
-    _, _, nodes_text, counts_text = needed(env, _STEP, "srun", _REMEDY)
-    return [(nodes_text, counts_text)]
+def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:
+    """The step's nodes in the order of its tasks: by component where the job has several.
+
+    Slurm tells the nodes of each component of the job, and the nodes of the step, sorted.
+    """
+    groups: list[list[str]] = []
+    for name in ("HET", "PACK"):  # as srun sets them in a job, and as srun does that makes one
+        while not groups or groups[-1]:
+            text = env.get(f"SLURM_JOB_NODELIST_{name}_GROUP_{len(groups)}", "")
+            groups.append(expand_hosts(text) if text else [])
+        groups.pop()
+        if groups:
+            break
+    within = [[node for node in group if node in nodes] for group in groups]
+    return [group for group in within if group] or [nodes]
 
 
-def _check_total(env: Mapping[str, str], total: int, components: int) -> None:
-    if components == 1 and total != number(env, "SLURM_STEP_NUM_TASKS"):
-        raise InvalidArgumentError(
-            f"SLURM_STEP_NUM_TASKS is {env['SLURM_STEP_NUM_TASKS']}, but the nodes "
-            f"{env['SLURM_STEP_NODELIST']} have {total} tasks together"
-        )
+def _distribution(
+    env: Mapping[str, str], components: list[list[str]], counts: Mapping[str, int]
+) -> str:
+    """How tasks are laid out on the nodes of each component.
+
+    Of several components, Slurm tells the distribution of this process's own. Unless a user has
+    chosen one, it is cyclic where no node has two tasks, where that changes nothing, else block.
+    """
+    distribution = env.get("SLURM_DISTRIBUTION", "block")
+    own = [nodes for nodes in components if env.get("SLURMD_NODENAME") in nodes]
+    if len(components) > 1 and own and max(counts[node] for node in own[0]) < 2:
+        return "block"
+    return distribution
 
 
-def _check_own(env: Mapping[str, str], rank: int, hosts: list[str]) -> None:
-    """Whether the layout agrees with the node and local number that Slurm gave this process."""
+def _lay_out_component(
+    env: Mapping[str, str], nodes: list[str], counts: Mapping[str, int], distribution: str
+) -> tuple[str, ...]:
+    """Host of each task of a component."""
+    if distribution.startswith("arbitrary"):
+        path = needed(env, ("SLURM_HOSTFILE",), "srun", _REMEDY)[0]
+        return tuple(host for line in read_lines(path, "srun") for host in expand_hosts(line))
+    plane = number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 1
+    return lay_out(nodes, [counts[node] for node in nodes], distribution, plane)
+
+
+def _check_own(env: Mapping[str, str], rank: int, hosts: list[str], nodes: list[str]) -> None:
+    """Whether the layout agrees with what Slurm says of this process."""
     if rank >= len(hosts):
         raise InvalidArgumentError(f"SLURM_PROCID is {rank}, but there are {len(hosts)} tasks")
-    before = hosts[:rank].count(hosts[rank])
-    node = list(dict.fromkeys(hosts)).index(hosts[rank])
-    for name, derived in (("SLURM_LOCALID", before), ("SLURM_NODEID", node)):
-        if name in env and number(env, name) != derived:
+    host = hosts[rank]
+    expected = {
+        "SLURMD_NODENAME": host,
+        "SLURM_LOCALID": str(hosts[:rank].count(host)),
+        "SLURM_NODEID": str(nodes.index(host)) if host in nodes else "",
+    }
+    for name, value in expected.items():
+        if env.get(name, value) != value:
             raise InvalidArgumentError(
-                f"task {rank} should be number {before} on {hosts[rank]}, but {name} is "
-                f"{env[name]}: the tasks are distributed in another way than Slurm says; start "
-                "with srun --distribution=block, or use MPIClusterResolver"
+                f"{name} of task {rank} is {env[name]}, and should be {value}: the tasks are "
+                "distributed in another way than Slurm says; start with "
+                "srun --distribution=block, or use MPIClusterResolver"
             )

@@ -16,7 +16,13 @@ from mpidist.config import config, distribution_version
 from mpidist.errors import DistBackendError
 from mpidist.runtime import fork, shared_memory, start
 from mpidist.runtime.exits import install
-from mpidist.runtime.launch import foreign_step, launcher_of, local_size_hint, size_hint
+from mpidist.runtime.launch import (
+    foreign_step,
+    launcher_of,
+    local_size_hint,
+    size_hint,
+    start_settings,
+)
 from mpidist.runtime.mates import Mates, share
 
 if TYPE_CHECKING:
@@ -94,9 +100,7 @@ def world() -> World:
 
 @cache
 def _world() -> World:
-    problem = foreign_step(os.environ)
-    if problem is not None:
-        raise DistBackendError(problem)
+    _refuse(foreign_step(os.environ))
     with start.watched():  # every rank must come here; this one waits until they do
         return _make_world()
 
@@ -159,7 +163,11 @@ def _start_mpi() -> bool:
     if owned:
         local = local_size_hint(os.environ) or 1
         usable = shared_memory.usable_bytes()
-        shared_memory.prepare(MPI.get_vendor()[0], local, usable, os.environ)
+        vendor = MPI.get_vendor()[0]
+        _refuse(foreign_step(os.environ, vendor))
+        for name, value in start_settings(os.environ, MPI.Get_library_version()).items():
+            os.environ.setdefault(name, value)
+        shared_memory.prepare(vendor, local, usable, os.environ)
         _init_thread()
     level = MPI.Query_thread()
     if level != MPI.THREAD_MULTIPLE:
@@ -169,6 +177,11 @@ def _start_mpi() -> bool:
             "mpi4py itself, leave mpi4py.rc.thread_level at 'multiple'"
         )
     return owned
+
+
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise DistBackendError(problem)
 
 
 def _init_thread() -> None:

@@ -149,18 +149,30 @@ def test_slurm_with_a_host_file(put, tmp_path):
 
 
 @pytest.mark.usefixtures("gpus")
-def test_slurm_with_components(put):
-    put(
-        SLURM_HET_SIZE=2, SLURM_PROCID=2, SLURM_LOCALID=1, SLURM_NODEID=1,
-        SLURM_JOB_NODELIST_HET_GROUP_0="n1", SLURM_TASKS_PER_NODE_HET_GROUP_0="1",
-        SLURM_JOB_NODELIST_HET_GROUP_1="n[2-3]", SLURM_TASKS_PER_NODE_HET_GROUP_1="2(x2)",
-        SLURM_STEP_NODELIST="n[2-3]", SLURM_STEP_NUM_TASKS=4, SLURM_STEP_TASKS_PER_NODE="2(x2)",
-    )  # fmt: skip
-    resolver = SlurmClusterResolver({"ps": 1, "worker": 4})
+@pytest.mark.parametrize("name", ["HET", "PACK"])
+def test_slurm_with_components(put, name):
+    # As Slurm says it: the nodes of the job by component, those of the step sorted.
+    job = {
+        f"SLURM_JOB_NODELIST_{name}_GROUP_0": "n3",
+        f"SLURM_JOB_NODELIST_{name}_GROUP_1": "n[1-2]",
+    }
+    step = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_NUM_TASKS": 4,
+            "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)"}  # fmt: skip
+    put(**job, **step, SLURM_PROCID=2, SLURM_LOCALID=1, SLURM_NODEID=1, SLURMD_NODENAME="n1")
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 3})
     assert resolver.cluster_spec() == ClusterSpec(
-        {"ps": ["n1:8888"], "worker": ["n2:8888", "n2:8889", "n3:8888", "n3:8889"]}
+        {"ps": ["n3:8888"], "worker": ["n1:8888", "n1:8889", "n2:8888"]}
     )
     assert resolver.get_task_info() == ("worker", 1)
+    # Its own component has one task, for which Slurm calls that cyclic.
+    put(SLURM_PROCID=0, SLURM_LOCALID=0, SLURM_NODEID=0, SLURMD_NODENAME="n3",
+        SLURM_DISTRIBUTION="cyclic")  # fmt: skip
+    assert resolver.cluster_spec().task_address("worker", 1) == "n1:8889"
+    # A step of one component of the two.
+    put(SLURM_STEP_NODELIST="n[1-2]", SLURM_STEP_NUM_TASKS=2, SLURM_STEP_TASKS_PER_NODE="1(x2)",
+        SLURM_PROCID=1, SLURM_NODEID=1, SLURMD_NODENAME="n2")  # fmt: skip
+    assert SlurmClusterResolver().get_task_info() == ("worker", 1)
+    assert resolver.placement().hosts == ("n1", "n2")
 
 
 @pytest.mark.usefixtures("gpus")
@@ -181,6 +193,7 @@ def test_slurm_that_contradicts_itself(put, monkeypatch):
         ("SLURM_STEP_TASKS_PER_NODE", "2(x3)", "2 nodes, but"),
         ("SLURM_STEP_NODELIST", "n[1-", "host list"),
         ("SLURM_PROCID", "4", "4 tasks"),
+        ("SLURMD_NODENAME", "n2", "should be n1"),
         ("SLURM_PROCID", "x", "no number"),
     ):
         with monkeypatch.context() as changed:

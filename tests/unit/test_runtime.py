@@ -18,6 +18,7 @@ from mpidist.runtime.launch import (
     local_size_hint,
     rank_hint,
     size_hint,
+    start_settings,
 )
 from mpidist.runtime.start import missing_here
 from mpidist.runtime.waits import Waits, missing_rank
@@ -94,6 +95,24 @@ def test_a_world_of_one_that_is_wrong():
     assert text.startswith("srun started 4 tasks, but this MPI library does not speak srun's PMI")
     assert "mpidist run" in text
     assert "--mpi=pmi2" in text
+
+
+def test_open_mpi_does_not_speak_every_pmi():
+    pmi = {**STEP, "PMI_RANK": "0", "PMI_SIZE": "4"}
+    assert foreign_step(pmi, "MPICH") is None
+    assert "srun started 4 tasks" in foreign_step(pmi, "Open MPI")
+    for more in ({"PMIX_RANK": "0"}, OPENMPI):
+        assert foreign_step({**pmi, **more}, "Open MPI") is None
+
+
+def test_what_mpich_needs_under_srun():
+    wheel = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
+    step = {**STEP, "PMI_RANK": "0"}
+    assert start_settings(step, wheel) == {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+    assert start_settings(step, wheel.replace("ucx ofi", "ofi")) == {}
+    assert start_settings(step, "Open MPI v5.0.11") == {}
+    assert start_settings({"PMI_RANK": "0"}, wheel) == {}
+    assert start_settings({**step, "MPI_LOCALNRANKS": "2"}, wheel) == {}  # by mpiexec, in a job
 
 
 @given(st.integers(0, 50), st.floats(1e-4, 1.0), st.integers(0, 1000))

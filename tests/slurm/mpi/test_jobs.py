@@ -1,0 +1,198 @@
+"""Jobs in Slurm: worlds by every way to start one, the main job, and failures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpidist.cli.vendors import find_launcher
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+TRAIN = ROOT / "scripts" / "train_digits.py"
+PMI2 = ("--mpi=pmi2", "--kill-on-bad-exit=1")
+REFUSED = "does not speak srun's PMI"
+WORLD = """
+    import json, os, sys
+    from pathlib import Path
+    import numpy as np
+    import mpidist as dist
+    from mpidist.runtime import world
+
+    group = dist.init_process_group()
+    array = np.full(1000, group.rank(), "f8")
+    dist.all_reduce(array)
+    facts = {"node": os.environ["SLURMD_NODENAME"], "nodes": world().nodes, "sum": array.tolist()}
+    (Path(sys.argv[1]) / f"{group.rank()}.json").write_text(json.dumps(facts))
+"""
+FAIL = """
+    import numpy as np
+    import mpidist as dist
+
+    dist.init_process_group()
+    dist.barrier()
+    if dist.get_rank() == 2:
+        raise ValueError("no luck")
+    dist.recv(np.zeros(1), 2)
+"""
+PLAIN = """
+    from mpidist.cluster_resolver import SlurmClusterResolver, auto
+    from mpidist.errors import FailedPreconditionError
+
+    resolver = auto({"ps": 1, "worker": -1})
+    spec = resolver.cluster_spec()
+    assert [spec.num_tasks(job) for job in spec.jobs] == [1, 1], spec
+    assert auto().cluster_spec().num_tasks("worker") == 1
+    try:
+        SlurmClusterResolver()
+    except FailedPreconditionError as error:
+        print(error)
+"""
+
+
+@pytest.fixture(scope="session")
+def open_mpi():
+    return find_launcher().vendor.name == "openmpi"
+
+
+@pytest.fixture
+def pmi(open_mpi):
+    """For tests that need srun to start MPI's ranks."""
+    if open_mpi:
+        pytest.skip("the wheel of Open MPI speaks PMIx alone, and Debian's Slurm has none for it")
+
+
+@pytest.fixture
+def mpiexec(open_mpi):
+    return "mpiexec --allow-run-as-root" if open_mpi else "mpiexec"
+
+
+@pytest.fixture
+def batch(slurm, script):
+    """Runs a command as the body of a batch job."""
+
+    def batch(command, *options, **settings):
+        body = script(f"#!/bin/bash\n{command}\n", "job")
+        return slurm.sbatch(*options, body, **settings)
+
+    return batch
+
+
+@pytest.fixture
+def world(script, tmp_path):
+    """The script and argument of a rank that tells about its world."""
+    (tmp_path / "told").mkdir()
+    return f"{script(WORLD)} {tmp_path / 'told'}"
+
+
+@pytest.fixture
+def told(tmp_path):
+    """Checks what six ranks have told; gives the node of each."""
+
+    def check():
+        files = [tmp_path / "told" / f"{rank}.json" for rank in range(6)]
+        facts = [json.loads(file.read_text()) for file in files]
+        names = [one["node"] for one in facts]
+        assert sorted(set(names)) == ["n1", "n2", "n3"]
+        for one in facts:
+            assert one["nodes"] == [int(name[1:]) - 1 for name in names]
+            assert one["sum"] == [15.0] * 1000
+        return names
+
+    return check
+
+
+@pytest.mark.parametrize("way", ["mpiexec -n 6 python", "mpidist run -n 6"])
+def test_worlds_of_launchers(batch, mpiexec, world, told, way):
+    ended = batch(f"{way.replace('mpiexec', mpiexec)} {world}", "-N3", "--ntasks-per-node=2")
+    assert ended.status == 0, ended.err
+    assert told() == ["n1", "n1", "n2", "n2", "n3", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["-N3", "--ntasks-per-node=2"], "n1 n1 n2 n2 n3 n3"),
+        (["-N3", "-n6"], "n1 n1 n1 n1 n2 n3"),
+        (["-N3", "-n6", "-m", "cyclic"], "n1 n2 n3 n1 n1 n1"),
+    ],
+    ids=["even", "uneven", "cyclic"],
+)
+@pytest.mark.usefixtures("pmi")
+def test_worlds_of_srun(slurm, world, told, options, names):
+    words = ["python", *world.split()]
+    ended = slurm.srun(*PMI2, *options, *words)
+    assert ended.status == 0, ended.err
+    assert told() == names.split()
+
+
+def test_srun_without_pmi_is_refused(slurm, world, tmp_path):
+    words = ["--mpi=none", "-n3", "python", *world.split()]
+    ended = slurm.srun(*words)
+    assert ended.status != 0
+    assert ended.err.count("mpidist.errors.DistBackendError: srun started 3 tasks, but") == 3
+    assert REFUSED in ended.err
+    assert list((tmp_path / "told").iterdir()) == []
+
+
+def test_srun_with_a_pmi_that_the_library_does_not_speak_is_refused(
+    slurm, open_mpi, world, tmp_path
+):
+    if not open_mpi:
+        pytest.skip("MPICH speaks what srun speaks")
+    ended = slurm.srun(*PMI2, "-n3", "python", *world.split())
+    assert list((tmp_path / "told").iterdir()) == []
+    assert ended.status != 0
+    assert REFUSED in ended.err
+
+
+@pytest.mark.parametrize("way", ["mpiexec", "mpidist run", "srun"])
+def test_the_main_job(batch, request, mpiexec, way, tmp_path):
+    words = f"{TRAIN} --ps 1 --data 0 --epochs 15 --quiet --output-dir {tmp_path / 'results'}"
+    if way == "srun":
+        request.getfixturevalue("pmi")
+        command = f"srun {' '.join(PMI2)} python {words}"
+    elif way == "mpiexec":
+        command = f"{mpiexec} -n 3 python {words}"
+    else:
+        command = f"mpidist run --ps 1 --worker 2 {words}"
+    ended = batch(command, "-N3", "-n3", timeout_s=100)
+    assert ended.status == 0, ended.err
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("accuracy ")]
+    assert float(line.split()[1]) > 0.95
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert (results["workers"], results["step"]) == (2, 15 * 45)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "heterogeneous"])
+def test_batch_scripts_that_users_copy(slurm, request, name, tmp_path):
+    """In a folder of its own, as it writes there."""
+    if name != "cpu":
+        request.getfixturevalue("pmi")
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    words = [f"scripts/slurm/{name}.sbatch", "--epochs", "2"]
+    ended = slurm.sbatch(*words, cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    assert ended.out.startswith("accuracy "), ended.err
+
+
+def test_a_rank_that_raises_ends_the_job(batch, script):
+    ended = batch(f"mpidist run -n 3 {script(FAIL)}", "-N3", "-n3")
+    assert ended.status == 1, ended.err
+    named = "mpidist run: rank 2 (pid "
+    (line,) = [line for line in ended.err.splitlines() if line.startswith(named)]
+    assert line.endswith("failed first: ValueError: no luck; all 3 ranks were ended")
+
+
+@pytest.mark.usefixtures("pmi")
+def test_a_rank_of_srun_that_raises_ends_the_job(slurm, script):
+    ended = slurm.srun(*PMI2, "-N3", "-n3", "python", script(FAIL))
+    assert ended.status != 0
+    assert "mpidist: rank 2 on " in ended.err
+    assert "ends the job: ValueError: no luck" in ended.err
+
+
+def test_a_batch_script_is_one_process(batch, script):
+    ended = batch(f"python {script(PLAIN)}", "-N3", "-n6")
+    assert ended.status == 0, ended.err
+    assert "SLURM_STEP_NUM_TASKS" in ended.out
+    assert "Start the script with srun" in ended.out
