@@ -45,10 +45,12 @@ class Op:
         recv_parts: Where what comes from each member belongs; likewise.
         limit: Its time limit in seconds; by default the group's.
         sequence: Which collective of the group it is, from 1; 0 for point to point.
+        halfway: Whether some of several messages that it is made of may be left.
     """
 
     # What most never set: to have it here makes them cheaper.
     sequence = 0
+    halfway = False
     limit: float | None = None
     recv_counts: Sequence[int] | None = None
     send_parts: Mapping[int, Array] = MappingProxyType({})

@@ -26,6 +26,8 @@ from mpidist.runtime.launch import foreign_step
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
 _PROBE_S = 60.0
+_PROBE = str(Path(probe.__file__).absolute())
+_LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
 _LIBRARY = (
     "import mpi4py\n"
@@ -65,8 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "doctor",
         help="say what of this machine's MPI works, and what to do about the rest",
         description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks.",
-        epilog="The exit status is 1 if there is a problem. What may hang runs in processes of its "
-        "own, with a time limit.",
+        epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks are "
+        "tried in processes of their own, with time limits.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -113,7 +115,7 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
 def _library() -> Finding:
     """The MPI library that mpi4py loads; loading a broken one may kill the process."""
     try:
-        done = _child([sys.executable, "-c", _LIBRARY], _LIBRARY_S)
+        done = _child([sys.executable, "-P", "-c", _LIBRARY], _LIBRARY_S)
     except subprocess.TimeoutExpired:
         return Finding("MPI library", PROBLEM, "it does not load in time", _INSTALL)
     if done.returncode != 0:
@@ -141,6 +143,9 @@ def _launcher(library: Finding) -> tuple[Launcher | None, Finding]:
 def _shared_memory() -> Finding:
     free, total = shared_memory_space()
     fact = f"{free >> 20} of {total >> 20} MiB free in {SHARED_MEMORY}"
+    if free < _LEAST_SHARED_BYTES or not os.access(SHARED_MEMORY, os.W_OK):
+        remedy = f"MPI needs a few MiB that it can write there: {REMEDY}, and have it writable"
+        return Finding("shared memory", PROBLEM, fact, remedy)
     if free < _SHARED_BYTES:
         return Finding("shared memory", WARNING, fact, f"larger variables need more: {REMEDY}")
     return Finding("shared memory", OK, fact)
@@ -172,13 +177,14 @@ def _two_ranks() -> Iterator[Finding]:
     """What a job of two ranks of this host says of itself."""
     command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--timeout", f"{_PROBE_S:g}"]
     try:
-        done = _child([*command, str(Path(probe.__file__).absolute())], 2 * _PROBE_S)
+        done = _child([*command, _PROBE], 2 * _PROBE_S)
         facts = json.loads(_last_line(done.stdout) or "null")
     except (subprocess.TimeoutExpired, ValueError) as error:
         yield Finding("two ranks", PROBLEM, f"their job says nothing ({error})", _INSTALL)
         return
     if done.returncode != 0 or not isinstance(facts, dict):
-        remedy = "what it printed is above all this: run it again with  mpidist run -n 2 SCRIPT"
+        said = [line for line in done.stderr.splitlines() if "Error: " in line]
+        remedy = said[-1].strip() if said else f"see what this prints: {' '.join(command)} {_PROBE}"
         yield Finding("two ranks", PROBLEM, _last_line(done.stderr), remedy)
         return
     yield from _verdicts(facts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from mpidist.cluster_resolver.host_list import expand_hosts
 
 Slots = list[tuple[str, int | None]]
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LINE = re.compile(r"([^\s:]+)(?:\s*:\s*([0-9]+)|\s+slots\s*=\s*([0-9]+))?(?:\s+max[-_]slots\S*)?")
 
 
@@ -29,7 +30,7 @@ def parse_hosts(text: str) -> Slots:
         name, colon, number = item.partition(":")
         if colon and not (number.isascii() and number.isdigit()):
             raise ValueError(f"--hosts {text!r}: {number!r} behind {name!r} is no number of ranks")
-        found += [(host, int(number) if colon else None) for host in expand_hosts(name)]
+        found += [(_checked(host), int(number) if colon else None) for host in expand_hosts(name)]
     return found
 
 
@@ -55,10 +56,17 @@ def read_host_file(path: str) -> Slots:
         if matched is None:
             raise ValueError(f"--hostfile {path}: {line!r} is neither HOST:N nor HOST slots=N")
         number = matched[2] or matched[3]
-        found.append((matched[1], int(number) if number else None))
+        names = [_checked(host) for host in expand_hosts(matched[1])]
+        found += [(host, int(number) if number else None) for host in names]
     if not found:
         raise ValueError(f"--hostfile {path} names no hosts")
     return found
+
+
+def _checked(host: str) -> str:
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{host!r} is no name of a host")
+    return host
 
 
 def place(slots: Iterable[tuple[str, int | None]], ranks: int) -> tuple[tuple[str, int], ...]:

@@ -89,19 +89,13 @@ def make_layout(
     Raises:
         ValueError: The numbers make no job, or contradict each other; the message says what to do.
     """
-    if rule is not None:
-        if counts.get("ps") is not None:
-            raise ValueError("the tasks of ps follow the nodes: leave out their number, --ps")
-        if rule == PER_NODE and (ranks is None or counts.get("worker") is not None):
-            raise ValueError(
-                "with --ps-per-node only the ranks know how many nodes there are: give -n, all "
-                "ranks, and leave out --worker, which takes what others leave"
-            )
     jobs = {name: counts[name] for name in FIRST_JOBS if counts.get(name) is not None}
     for name, count in others:
         if name in jobs:
             raise ValueError(f"the job {name!r} is given twice; give its number once")
         jobs[name] = count
+    if rule is not None:
+        _check_rule(rule, jobs, ranks)
     for name, number in [*jobs.items(), ("-n", ranks)]:
         if number is not None and number < 0:
             raise ValueError(f"{number} for {name} is negative; give 0 or more")
@@ -115,7 +109,7 @@ def make_layout(
         given["worker"] = ranks - total
     if ranks == 0:
         raise ValueError("no rank to run; give --worker N, or -n N")
-    if given and set(given) == {"ps"}:
+    if given and (set(given) == {"ps"} or (rule is not None and not set(given) - {"data"})):
         raise ValueError("no task uses the ps; add --worker N")
     tasks: dict[str, int | str] = dict(given)
     if rule is not None:
@@ -124,3 +118,20 @@ def make_layout(
             tasks["worker"] = -1
     order = [*FIRST_JOBS, *(name for name, _ in others if name not in FIRST_JOBS)]
     return Layout(ranks, tuple((name, tasks[name]) for name in order if name in tasks))
+
+
+def _check_rule(rule: str, jobs: dict[str, int | None], ranks: int | None) -> None:
+    """ValueError if numbers of tasks do not go with ps tasks that follow the nodes."""
+    if "ps" in jobs:
+        raise ValueError("the tasks of ps follow the nodes: leave out their number")
+    if rule == PER_NODE:
+        if ranks is None or "worker" in jobs:
+            raise ValueError(
+                "with --ps-per-node only the ranks know how many nodes there are: give -n, all "
+                "ranks, and no number of workers, which takes what others leave"
+            )
+        least = 2 + sum(count or 0 for count in jobs.values())
+        if ranks < least:
+            raise ValueError(
+                f"-n {ranks} is too few for a ps, a worker and the other jobs: {least}"
+            )

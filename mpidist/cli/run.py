@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ from mpidist.cli.shared_files import SharedFiles
 from mpidist.cli.supervise import Ending, Limits, Result, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED")
 _EPILOG = (
@@ -113,10 +115,17 @@ def _variables(words: list[str]) -> dict[str, str]:
     variables = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not name or (not equals and name not in os.environ):
+        if not _NAME.fullmatch(name) or (not equals and name not in os.environ):
             raise ValueError(f"--env {word!r} is not NAME=VALUE, nor a variable that is set here")
+        if name in (*_FOR_KEEPER, "MPIDIST_JOBS"):
+            raise ValueError(f"--env {word!r}: {name} is set by mpidist run itself")
         variables[name] = value if equals else os.environ[name]
     return variables
+
+
+def as_path(script: str) -> str:
+    """Local. A script's name that no command takes for an option."""
+    return f"./{script}" if script.startswith("-") else script
 
 
 def rank_command(
@@ -211,7 +220,7 @@ def _run_in(
             f"there ({error}): {REMEDY}, and have it writable\n"
         )
         return 1
-    program = [sys.executable, namespace.script, *namespace.args]
+    program = [sys.executable, as_path(namespace.script), *namespace.args]
     places, variables = namespace.places, namespace.variables
     environment = rank_environment(launcher, layout, folder, scratch, shared_files.folder, places)
     try:

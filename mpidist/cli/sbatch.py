@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from mpidist.cli.layout_options import add_layout_options, layout_of, layout_words
+from mpidist.cli.run import as_path
 
 _SUBMIT_S = 60.0
 
@@ -73,8 +74,14 @@ def batch_script(namespace: argparse.Namespace) -> str:
     ]
     lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
     command = [sys.executable, "-m", "mpidist", "run", *layout_words(namespace)]
+    words = [*namespace.args, namespace.script, *namespace.option, *namespace.setup]
+    given = [str(value) for _, value in options if value is not None]
+    if any(not character.isprintable() for word in [*words, *given] for character in word):
+        raise ValueError("a word has characters that are not printable, such as the end of a line")
+    if any(not word.startswith("-") for word in namespace.option):
+        raise ValueError(f"options of sbatch begin with a dash: {namespace.option}")
     run_folder = '--run-dir "runs/$SLURM_JOB_ID"'  # which every node must see
-    script = shlex.join([namespace.script, *namespace.args])
+    script = shlex.join([as_path(namespace.script), *namespace.args])
     return "\n".join(
         [
             "#!/bin/bash",

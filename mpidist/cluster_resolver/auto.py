@@ -10,6 +10,7 @@ from mpidist.cluster_resolver.base import ClusterResolver
 from mpidist.cluster_resolver.lsf import LSFClusterResolver
 from mpidist.cluster_resolver.mpi import MPIClusterResolver
 from mpidist.cluster_resolver.pbs import PBSClusterResolver
+from mpidist.cluster_resolver.placed import is_number
 from mpidist.cluster_resolver.slurm import SlurmClusterResolver
 from mpidist.cluster_resolver.tf_config import VARIABLE, TFConfigClusterResolver
 from mpidist.config import config
@@ -47,14 +48,16 @@ def _first_that_fits(jobs: Mapping[str, int] | None) -> tuple[ClusterResolver, s
     env = os.environ
     if config.jobs is not None:
         return MPIClusterResolver(jobs), f"mpidist run gave the layout {config.jobs}"
-    if env.get(VARIABLE, "").strip():
+    described = TFConfigClusterResolver()
+    if described.cluster_spec():
         if jobs is not None:
             logger.info("%s replaces the script's jobs %s", VARIABLE, dict(jobs))
-        return TFConfigClusterResolver(), f"{VARIABLE} is set"
+        described.check_task()
+        return described, f"{VARIABLE} is set"
     if launched():
         return MPIClusterResolver(jobs), f"{launcher_of(env)} started this process as a rank of MPI"
     tasks = env.get("SLURM_STEP_NUM_TASKS", "")
-    if "SLURM_PROCID" in env and tasks.isdigit() and int(tasks) > 1:
+    if "SLURM_PROCID" in env and is_number(tasks) and int(tasks) > 1:
         return SlurmClusterResolver(jobs), f"srun started it as one of {tasks} tasks"
     if "PBS_NODEFILE" in env and "PBS_VNODENUM" in env:
         return PBSClusterResolver(jobs), "pbsdsh started it"

@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mpidist.cluster_resolver.placed import PlacedResolver, Placement, needed, own_rank, slots
+from mpidist.cluster_resolver.placed import (
+    PlacedResolver,
+    Placement,
+    is_number,
+    needed,
+    own_rank,
+    slots,
+)
 from mpidist.errors import InvalidArgumentError
 
 _REMEDY = "Start the script in an LSF job, with mpiexec, blaunch or jsrun"
@@ -50,13 +57,13 @@ class LSFClusterResolver(PlacedResolver):
         if skips or (skips is None and "JSM_NAMESPACE_RANK" in env):
             pairs = pairs[1:]
         rank = own_rank(env, "JSM_NAMESPACE_RANK")
-        if rank is None and env.get("LSF_PM_TASKID", "0").isdigit():
+        if rank is None and is_number(env.get("LSF_PM_TASKID", "0")):
             rank = int(env.get("LSF_PM_TASKID", "0")) - 1
         return Placement(slots(pairs), rank if rank is None or rank >= 0 else None)
 
 
 def _pairs(text: str) -> list[tuple[str, int]]:
     words = text.split()
-    if len(words) % 2 or not all(count.isdigit() for count in words[1::2]):
+    if len(words) % 2 or not all(is_number(count) for count in words[1::2]):
         raise InvalidArgumentError(f"LSB_MCPU_HOSTS={text!r} is not hosts and numbers in turns")
     return [(host, int(count)) for host, count in zip(words[::2], words[1::2], strict=True)]

@@ -81,8 +81,8 @@ def _parse_layout(text: str) -> dict[str, Ranks]:
     jobs: dict[str, Ranks] = {}
     for item in text.split(","):
         name, _, tasks = item.partition("=")
-        number = tasks.removeprefix("-").isdigit()
-        if not name or not (number or tasks in (PER_NODE, COLOCATED)):
+        number = tasks.isascii() and tasks.removeprefix("-").isdigit()
+        if not name or name in jobs or not (number or tasks in (PER_NODE, COLOCATED)):
             raise ValueError(f"MPIDIST_JOBS={text!r} is not of the form ps=1,worker=2")
         jobs[name] = int(tasks) if number else tasks
     return jobs

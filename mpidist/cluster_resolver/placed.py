@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
@@ -14,6 +15,7 @@ from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 from mpidist.runtime.launch import rank_hint
 
 _LAST_PORT = 65535
+_MOST_TASKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,9 @@ class PlacedResolver(ClusterResolver):
         rpc_layer: str | None = "grpc",
     ) -> None:
         self._jobs = dict({"worker": -1} if jobs is None else jobs)
-        self._port_base = port_base
+        self._port_base = index(port_base)
+        if not 0 < self._port_base <= _LAST_PORT:
+            raise InvalidArgumentError(f"port_base {port_base} is no port: 1 to {_LAST_PORT}")
         self.rpc_layer = rpc_layer
         self.task_type, self.task_id = self.get_task_info()
 
@@ -142,9 +146,14 @@ def needed(env: Mapping[str, str], names: tuple[str, ...], source: str, remedy: 
 def number(env: Mapping[str, str], name: str) -> int:
     """Local. A variable as a number; InvalidArgumentError if it is none."""
     text = env.get(name, "").strip()
-    if not text.isdigit():
+    if not is_number(text):
         raise InvalidArgumentError(f"{name}={text!r} is no number")
     return int(text)
+
+
+def is_number(text: str) -> bool:
+    """Local. Whether a text is a whole number in plain digits, and not absurdly long."""
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def own_rank(env: Mapping[str, str] | None = None, *others: str) -> int | None:
@@ -157,7 +166,7 @@ def own_rank(env: Mapping[str, str] | None = None, *others: str) -> int | None:
     env = os.environ if env is None else env
     rank = rank_hint(env)
     for name in others:
-        if rank is None and env.get(name, "").isdigit():
+        if rank is None and is_number(env.get(name, "")):
             rank = int(env[name])
     return rank
 
@@ -171,9 +180,9 @@ def read_lines(path: str, source: str) -> list[str]:
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line.partition("#")[0].strip() for line in file]
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise FailedPreconditionError(
-            f"the hosts of {source} cannot be read from {path}: {error.strerror}"
+            f"the hosts of {source} cannot be read from {path}: {error}"
         ) from None
     lines = [line for line in lines if line]
     if not lines:
@@ -182,5 +191,11 @@ def read_lines(path: str, source: str) -> list[str]:
 
 
 def slots(pairs: list[tuple[str, int]]) -> tuple[str, ...]:
-    """Local. Hosts with numbers of tasks as one host a task, in their order."""
+    """Local. Hosts with numbers of tasks as one host a task, in their order.
+
+    Raises:
+        InvalidArgumentError: There are more than a million.
+    """
+    if sum(count for _, count in pairs) > _MOST_TASKS:
+        raise InvalidArgumentError(f"more than {_MOST_TASKS} tasks on {pairs[0][0]} and others")
     return tuple(host for host, count in pairs for _ in range(count))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any
 
 from mpidist.cluster import ClusterSpec
 
@@ -23,22 +25,36 @@ def check_jobs(jobs: Mapping[str, Ranks]) -> dict[str, Ranks]:
             unknown, or ranks are negative or repeat.
         TypeError: Tasks are none of these.
     """
-    numbers = [value for value in jobs.values() if isinstance(value, int)]
+    if not isinstance(jobs, Mapping):
+        raise TypeError(f"jobs is a dict of names to tasks, not {jobs!r}")
+    tasks = {job: _tasks(job, value) for job, value in jobs.items()}
+    numbers = [value for value in tasks.values() if isinstance(value, int)]
     if min(numbers, default=0) < -1 or numbers.count(-1) > 1:
         raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {dict(jobs)}")
-    for job, value in jobs.items():
+    for job, value in tasks.items():
         if isinstance(value, str):
             if value not in (PER_NODE, COLOCATED):
                 raise ValueError(f"{job} is {value!r}; the rules are {PER_NODE!r}, {COLOCATED!r}")
-        elif not isinstance(value, int):
-            if not isinstance(value, Sequence) or any(not isinstance(r, int) for r in value):
-                raise TypeError(f"{job} needs a number of tasks, or their ranks, not {value!r}")
-            if len(set(value)) != len(value) or any(int(rank) < 0 for rank in value):
-                raise ValueError(f"the ranks of {job} are negative, or repeat: {list(value)}")
-    kept = {job: value for job, value in jobs.items() if value}
+        elif not isinstance(value, int) and (len(set(value)) < len(value) or min([*value, 0]) < 0):
+            raise ValueError(f"the ranks of {job} are negative, or repeat: {value}")
+    kept: dict[str, Ranks] = {job: value for job, value in tasks.items() if value}
     if not kept:
         raise ValueError(f"the cluster needs a job with a task: {dict(jobs)}")
     return kept
+
+
+def _tasks(job: str, value: Any) -> int | str | list[int]:
+    """Numbers as Python's; TypeError if it is nothing that tells tasks."""
+    if isinstance(value, str):
+        return value
+    several = hasattr(value, "__len__")
+    try:
+        ranks = [index(rank) for rank in (value if several else [value])]
+    except TypeError:
+        ranks = None
+    if ranks is None or isinstance(value, bool | bytes):
+        raise TypeError(f"{job} needs a number of tasks, or their ranks, not {value!r}")
+    return ranks if several else ranks[0]
 
 
 def assign(jobs: Mapping[str, Ranks], nodes: Sequence[int]) -> dict[str, list[int]]:
@@ -71,7 +87,9 @@ def assign(jobs: Mapping[str, Ranks], nodes: Sequence[int]) -> dict[str, list[in
         placed[job] = ranks
     left = [rank for rank in range(len(nodes)) if rank not in taken]
     counts = {job: value for job, value in jobs.items() if isinstance(value, int)}
-    if counts or left:
+    if left and not counts:
+        raise ValueError(f"ranks {left} have no job; give one job -1 to take them")
+    if counts:
         shared = ClusterSpec.from_counts(counts, [""] * len(left))
         rest = iter(left)
         placed |= {job: [next(rest) for _ in range(shared.num_tasks(job))] for job in counts}

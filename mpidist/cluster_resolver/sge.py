@@ -7,6 +7,7 @@ import os
 from mpidist.cluster_resolver.placed import (
     PlacedResolver,
     Placement,
+    is_number,
     needed,
     own_rank,
     read_lines,
@@ -32,7 +33,7 @@ class SGEClusterResolver(PlacedResolver):
         pairs = []
         for line in read_lines(path, self.source):
             host, *rest = line.split()  # then a queue, and processors
-            if not rest or not rest[0].isdigit():
+            if not rest or not is_number(rest[0]):
                 raise InvalidArgumentError(f"{path} has no number of slots in the line {line!r}")
             pairs.append((host, int(rest[0])))
         return Placement(slots(pairs), own_rank())

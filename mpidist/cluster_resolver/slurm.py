@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from operator import index
+from typing import SupportsIndex
 
 from mpidist.cluster_resolver.accelerators import visible_gpus
 from mpidist.cluster_resolver.host_list import expand_hosts
@@ -110,8 +112,8 @@ class SlurmClusterResolver(PlacedResolver):
         given = self._tasks_per_node
         if isinstance(given, Mapping):
             return {node: given.get(node, 0) for node in nodes}
-        if isinstance(given, int):
-            counts: Sequence[int] = [given] * len(nodes)
+        if isinstance(given, SupportsIndex):
+            counts: Sequence[int] = [index(given)] * len(nodes)
         else:
             counts = parse_counts(text) if given is None else given
         if len(counts) != len(nodes):
@@ -185,7 +187,7 @@ def _lay_out_component(
     if distribution.startswith("arbitrary"):
         path = needed(env, ("SLURM_HOSTFILE",), "srun", _REMEDY)[0]
         return tuple(host for line in read_lines(path, "srun") for host in expand_hosts(line))
-    plane = number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 1
+    plane = number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 0
     return lay_out(nodes, [counts[node] for node in nodes], distribution, plane)
 
 

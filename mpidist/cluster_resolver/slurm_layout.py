@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mpidist.errors import InvalidArgumentError
 
+_MOST_NODES = 1_000_000
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
@@ -19,14 +20,16 @@ def parse_counts(text: str) -> list[int]:
     counts: list[int] = []
     for item in text.split(","):
         matched = _COUNT.fullmatch(item.strip())
-        if matched is None:
+        if matched is None or len(item) > 20:
             raise InvalidArgumentError(f"{text!r} is no list of tasks by node, as 2(x3),1 is")
-        counts += [int(matched[1])] * int(matched[2] or 1)
+        counts += [int(matched[1])] * min(int(matched[2] or 1), _MOST_NODES)
+        if len(counts) > _MOST_NODES or sum(counts) > _MOST_NODES:
+            raise InvalidArgumentError(f"{text!r} has more than {_MOST_NODES} nodes or tasks")
     return counts
 
 
 def lay_out(
-    hosts: Sequence[str], counts: Sequence[int], distribution: str = "block", plane: int = 1
+    hosts: Sequence[str], counts: Sequence[int], distribution: str = "block", plane: int = 0
 ) -> tuple[str, ...]:
     """Local. Host of each task, by rank.
 
@@ -41,14 +44,15 @@ def lay_out(
         The hosts: node by node for ``block``, in turns for ``cyclic`` and ``plane``.
 
     Raises:
-        InvalidArgumentError: There are more or fewer counts than hosts, or the distribution is
-            another one.
+        InvalidArgumentError: There are more or fewer counts than hosts, the distribution is
+            another one, or nothing tells how many tasks are a plane.
     """
     if len(hosts) != len(counts):
         raise InvalidArgumentError(
             f"Slurm names {len(hosts)} nodes, but numbers of tasks for {len(counts)}"
         )
-    kind = re.split("[:,=]", distribution.strip().lower() or "block")[0]
+    kind, _, size = re.split("[:,]", distribution.strip().lower() or "block")[0].partition("=")
+    plane = int(size) if size.isascii() and size.isdigit() else plane
     most = max(counts, default=0)
     at_once = {"block": most, "pack": most, "nopack": most, "*": most, "cyclic": 1, "plane": plane}
     if kind not in at_once:
@@ -56,6 +60,8 @@ def lay_out(
             f"tasks distributed as {distribution!r} cannot be told apart here: start with "
             "srun --distribution=block, or use MPIClusterResolver"
         )
+    if kind == "plane" and plane < 1:
+        raise InvalidArgumentError("Slurm does not say how many tasks a plane has")
     step = max(at_once[kind], 1)
     return tuple(
         host

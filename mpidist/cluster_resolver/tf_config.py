@@ -11,6 +11,10 @@ from mpidist.cluster_resolver.base import ClusterResolver
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 VARIABLE = "TF_CONFIG"
+_NO_TASK = (
+    f'{VARIABLE} does not say which task this process is: it needs "task": {{"type": ..., '
+    '"index": ...}; or give task_type and task_id'
+)
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -44,8 +48,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """Job of this process, or None."""
         if self._given[0] is not None:
             return self._given[0]
-        kind = _part(_read(), "task", dict).get("type")
-        return None if kind is None else str(kind)
+        return _text(_part(_read(), "task", dict), "type")
 
     @task_type.setter
     def task_type(self, value: str | None) -> None:
@@ -59,12 +62,11 @@ class TFConfigClusterResolver(ClusterResolver):
         index = _part(_read(), "task", dict).get("index")
         if index is None:
             return None
-        try:
+        if isinstance(index, str) and index.isascii() and index.isdigit():
             return int(index)
-        except (TypeError, ValueError):
-            raise InvalidArgumentError(
-                f"the index of the task in {VARIABLE} is {index!r}"
-            ) from None
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise InvalidArgumentError(f"the task's index in {VARIABLE} is {index!r}")
+        return index
 
     @task_id.setter
     def task_id(self, value: int | None) -> None:
@@ -73,7 +75,7 @@ class TFConfigClusterResolver(ClusterResolver):
     @property
     def rpc_layer(self) -> str | None:
         """Protocol of the addresses, or None."""
-        return self._given[2] if self._given[2] is not None else _read().get("rpc_layer")
+        return self._given[2] if self._given[2] is not None else _text(_read(), "rpc_layer")
 
     @rpc_layer.setter
     def rpc_layer(self, value: str | None) -> None:
@@ -84,7 +86,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """What the variable says, or the empty string."""
         if self._environment is not None:
             return self._environment
-        return str(_read().get("environment", ""))
+        return _text(_read(), "environment") or ""
 
     def cluster_spec(self) -> ClusterSpec:
         """Local. The cluster; without tasks if the variable is not set, or has none."""
@@ -110,18 +112,26 @@ class TFConfigClusterResolver(ClusterResolver):
             FailedPreconditionError: TF_CONFIG does not say which task this process is.
             ValueError: There is no such task.
         """
-        session_master = _read().get("session_master")
+        session_master = _text(_read(), "session_master")
         if session_master is not None:
-            return str(session_master)
+            return session_master
         if len(self.cluster_spec().tasks()) < 2:
             return ""
         address = self._task_address(task_type, task_id, rpc_layer)
         if address is None:
-            raise FailedPreconditionError(
-                f'{VARIABLE} does not say which task this process is: it needs "task": '
-                '{"type": ..., "index": ...}; or give task_type and task_id'
-            )
+            raise FailedPreconditionError(_NO_TASK)
         return address
+
+    def check_task(self) -> None:
+        """Local. Whether this process is told to be a task that the cluster has.
+
+        Raises:
+            FailedPreconditionError: It is not told.
+            ValueError: The cluster has no such task.
+        """
+        if self.task_type is None or self.task_id is None:
+            raise FailedPreconditionError(_NO_TASK)
+        self.cluster_spec().task_address(self.task_type, self.task_id)
 
 
 def _read() -> dict[str, Any]:
@@ -130,11 +140,18 @@ def _read() -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"{VARIABLE} is no JSON ({error}): {text!r}") from None
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"{VARIABLE} must be a JSON object, not {text!r}")
     return value
+
+
+def _text(value: dict[str, Any], name: str) -> str | None:
+    text = value.get(name)
+    if text is not None and not isinstance(text, str):
+        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be a string, not {text!r}')
+    return text
 
 
 def _part(value: dict[str, Any], name: str, kind: type) -> Any:

@@ -37,6 +37,7 @@ class UnionResolver(ClusterResolver):
                 raise TypeError(f"UnionResolver joins ClusterResolvers, not {resolver!r}")
         first = resolvers[0]
         self._resolvers = resolvers
+        self._is_told = task_type is not None and task_id is not None
         self.rpc_layer = first.rpc_layer if rpc_layer is None else rpc_layer
         self.task_type = first.task_type if task_type is None else task_type
         self.task_id = first.task_id if task_id is None else task_id
@@ -65,11 +66,16 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Local, as far as its resolvers are. Address of a task; if none is named, the first's.
+        """Local, as far as its resolvers are. Address of a task.
+
+        By default of the one that this resolver was told to be, or else the first one's master.
 
         Raises:
             ValueError: There is no such task.
         """
+        if self._is_told:
+            task_type = self.task_type if task_type is None else task_type
+            task_id = self.task_id if task_id is None else task_id
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
             return with_layer(address, rpc_layer or self.rpc_layer)

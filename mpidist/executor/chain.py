@@ -38,6 +38,7 @@ class Chain:
         self._comm = comm
         self._mpi_ops = mpi_ops
         self._memory = np.empty((2, 0), np.uint8)
+        self._sent: tuple[MPI.Request, Array] | None = None
 
     def or_else(self, at_once: Callable[[Op], Any]) -> Callable[[Op], Any]:
         """Local. What carries an Op out in the chain if it is large, or else as is given."""
@@ -51,7 +52,9 @@ class Chain:
             if array.nbytes < size * _WORTH_A_CHAIN:
                 at_once(op)
             else:
+                op.halfway = True
                 self._run(op, array)
+                op.halfway = False
 
         return run
 
@@ -63,14 +66,12 @@ class Chain:
         length = max(1, min(_LARGEST_PIECE, own.nbytes // (self._comm.size - 1)) // own.itemsize)
         combine = self._combination(op, own)
         arriving, leaving = self._pieces(own, length)
-        request: MPI.Request | None = None
         for start in range(0, own.size, length):
             passed = mine = own[start : start + length]
             if before >= 0:
                 arrived = arriving[: mine.size]
                 self._comm.Recv(arrived, before, _TAG)
-                if request is not None:
-                    request.Wait()
+                self._wait()
                 ends_here = op.name == "scan" or (op.name == "reduce" and after < 0)
                 if not ends_here:
                     passed = leaving[: mine.size]
@@ -78,11 +79,17 @@ class Chain:
                     combine(arrived, mine, passed)
                 if op.name == "exscan":
                     mine[...] = arrived
-            elif request is not None:
-                request.Wait()
-            request = self._comm.Isend(passed, after, _TAG) if after >= 0 else None
-        if request is not None:
-            request.Wait()
+            else:
+                self._wait()
+            if after >= 0:
+                self._sent = self._comm.Isend(passed, after, _TAG), passed
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until what was sent last has left. An interrupt leaves it here, with its memory."""
+        if self._sent is not None:
+            self._sent[0].Wait()
+            self._sent = None
 
     def _neighbors(self, op: Op) -> tuple[int, int]:
         """From whom pieces come, and to whom they go; -1 for nobody."""

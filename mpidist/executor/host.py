@@ -37,17 +37,22 @@ class HostExecutor:
         """Collective, or point to point. Carry an Op out, blocking; recv sets its ``root``."""
         recv = op.recv
         if recv is None and (op.send_parts or op.recv_parts):
+            op.halfway = True
             self._parts.exchange(op)
+            op.halfway = False
             return
         run = self._run[op.name]
         if (recv is not None and recv.size <= LARGEST_COUNT) or op.count() <= LARGEST_COUNT:
             run(op)
             return
-        for piece in in_pieces(op):
+        pieces = in_pieces(op)
+        op.halfway = True
+        for piece in pieces:
             run(piece)
             op.root = piece.root
             if piece.finish is not None:
                 piece.finish()
+        op.halfway = False
 
     def start(self, op: Op) -> list[MPI.Request]:
         """Collective, or point to point. Begin an Op; gives MPI's requests."""

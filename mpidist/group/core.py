@@ -242,6 +242,10 @@ class Core:
         except self._mpi_error as error:
             self._check_alive()
             raise backend_error(op, error) from error
+        except BaseException:  # what a signal's handler has raised, between two messages
+            if op.halfway and op.sequence:
+                self._tear(op)
+            raise
         finally:
             self._current.pop(key, None)
         if op.finish is not None:
@@ -291,8 +295,8 @@ class Core:
         here = f"group {self.name!r} takes no collective on rank {self.ranks[self._rank]}: "
         if self._torn is not None:
             raise GroupBrokenError(
-                f"{here}its {self._torn.name} of objects was left halfway at its time limit, and "
-                "the others may have gone on; make a new group"
+                f"{here}its {self._torn.name} was left halfway, at its time limit or by an "
+                "interrupt, and the others may have gone on; make a new group"
             )
         if self._late is not None and not self._late.is_completed():
             raise GroupBrokenError(

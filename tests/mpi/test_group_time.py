@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+from _cases.jobs import run_ranks
 
 from mpidist import DistError, GroupBrokenError, ProcessGroup, errors, gather_works
 
@@ -254,3 +255,41 @@ def test_groups_of_several_threads(world):
     assert len({group.number for group in groups}) == 3
     for number, got in enumerate(sums):
         assert got == [2 * (turn + number) + 1 for turn in range(200)]
+
+
+INTERRUPTED = """
+import signal
+import numpy as np
+import mpidist as dist
+from mpidist.executor import chain
+
+group = dist.init_process_group()
+pieces = []
+combination = chain.Chain._combination
+
+def interrupted(self, op, own):
+    add = combination(self, op, own)
+
+    def combine(*arrays):
+        pieces.append(len(arrays[1]))
+        if len(pieces) == 2:  # between two pieces, as a signal's handler would
+            raise KeyboardInterrupt
+        return add(*arrays)
+
+    return combine
+
+if group.rank() == 1:
+    chain.Chain._combination = interrupted
+try:
+    group.scan(np.ones(1 << 19))
+except KeyboardInterrupt:
+    group.scan(np.ones(1 << 19))
+group.recv(np.zeros(1), 1)
+"""
+
+
+def test_an_interrupt_between_messages_breaks_the_group(tmp_path):
+    ended = run_ranks(tmp_path, 3, INTERRUPTED)
+    assert ended.status != 0
+    assert "GroupBrokenError" in ended.err
+    assert "its scan was left halfway, at its time limit or by an interrupt" in ended.err

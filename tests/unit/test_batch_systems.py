@@ -195,6 +195,9 @@ def test_slurm_that_contradicts_itself(put, monkeypatch):
         ("SLURM_PROCID", "4", "4 tasks"),
         ("SLURMD_NODENAME", "n2", "should be n1"),
         ("SLURM_PROCID", "x", "no number"),
+        ("SLURM_PROCID", "\u00b2", "no number"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x99999999)", "more than 1000000"),
+        ("SLURM_DISTRIBUTION", "plane", "how many tasks a plane has"),
     ):
         with monkeypatch.context() as changed:
             changed.setenv(name, value)
@@ -205,6 +208,9 @@ def test_slurm_that_contradicts_itself(put, monkeypatch):
             SlurmClusterResolver(jobs)
     with pytest.raises(errors.InvalidArgumentError, match="ports"):
         SlurmClusterResolver(port_base=65535).cluster_spec()
+    for port in (0, -5, 65536):
+        with pytest.raises(errors.InvalidArgumentError, match="is no port"):
+            SlurmClusterResolver(port_base=port)
 
 
 @pytest.mark.usefixtures("gpus")
@@ -331,6 +337,9 @@ def test_lsf(put, monkeypatch):
     resolver = LSFClusterResolver()
     assert resolver.cluster_spec() == ClusterSpec({"worker": ["b:8888", "b:8889", "a:8888"]})
     assert resolver.get_task_info() == ("worker", 2)
+    put(LSB_MCPU_HOSTS="b 999999999")
+    with pytest.raises(errors.InvalidArgumentError, match="more than 1000000 tasks"):
+        resolver.cluster_spec()
     put(LSB_MCPU_HOSTS="b 2 a")
     with pytest.raises(errors.InvalidArgumentError, match="in turns"):
         resolver.cluster_spec()
@@ -356,6 +365,9 @@ def test_outside_of_the_batch_system(put, tmp_path, resolver, variable):
         resolver()
     if resolver is not LSFClusterResolver:
         put(**{variable: tmp_path / "missing"})
+        with pytest.raises(errors.FailedPreconditionError, match="cannot be read"):
+            resolver()
+        (tmp_path / "missing").write_bytes(b"a\xff\n")
         with pytest.raises(errors.FailedPreconditionError, match="cannot be read"):
             resolver()
         (tmp_path / "missing").write_text("# nothing\n")
@@ -447,6 +459,13 @@ def test_auto(put, monkeypatch, tmp_path, caplog):
     step(put, 1, "n[1-2]", "1(x2)")
     assert auto({"ps": 1, "worker": -1}).get_task_info() == ("worker", 0)
     assert "srun started it as one of 2 tasks" in caplog.text
-    put(TF_CONFIG='{"cluster": {"worker": ["a:1"]}}')
+    put(TF_CONFIG="{}")
+    assert isinstance(auto(), SlurmClusterResolver)
+    for task, error in (("", errors.FailedPreconditionError), ('"index": 5', ValueError)):
+        cluster = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"%s}}'
+        put(TF_CONFIG=cluster % (task and ", " + task))
+        with pytest.raises(error, match="task"):
+            auto()
+    put(TF_CONFIG='{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
     assert isinstance(auto({"worker": 2}), TFConfigClusterResolver)
     assert "TF_CONFIG replaces the script's jobs" in caplog.text

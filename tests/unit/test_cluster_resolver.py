@@ -2,6 +2,7 @@
 
 import socket
 
+import numpy as np
 import pytest
 
 import mpidist
@@ -101,7 +102,9 @@ def test_the_layout_of_the_launcher_wins(launcher, caplog, jobs, differ):
     assert (str(jobs) in caplog.text) == differ
 
 
-@pytest.mark.parametrize("layout", ["worker", "worker=", "=1", "worker=x", "ps=1,,worker=1"])
+@pytest.mark.parametrize(
+    "layout", ["worker", "worker=", "=1", "worker=x", "ps=1,,worker=1", "ps=1,ps=2"]
+)
 def test_layouts_of_another_form(launcher, layout):
     launcher(layout)
     with pytest.raises(ValueError, match=f"MPIDIST_JOBS='{layout}' is not of the form"):
@@ -122,6 +125,7 @@ NODES = [0, 0, 1, 1, 1, 2]
         ({"ps": range(4, 6), "worker": -1}, {"ps": [4, 5], "worker": [0, 1, 2, 3]}),
         ({"worker": -1, "ps": [5, 1]}, {"worker": [0, 2, 3, 4], "ps": [5, 1]}),
         ({"ps": [0], "worker": range(1, 6)}, {"ps": [0], "worker": [1, 2, 3, 4, 5]}),
+        ({"ps": np.arange(1), "worker": np.int64(5)}, {"ps": [0], "worker": [1, 2, 3, 4, 5]}),
     ],
 )  # fmt: skip
 def test_ranks_of_jobs(jobs, ranks):
@@ -134,7 +138,7 @@ def test_ranks_of_jobs(jobs, ranks):
     [
         ({"ps": "per_node", "worker": 4}, "need at least 4 ranks, and there are 3"),
         ({"ps": "per_node", "worker": 2}, "use 2 of 3 ranks"),
-        ({"ps": "per_node"}, "use 0 of 3 ranks"),
+        ({"ps": "per_node"}, r"ranks \[1, 3, 4\] have no job"),
         ({"ps": [6], "worker": -1}, "rank 6, and there are 6"),
         ({"ps": [1], "x": [1, 2], "worker": -1}, r"ranks \[1\] of x have another job"),
     ],
@@ -154,6 +158,9 @@ def test_ranks_that_do_not_fit(jobs, text):
         ({"ps": [0.5]}, TypeError, "a number of tasks, or their ranks"),
         ({"ps": None, "worker": 1}, TypeError, "a number of tasks, or their ranks"),
         ({"ps": range(0)}, ValueError, "needs a job with a task"),
+        ({"ps": True}, TypeError, "a number of tasks, or their ranks"),
+        ({"ps": b"1"}, TypeError, "a number of tasks, or their ranks"),
+        (["ps"], TypeError, "a dict of names"),
     ],
 )
 def test_tasks_of_another_form(jobs, error, text):

@@ -102,14 +102,19 @@ def test_little_shared_memory_and_a_host_without_an_address(monkeypatch, capsys)
     def unknown(name):
         raise OSError("not known")
 
-    monkeypatch.setattr(doctor, "shared_memory_space", lambda: (1 << 20, 64 << 20))
+    monkeypatch.setattr(doctor, "shared_memory_space", lambda: (8 << 20, 64 << 20))
     monkeypatch.setattr(doctor.socket, "gethostbyname", unknown)
     findings = found()
-    for name, text in (("shared memory", "1 of 64 MiB"), ("host name", "has no address")):
+    for name, text in (("shared memory", "8 of 64 MiB"), ("host name", "has no address")):
         assert findings[name].verdict == "warning"
         assert text in findings[name].fact
         assert findings[name].remedy
     assert main(["doctor"]) == 0  # warnings are no problem
+    with monkeypatch.context() as changed:
+        changed.setattr(doctor.os, "access", lambda path, mode: False)
+        assert found()["shared memory"].verdict == "problem"
+    monkeypatch.setattr(doctor, "shared_memory_space", lambda: (1 << 20, 64 << 20))
+    assert found()["shared memory"].verdict == "problem"
     capsys.readouterr()
 
 

@@ -66,7 +66,7 @@ def test_union_follows_the_order_of_its_resolvers():
     told = UnionResolver(second, first, task_type="ps", task_id=0, rpc_layer="mpi")
     assert (told.task_type, told.task_id) == ("ps", 0)
     assert told.master("ps", 0) == "mpi://a:1"
-    assert told.master() == ""
+    assert told.master() == "mpi://a:1"
     assert UnionResolver(second, task_type="evaluator").task_id == 0
 
 
@@ -172,8 +172,12 @@ def test_broken_tf_config(tf_config, text):
         TFConfigClusterResolver().cluster_spec()
 
 
-@pytest.mark.parametrize("task", ['"worker"', "[1]", '{"index": "one"}', '{"index": [1]}'])
+@pytest.mark.parametrize(
+    "task",
+    ['"worker"', "[1]", '{"index": "one"}', '{"index": [1]}', '{"index": 1.7}', '{"index": true}',
+     '{"index": 1e400}', '{"type": ["worker"]}'],
+)  # fmt: skip
 def test_broken_task_in_tf_config(tf_config, task):
     tf_config(f'{{"cluster": {{}}, "task": {task}}}')
     with pytest.raises(InvalidArgumentError, match="TF_CONFIG"):
-        _ = TFConfigClusterResolver().task_id
+        _ = TFConfigClusterResolver().task_id, TFConfigClusterResolver().task_type

@@ -43,8 +43,9 @@ def test_too_little_room(text):
 
 def test_host_files(tmp_path):
     path = tmp_path / "hosts"
-    path.write_text("# ours\na:2\nb slots=3 max_slots=4\n\n c  # last\nd : 1\n")
-    assert read_host_file(str(path)) == [("a", 2), ("b", 3), ("c", None), ("d", 1)]
+    path.write_text("# ours\na:2\nb slots=3 max_slots=4\n\n c  # last\nd : 1\nn[1-2] slots=2\n")
+    found = [("a", 2), ("b", 3), ("c", None), ("d", 1), ("n1", 2), ("n2", 2)]
+    assert read_host_file(str(path)) == found
     for text in ("", "# nothing\n"):
         path.write_text(text)
         with pytest.raises(ValueError, match="names no hosts"):

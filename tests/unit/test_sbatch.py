@@ -78,11 +78,13 @@ def test_submission(tmp_path, monkeypatch, capfd):
         ("-n 2 nowhere.py", "give the path of a Python file"),
         ("-n 2 --output none/job train.py", "cannot be written"),
         ("-n 2 --submit train.py", "needs Slurm"),
+        ("-n 2 --option constraint=ib train.py", "begin with a dash"),
+        ("-n 2 --job-name a\nb train.py", "not printable"),
     ],
 )
 def test_bad_input(words, remedy, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit) as caught:
-        main(["sbatch", *words.split()])
+        main(["sbatch", *words.split(" ")])
     assert caught.value.code == 2
     assert remedy in capsys.readouterr().err
