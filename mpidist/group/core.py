@@ -295,7 +295,7 @@ class Core:
         here = f"group {self.name!r} takes no collective on rank {self.ranks[self._rank]}: "
         if self._torn is not None:
             raise GroupBrokenError(
-                f"{here}its {self._torn.name} was left halfway, at its time limit or by an "
+                f"{here}its {self._torn.name} was left halfway by its time limit or an "
                 "interrupt, and the others may have gone on; make a new group"
             )
         if self._late is not None and not self._late.is_completed():
