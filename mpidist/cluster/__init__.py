@@ -1,6 +1,24 @@
-"""Clusters: which jobs there are, and the server of each task."""
+"""Clusters: which jobs there are, who is who in them, and the server of each task."""
 
+from mpidist.cluster.device_filters import ClusterDeviceFilters
+from mpidist.cluster.roles import (
+    id_in_cluster,
+    is_chief,
+    normalize_cluster_spec,
+    validate_cluster_spec,
+    worker_count,
+)
 from mpidist.cluster.server import Server, started_server
 from mpidist.cluster.spec import ClusterSpec
 
-__all__ = ["ClusterSpec", "Server", "started_server"]
+__all__ = [
+    "ClusterDeviceFilters",
+    "ClusterSpec",
+    "Server",
+    "id_in_cluster",
+    "is_chief",
+    "normalize_cluster_spec",
+    "started_server",
+    "validate_cluster_spec",
+    "worker_count",
+]

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from mpidist import ClusterSpec
+from mpidist import cluster as cluster_package
 from mpidist.cluster_resolver import SimpleClusterResolver, TFConfigClusterResolver, UnionResolver
 from mpidist.proto.mpidist_pb2 import ClusterDef
 
@@ -98,3 +99,31 @@ def test_simple_ones_and_their_union(seed):
     same(union, joined, "as_dict")
     assert (union.task_type, union.task_id) == (joined.task_type, joined.task_id)
     same(union, joined, "master")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_roles(seed):
+    from tensorflow.python.distribute import multi_worker_util
+
+    rng = random.Random(seed)
+    cluster = {job: [f"{job}{n}:1" for n in range(rng.randint(1, 2))]
+               for job in rng.sample(JOBS, rng.randint(1, 4))}  # fmt: skip
+    for job in (*JOBS, "ps"):
+        for index in range(3):
+            for name in ("is_chief", "id_in_cluster"):
+                same(cluster_package, multi_worker_util, name, cluster, job, index)
+        # Where the evaluator is not in the cluster, theirs is a KeyError.
+        if job in cluster or job != "evaluator":
+            same(cluster_package, multi_worker_util, "worker_count", cluster, job)
+
+
+def test_device_filters():
+    from tensorflow.python.training import server_lib
+
+    mine, other = cluster_package.ClusterDeviceFilters(), server_lib.ClusterDeviceFilters()
+    for one in (mine, other):
+        one.set_device_filters("worker", 1, ["/job:ps", "/job:worker/task:1"])
+        one.set_device_filters("ps", 0, ["/job:worker"])
+    theirs_as_bytes = other._as_cluster_device_filters().SerializeToString(deterministic=True)
+    ours_as_bytes = mine.as_cluster_device_filters().SerializeToString(deterministic=True)
+    assert ours_as_bytes == theirs_as_bytes
