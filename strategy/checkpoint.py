@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -44,21 +46,30 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
     initials: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, Any]] = {}
     for shard in shards:
-        tensors[f"{shard.name}:data"] = shard.data.copy()
+        tensors[f"{shard.name}:data"] = shard.data
         steps[shard.name], initials[shard.name] = shard.steps, shard.initials
         for key, slot in shard.slots.items():
             tensors[f"{shard.name}:slot:{key}"] = slot
         if shard.origin.variable != shard.name:
             parts[shard.name] = asdict(shard.origin)
-    try:
-        facts = {"steps": steps, "initials": initials, "parts": parts}
+    facts = {"steps": steps, "initials": initials, "parts": parts}
+    with reported(path):
         save_file(tensors, path, metadata={key: json.dumps(fact) for key, fact in facts.items()})
         with open(path, "rb") as file:
             os.fsync(file.fileno())
+
+
+@contextmanager
+def reported(path: str) -> Iterator[None]:
+    """Local. FailedPreconditionError in place of what says that a file cannot be written."""
+    try:
+        yield
+    except errors.Error:  # of messages, some of which are of the system's kinds too
+        raise
     except (OSError, SafetensorError) as error:
         raise errors.FailedPreconditionError(
-            f"cannot write the checkpoint {path!r}: {error}; every ps task must be able to write "
-            "into its folder"
+            f"cannot write the checkpoint {path!r}: {error}; the worker that saves and "
+            "every ps task must be able to write into its folder"
         ) from error
 
 
@@ -89,7 +100,8 @@ class Writing:
         self._step = step
         self._keep = keep
         self.path = os.path.join(self._directory, f"step-{step}")
-        self._partial = f"{self.path}.partial-{os.getpid()}"
+        # Of a name that nobody has used: a server that sees it sees this folder.
+        self._partial = f"{self.path}.partial-{os.getpid()}-{secrets.token_hex(8)}"
         self._names = [f"ps-{i}-of-{servers}.safetensors" for i in range(servers)]
         self.paths = [os.path.join(self._partial, name) for name in self._names]
         for name in extra:
@@ -124,7 +136,8 @@ class Writing:
         if kind is not None:
             shutil.rmtree(self._partial)
             return
-        self.add(_INDEX, {"format": _FORMAT, "step": self._step, "files": self._names})
+        facts = {"format": _FORMAT, "step": self._step, "files": self._names}
+        self.add(_INDEX, facts | {"id": secrets.token_hex(8)})
         if os.path.exists(self.path):
             _remove(self.path)  # an earlier save of the same step
         os.rename(self._partial, self.path)
@@ -149,23 +162,34 @@ def checkpoints(directory: str) -> list[str]:
     return [os.path.join(directory, f"step-{step}") for step in sorted(steps)]
 
 
-def files_of(path: str) -> list[str]:
-    """Local. The files of a checkpoint.
+def index_of(path: str) -> bytes | None:
+    """Local. What the index of a checkpoint says, which is like no other's; None without one."""
+    try:
+        with open(os.path.join(path, _INDEX), "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def names_in(path: str, index: bytes | None) -> list[str]:
+    """Local. Names of the files of a checkpoint.
 
     Args:
         path: A folder ``step-<step>``.
+        index: Its index.
 
     Raises:
         NotFoundError: It is not a checkpoint.
         DataLossError: Its index is damaged, or of another format.
     """
+    if index is None:
+        raise errors.NotFoundError(
+            f"{path!r} is not a checkpoint, or is on another host alone: {_INDEX} cannot be read"
+        )
     try:
-        with open(os.path.join(path, _INDEX)) as file:
-            index = json.load(file)
-    except OSError as error:
-        raise errors.NotFoundError(f"{path!r} is not a checkpoint: {error}") from error
+        facts = json.loads(index)
     except ValueError as error:
         raise errors.DataLossError(f"the index of {path!r} is damaged: {error}") from error
-    if not isinstance(index, dict) or index.get("format") != _FORMAT:
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
         raise errors.DataLossError(f"{path!r} is not of checkpoint format {_FORMAT}")
-    return [os.path.join(path, name) for name in index["files"]]
+    return list(facts["files"])

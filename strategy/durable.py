@@ -11,6 +11,7 @@ from mpidist import errors, gather_works
 from strategy import checkpoint
 from strategy.client import Connection
 from strategy.cut import targets_of
+from strategy.proto import parameter_server_pb2 as pb
 from strategy.variable import Variable
 from strategy.variables import Variables
 
@@ -29,7 +30,8 @@ class Durable(ABC):
         none. Nobody has to stop training for it; while a ps task writes, pushes to it wait.
 
         Args:
-            directory: Folder of all checkpoints, on a file system that every ps task can write.
+            directory: Folder of all checkpoints. A ps task that does not see it, on another host
+                without a shared file system, sends its part to this worker.
             keep: How many to keep, at least 1.
             extra: More files for the folder: name, without ``/``, to what they hold: bytes, such as
                 the state of a data iterator, or what is written as JSON.
@@ -38,7 +40,7 @@ class Durable(ABC):
             The checkpoint's folder. It is complete, or does not exist.
 
         Raises:
-            FailedPreconditionError: A ps task cannot write into the folder.
+            FailedPreconditionError: A ps task, or this worker for it, cannot write into the folder.
             ValueError: ``keep`` is less than 1, or a name in ``extra`` is not that of a file of its
                 own in the folder. Nothing has been written.
         """
@@ -58,6 +60,9 @@ class Durable(ABC):
         No variable changes unless all of them fit. A restore that failed may be repeated, or
         another checkpoint restored in its place.
 
+        One worker must see the checkpoint, which sends ps tasks that do not what they need of it;
+        workers that do not wait until it has been restored.
+
         Args:
             path: A checkpoint's folder.
 
@@ -65,7 +70,8 @@ class Durable(ABC):
             The global step.
 
         Raises:
-            NotFoundError: It is None, or no checkpoint, or has not all variables of the program.
+            NotFoundError: It is None, or no checkpoint, or has not all variables of the program;
+                or is not seen here, and no other worker has restored it in time.
             DataLossError: It is damaged.
             InvalidArgumentError: A variable has another shape or dtype there, or another worker
                 restored another checkpoint in its place; the message names both.
@@ -76,18 +82,23 @@ class Durable(ABC):
                 "without one"
             )
         path = os.path.abspath(path)
-        files = checkpoint.files_of(path)
+        index = checkpoint.index_of(path)
+        wanted = pb.Checkpoint(path=path, index=index or b"")
+        if index is not None:
+            wanted.names.extend(checkpoint.names_in(path, index))
         self._drain()
-        checks = [connection.snapshots.check_restore(files) for connection in self._connections]
-        replies = gather_works("restore", checks).result()
-        found = {name for reply in replies for name in reply.found}
-        missing = [name for name in self._variables.remotes if name not in found]
-        if missing:
-            raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
+        replies = self._check_restore(wanted)
         ordinal = 1 + min(reply.restores for reply in replies)
+        if index is None:
+            self._await_restore(wanted, ordinal)
+        else:
+            found = {name for reply in replies for name in reply.found}
+            missing = [name for name in self._variables.remotes if name not in found]
+            if missing:
+                raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
         # One after the other: of workers with different paths, the first server lets one go on.
         for connection in self._connections:
-            connection.snapshots.restore(path, files, ordinal)
+            connection.snapshots.restore(wanted, ordinal)
         return int(self.global_step)
 
     @staticmethod
@@ -108,11 +119,45 @@ class Durable(ABC):
                     self._connections, paths, targets_of(said), strict=True
                 )
             ]
-            gather_works("save", works).wait()
+            sizes = gather_works("save", works).result()
         except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
             for connection in self._connections:
                 connection.snapshots.release().wait()
             raise
+        elsewhere = [
+            (connection.snapshots, path, nbytes)
+            for connection, path, nbytes in zip(self._connections, paths, sizes, strict=True)
+            if nbytes
+        ]
+        try:
+            for snapshots, path, nbytes in elsewhere:
+                snapshots.fetch(path, nbytes)
+        finally:
+            for snapshots, path, _ in elsewhere:
+                snapshots.forget(path).wait()
+
+    def _check_restore(self, wanted: pb.Checkpoint) -> list[pb.CheckRestoreReply]:
+        """What servers say of a checkpoint; those that do not see it are told what it has."""
+        ask = [connection.snapshots.check_restore for connection in self._connections]
+        replies: list[pb.CheckRestoreReply] = gather_works(
+            "restore", [call(wanted) for call in ask]
+        ).result()
+        for number, reply in enumerate(replies):
+            if reply.unseen:
+                self._connections[number].snapshots.carry_heads(wanted)
+                replies[number] = ask[number](wanted).result()
+        return replies
+
+    def _await_restore(self, wanted: pb.Checkpoint, ordinal: int) -> None:
+        """Wait until another worker, which sees a checkpoint, has had it restored."""
+        try:
+            for connection in self._connections:
+                connection.snapshots.await_restore(wanted, ordinal).wait()
+        except (errors.NotFoundError, errors.DeadlineExceededError) as error:
+            try:
+                checkpoint.names_in(wanted.path, None)
+            except errors.NotFoundError as absent:
+                raise errors.NotFoundError(f"{absent.message}; {error.message}") from error
 
     @abstractmethod
     def _drain(self) -> None:

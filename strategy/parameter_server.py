@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import LATER, Reply, Request, task_metrics
-from strategy import checkpoint, kernels, saved
-from strategy.blocks import in_blocks
+from mpidist import Reply, Request, task_metrics
 from strategy.catalogue import Catalogue
-from strategy.host import Host
+from strategy.host import Host, workers_of
 from strategy.known_rules import Rules
-from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.pushes import Pushes
-from strategy.restores import Restores
+from strategy.served_checkpoints import ServedCheckpoints
 from strategy.timekeeper import Timekeeper
 
 Array = NDArray[Any]
@@ -37,13 +33,13 @@ class ParameterServer:
         index = host.own_index("ps")
         self._catalogue = Catalogue(host, index)
         self._variables = self._catalogue.variables
-        self._by_name = self._catalogue.by_name
         who = f"ps {index}"
         self._rules = Rules(who)
         self._metrics = task_metrics("ps", index)
         self._pushes = Pushes(who, self._catalogue, self._rules, self._metrics)
         self._timekeeper = Timekeeper(self._catalogue, host)
-        self._restores = Restores()
+        workers = len(workers_of(host.cluster_spec))
+        self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics, workers)
         self._endpoint = host.endpoint
         self._endpoint.register(
             "ps",
@@ -65,9 +61,13 @@ class ParameterServer:
                 "Missing": self._timekeeper.missing,
                 "Leave": self._timekeeper.leave,
                 "Read": self._read,
-                "Save": self._save,
-                "CheckRestore": self._check_restore,
-                "Restore": self._restore,
+                "Save": self._checkpoints.save,
+                "Fetch": self._checkpoints.fetch,
+                "Forget": self._checkpoints.forget,
+                "CheckRestore": self._checkpoints.check_restore,
+                "Carry": self._checkpoints.carry,
+                "Restore": self._checkpoints.restore,
+                "AwaitRestore": self._checkpoints.await_restore,
             },
         )
 
@@ -75,6 +75,7 @@ class ParameterServer:
         """Local. Serve no more."""
         self._endpoint.unregister("ps")
         self._catalogue.close()
+        self._checkpoints.close()
 
     def _read(self, request: Request) -> Reply:
         asked = pb.ReadRequest.FromString(request.body)
@@ -89,50 +90,3 @@ class ParameterServer:
                 copy = shard.flat.copy()
         self._metrics.values["out_bytes"] += copy.nbytes
         return Reply(body, (copy,))
-
-    def _save(self, request: Request) -> Reply:
-        asked = pb.SaveRequest.FromString(request.body)
-
-        def write() -> None:
-            shards = [variable.shard for variable in self._variables]
-            try:
-                with self._metrics.timed("save", "busy_s"):
-                    checkpoint.write_shards(asked.path, shards)
-            except Exception as error:
-                request.fail(error)
-            else:
-                request.reply()
-
-        targets = {(one.worker, one.strategy): one.sequence for one in asked.targets}
-        self._pushes.cut(targets, write)
-        return LATER
-
-    def _check_restore(self, request: Request) -> Reply:
-        asked = pb.CheckRestoreRequest.FromString(request.body)
-        reply = pb.CheckRestoreReply(
-            found=self._fitting(asked.paths), restores=self._restores.count(asked.worker)
-        )
-        return Reply(reply.SerializeToString())
-
-    def _restore(self, request: Request) -> None:
-        asked = pb.RestoreRequest.FromString(request.body)
-        this = (asked.worker, asked.ordinal, asked.checkpoint)
-        if self._restores.is_due(*this):
-            self._load(asked.paths)
-        self._restores.complete(*this)
-
-    def _fitting(self, paths: Sequence[str]) -> dict[str, Origin]:
-        """Those of the variables here that a checkpoint has; an error unless all fit."""
-        origins = {name: variable.shard.origin for name, variable in self._by_name.items()}
-        found = saved.read_layouts(paths, origins)
-        for name, (shape, dtype) in found.items():
-            saved.check_fits(name, shape, dtype, self._by_name[name].shard)
-        return {name: origins[name] for name in found}
-
-    def _load(self, paths: Sequence[str]) -> None:
-        for name, values in saved.read_shards(paths, self._fitting(paths)).items():
-            shard = self._by_name[name].shard
-            shard.apply(":assign", kernels.ASSIGN, {}, in_blocks(values.data))
-            shard.slots = dict(values.slots)
-            shard.initials = dict(values.initials)
-            shard.steps = dict(values.steps)

@@ -8,47 +8,64 @@ repeated.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from mpidist import errors
+
+
+class Wish(NamedTuple):
+    """A worker's wish that a checkpoint be restored.
+
+    Attributes:
+        worker: Its index.
+        ordinal: Number of the restore among the worker's, from 1.
+        path: Of the checkpoint.
+        content: What the checkpoint's index says; nothing if the worker does not see it.
+    """
+
+    worker: int
+    ordinal: int
+    path: str
+    content: bytes = b""
 
 
 class Restores:
     """The restores of one server."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[str, int]] = []  # the checkpoint, and who came first
+        self._done: list[Wish] = []  # of those who came first
         self._counts: dict[int, int] = {}
 
     def count(self, worker: int) -> int:
         """Local. How many restores have been completed for a worker."""
         return self._counts.get(worker, 0)
 
-    def is_due(self, worker: int, ordinal: int, checkpoint: str) -> bool:
+    def is_due(self, wish: Wish) -> bool:
         """Local. Whether a restore is still to be carried out.
-
-        Args:
-            worker: Who asks.
-            ordinal: Number of the restore among the worker's, from 1.
-            checkpoint: What it restores.
 
         Raises:
             InvalidArgumentError: Another worker restored another checkpoint at this place.
         """
+        worker, ordinal, path, content = wish
         if ordinal > len(self._done):
             return True
-        known, first = self._done[ordinal - 1]
-        if checkpoint == known:
+        first = self._done[ordinal - 1]
+        alike = content == first.content or not (content and first.content)
+        if path == first.path and alike:
             return False
         # A worker that repeats its own number has failed on another server: nobody depends on it.
-        if first == worker and ordinal == len(self._done):
+        if first.worker == worker and ordinal == len(self._done):
             return True
+        same_name = ", which is another one of this name," if path == first.path else ""
         raise errors.InvalidArgumentError(
-            f"worker {worker} restores {checkpoint!r} as its restore number {ordinal}, and worker "
-            f"{first} restored {known!r} as number {ordinal}: all workers must restore the same "
-            "checkpoints in the same order; let one choose the path and tell the others"
+            f"worker {worker} restores {path!r} as its restore number {ordinal}, and worker "
+            f"{first.worker} restored {first.path!r}{same_name} as number {ordinal}: all workers "
+            "must restore the same checkpoints in the same order; let one choose the path and tell "
+            "the others"
         )
 
-    def complete(self, worker: int, ordinal: int, checkpoint: str) -> None:
-        """Local. Note a restore, carried out now or before; arguments as :meth:`is_due`."""
-        if self.is_due(worker, ordinal, checkpoint):
-            self._done[ordinal - 1 :] = [(checkpoint, worker)]
-        self._counts[worker] = ordinal
+    def complete(self, wish: Wish) -> None:
+        """Local. Note a restore, carried out now or before."""
+        if self.is_due(wish):
+            self._done[wish.ordinal - 1 :] = [wish]
+        self._counts[wish.worker] = wish.ordinal

@@ -93,8 +93,8 @@ def read_layouts(
     }
 
 
-def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str, Saved]:
-    """Local. Read variables, or parts of them, from the files of a checkpoint.
+def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, Saved]]:
+    """Local. Read variables, or parts of them, from the files of a checkpoint, one by one.
 
     The parts need not be those that were saved. Where a part is a stretch of another kind than
     those, the whole variable is put together first.
@@ -103,14 +103,14 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str,
         paths: All files of the checkpoint.
         wanted: What of which variables, by any names.
 
-    Returns:
-        What was found, by those names; without variables that the files have not.
+    Yields:
+        What was found, with its name of those; no variables that the files have not.
 
     Raises:
         DataLossError: A file is missing or damaged.
     """
-    found: dict[str, Saved] = {}
-    wholes: dict[str, dict[str, Array]] = {}
+    last = ""
+    whole_of_last: dict[str, Array] = {}
     for name, pieces in _wanted_pieces(paths, wanted).items():
         part, axis = wanted[name].part, pieces[0].part.axis
         variable = wanted[name].variable
@@ -119,20 +119,41 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str,
         if all(piece.part.along(part.axis) for piece in pieces):
             arrays = _assembled(pieces, part)
         else:
-            if variable not in wholes:
-                wholes[variable] = _assembled(pieces, _all_of(pieces, axis))
+            if variable != last:  # its parts come one after the other
+                last, whole_of_last = variable, _assembled(pieces, _all_of(pieces, axis))
             arrays = {
-                kind: part.of(array.reshape(part.whole)) for kind, array in wholes[variable].items()
+                kind: part.of(array.reshape(part.whole)).copy()
+                for kind, array in whole_of_last.items()
             }
-        flat = {kind: array.flatten() for kind, array in arrays.items()}
-        saved = found[name] = Saved(flat.pop("data"))
+        flat = {kind: np.ravel(array) for kind, array in arrays.items()}
+        saved = Saved(flat.pop("data"))
         saved.slots = {kind.removeprefix("slot:"): array for kind, array in flat.items()}
         for piece in pieces:
             saved.initials |= piece.initials
             saved.steps |= {
                 kind: max(steps, saved.steps.get(kind, 0)) for kind, steps in piece.steps.items()
             }
-    return found
+        yield name, saved
+
+
+def needed_tensors(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
+    """Local. What :func:`read_shards` would read, from what files say of themselves at their head.
+
+    Args:
+        paths: All files of the checkpoint.
+        wanted: What of which variables, by any names.
+
+    Yields:
+        A file, and the name of a tensor in it; some more than once.
+    """
+    for name, pieces in _wanted_pieces(paths, wanted).items():
+        part = wanted[name].part
+        part = _all_of(pieces, pieces[0].part.axis) if part.is_whole else part
+        stretches = [piece.part.along(part.axis) for piece in pieces]
+        apart = None in stretches  # then the whole variable is put together
+        for piece, source in zip(pieces, stretches, strict=True):
+            if apart or source is None or (source.start < part.stop and part.start < source.stop):
+                yield from ((piece.path, f"{piece.name}:{kind}") for kind in piece.dtypes)
 
 
 def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str, list[_Piece]]:

@@ -297,6 +297,22 @@ class SaveRequest(_message.Message):
     targets: _containers.RepeatedCompositeFieldContainer[Target]
     def __init__(self, path: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ...) -> None: ...
 
+class SaveReply(_message.Message):
+    __slots__ = ("nbytes",)
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("path", "start", "stop")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    start: int
+    stop: int
+    def __init__(self, path: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
 class Target(_message.Message):
     __slots__ = ("worker", "strategy", "sequence")
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -308,29 +324,73 @@ class Target(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class CheckRestoreRequest(_message.Message):
-    __slots__ = ("paths", "worker")
-    PATHS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("checkpoint", "worker", "connection")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    paths: _containers.RepeatedScalarFieldContainer[str]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: Checkpoint
     worker: int
-    def __init__(self, paths: _Optional[_Iterable[str]] = ..., worker: _Optional[int] = ...) -> None: ...
+    connection: int
+    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("path", "names", "index")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    index: bytes
+    def __init__(self, path: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., index: _Optional[bytes] = ...) -> None: ...
 
 class CheckRestoreReply(_message.Message):
-    __slots__ = ("found", "restores")
+    __slots__ = ("found", "restores", "unseen")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     RESTORES_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
     found: _containers.RepeatedScalarFieldContainer[str]
     restores: int
-    def __init__(self, found: _Optional[_Iterable[str]] = ..., restores: _Optional[int] = ...) -> None: ...
+    unseen: bool
+    def __init__(self, found: _Optional[_Iterable[str]] = ..., restores: _Optional[int] = ..., unseen: bool = ...) -> None: ...
+
+class CarryRequest(_message.Message):
+    __slots__ = ("checkpoint", "connection", "file", "start", "size")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: Checkpoint
+    connection: int
+    file: int
+    start: int
+    size: int
+    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., connection: _Optional[int] = ..., file: _Optional[int] = ..., start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("paths", "ordinal", "worker", "checkpoint")
-    PATHS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("checkpoint", "ordinal", "worker", "connection")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    paths: _containers.RepeatedScalarFieldContainer[str]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: Checkpoint
     ordinal: int
     worker: int
-    checkpoint: str
-    def __init__(self, paths: _Optional[_Iterable[str]] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+    connection: int
+    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("needed",)
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    needed: _containers.RepeatedCompositeFieldContainer[Stretch]
+    def __init__(self, needed: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ...) -> None: ...
+
+class Stretch(_message.Message):
+    __slots__ = ("file", "start", "stop")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    start: int
+    stop: int
+    def __init__(self, file: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...

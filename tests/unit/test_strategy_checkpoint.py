@@ -14,7 +14,7 @@ from mpidist.errors import (
     NotFoundError,
 )
 from strategy import checkpoint, saved
-from strategy.checkpoint import Writing, checkpoints, files_of
+from strategy.checkpoint import Writing, checkpoints, index_of, names_in
 from strategy.kernels import ASSIGN
 from strategy.owned_shard import OwnedShard
 from strategy.parts import Origin, whole
@@ -56,6 +56,10 @@ def write(directory, step, shards=(), keep=3, servers=1):
     return writing.path
 
 
+def files_in(path):
+    return [os.path.join(path, name) for name in names_in(path, index_of(path))]
+
+
 def names(directory):
     return sorted(os.listdir(directory))
 
@@ -66,9 +70,9 @@ def test_round_trip(tmp_path, servers):
     shards[1].slots = {"Adam/m": np.full(12, 0.5, np.float32), "Adam/v": np.arange(12.0)}
     shards[1].steps = {"Adam": 3, "assign": 1}
     path = write(tmp_path, 7, shards, servers=servers)
-    files = files_of(path)
+    files = files_in(path)
     assert len(files) == servers
-    found = saved.read_shards(files, wanted(VALUES))
+    found = dict(saved.read_shards(files, wanted(VALUES)))
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
         assert found[name].data.dtype == value.dtype
@@ -83,7 +87,7 @@ def test_round_trip(tmp_path, servers):
 def test_only_what_is_asked_for(tmp_path):
     path = write(tmp_path, 1, [owned(name, value) for name, value in VALUES.items()])
     for read in (saved.read_shards, saved.read_layouts):
-        assert set(read(files_of(path), wanted(["flags", "unknown", "flag"]))) == {"flags"}
+        assert set(dict(read(files_in(path), wanted(["flags", "unknown", "flag"])))) == {"flags"}
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -91,7 +95,7 @@ def test_layouts_without_the_data(tmp_path, servers):
     shards = [owned(name, value) for name, value in VALUES.items()]
     shards[1].slots = {"Adam/m": np.full(12, 0.5, np.float32)}
     path = write(tmp_path, 7, shards, servers=servers)
-    found = saved.read_layouts(files_of(path), wanted(VALUES))
+    found = saved.read_layouts(files_in(path), wanted(VALUES))
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
         saved.check_fits(name, *found[name], owned(name, value))
@@ -108,22 +112,22 @@ def test_the_index(tmp_path):
 @pytest.mark.parametrize("keep_bytes", [0, 4, 20, -1])
 def test_a_file_cut_short(tmp_path, keep_bytes):
     path = write(tmp_path, 1, [owned(name, value) for name, value in VALUES.items()])
-    (file,) = files_of(path)
+    (file,) = files_in(path)
     with open(file, "rb") as whole:
         content = whole.read()
     with open(file, "wb") as cut:
         cut.write(content[:keep_bytes])
     for read in (saved.read_shards, saved.read_layouts):
         with pytest.raises(DataLossError, match="restore an older one"):
-            read([file], wanted(VALUES))
+            dict(read([file], wanted(VALUES)))
 
 
 def test_a_file_that_is_missing(tmp_path):
-    files = files_of(write(tmp_path, 1, [owned("a", np.ones(2))], servers=2))
+    files = files_in(write(tmp_path, 1, [owned("a", np.ones(2))], servers=2))
     os.unlink(files[1])
     for read in (saved.read_shards, saved.read_layouts):
         with pytest.raises(DataLossError, match="ps-1-of-2"):
-            read(files, wanted(["a"]))
+            dict(read(files, wanted(["a"])))
 
 
 @pytest.mark.parametrize("index", ["{", "\ufffe", "[]", "3", '{"format": 2}', "{}"])
@@ -132,11 +136,11 @@ def test_a_damaged_index(tmp_path, index):
     with open(os.path.join(path, "index.json"), "w", encoding="utf-16") as file:
         file.write(index)
     with pytest.raises(DataLossError):
-        files_of(path)
+        files_in(path)
     with open(os.path.join(path, "index.json"), "w") as file:
         file.write(index)
     with pytest.raises(DataLossError):
-        files_of(path)
+        files_in(path)
 
 
 @pytest.mark.parametrize("name", ["absent", "folder", "file"])
@@ -144,7 +148,7 @@ def test_what_is_no_checkpoint(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("{}")
     with pytest.raises(NotFoundError, match=f"{name}' is not a checkpoint"):
-        files_of(str(tmp_path / name))
+        files_in(str(tmp_path / name))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -225,7 +229,7 @@ def test_the_same_step_twice(tmp_path):
     write(tmp_path, 4, [owned("a", np.ones(2))])
     path = write(tmp_path, 4, [owned("a", np.full(2, 9.0))])
     assert names(tmp_path) == ["step-4"]
-    found = saved.read_shards(files_of(path), wanted(["a"]))
+    found = dict(saved.read_shards(files_in(path), wanted(["a"])))
     np.testing.assert_array_equal(found["a"].data, [9, 9])
 
 

@@ -116,8 +116,10 @@ def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         strategy.save(str(tmp_path / "file"))
+    for n in range(2):
+        (tmp_path / f"{n}" / "not a file").mkdir(parents=True)
     works = [
-        connection.snapshots.save(f"/dev/null/{n}", {})
+        connection.snapshots.save(str(tmp_path / f"{n}"), {})
         for n, connection in enumerate(strategy._connections)
         if connection.snapshots.hold().wait()
     ]
@@ -125,6 +127,21 @@ def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
         with pytest.raises(errors.FailedPreconditionError, match="cannot write"):
             work.wait()
     assert [v.assign_add(1) for v in made] == [2, 2]
+
+
+def test_a_part_to_be_fetched_is_forgotten(make):
+    cluster = make()
+    variable(cluster.worker(0), "v", 3)
+    (connection,) = cluster.worker(0)._connections
+    connection.snapshots.hold().wait()
+    nbytes = connection.snapshots.save("/nowhere/part", {}).result()
+    (server,) = cluster.parameter_servers
+    assert list(server._checkpoints._parts) == ["/nowhere/part"]
+    with pytest.raises(errors.FailedPreconditionError, match="'/nowhere/part'"):
+        connection.snapshots.fetch("/nowhere/part", nbytes)
+    connection.snapshots.forget("/nowhere/part").wait()
+    connection.snapshots.forget("/nowhere/part").wait()
+    assert not server._checkpoints._parts
 
 
 def test_targets_are_what_anybody_has_said():

@@ -3,14 +3,15 @@
 import pytest
 
 from mpidist.errors import InvalidArgumentError
-from strategy.restores import Restores
+from strategy.restores import Restores, Wish
 
 
-def restore(restores, worker, checkpoint, ordinal=None):
+def restore(restores, worker, checkpoint, ordinal=None, content=b""):
     """As a worker whose only server this is; whether it was carried out."""
     ordinal = restores.count(worker) + 1 if ordinal is None else ordinal
-    due = restores.is_due(worker, ordinal, checkpoint)
-    restores.complete(worker, ordinal, checkpoint)
+    wish = Wish(worker, ordinal, checkpoint, content)
+    due = restores.is_due(wish)
+    restores.complete(wish)
     return due
 
 
@@ -57,3 +58,12 @@ def test_what_others_have_built_upon_is_not_replaced():
     with pytest.raises(InvalidArgumentError, match="same checkpoints"):
         restore(restores, 0, "c", ordinal=1)
     assert not restore(restores, 0, "b")
+
+
+def test_the_same_name_on_two_hosts_is_two_checkpoints():
+    restores = Restores()
+    assert restore(restores, 0, "a", content=b"new")
+    assert not restore(restores, 1, "a")  # which does not see it
+    assert not restore(restores, 2, "a", content=b"new")
+    with pytest.raises(InvalidArgumentError, match="worker 0 restored 'a', which is another one"):
+        restore(restores, 3, "a", content=b"old")
