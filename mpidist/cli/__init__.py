@@ -11,12 +11,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
-from mpidist.cli import doctor, sbatch, timeline, top
-from mpidist.cli import run as run_command
-
 __all__ = ["main"]
+
+_COMMANDS = ("run", "top", "timeline", "doctor", "sbatch")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="mpidist", description="Distributed training on MPI."
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run_command, top, timeline, doctor, sbatch):
-        command.add_parser(subparsers)
-    namespace = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    # A job should not wait for modules that only the other commands use.
+    for command in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
+        import_module(f"mpidist.cli.{command}").add_parser(subparsers)
+    namespace = parser.parse_args(words)
     status: int = namespace.run(namespace)
     return status

@@ -10,6 +10,9 @@ rank. In the folder ``MPIDIST_RUN_DIR`` it leaves ``exit-<rank>.json``::
 ``MPIDIST_RUN_SHARED`` names the variables that hold the job's folder in /dev/shm; on a host that
 does not have it they are dropped, and the MPI library takes its own place.
 
+``MPIDIST_RUN_LABELS`` asks for the rank's lines to begin with the task they are from; it has the
+names of all ranks, as far as they are known before the ranks are.
+
 ``asked`` says that the rank was told to end by a signal that the keeper got before, or got too: it
 is a victim of the launcher's cleaning up, not a cause.
 """
@@ -28,10 +31,92 @@ import time
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SAME_SIGNAL_S = 0.05
+# A line that is not ended so long, or longer, is handed on as if it were: who asks for an answer on
+# the same line is waiting for it.
+_UNFINISHED_S = 0.5
+_LONGEST_BYTES = 1 << 20
+# What the rank has started may hold its output open after it has ended.
+_LAST_LINES_S = 1.0
 
 
-def _become(command: list[str], parent: int, libc: ctypes.CDLL) -> None:
+class _Labelled:
+    """Local. Hands on one of a rank's outputs, whole lines, each behind the name of the task.
+
+    Args:
+        output: The descriptor to write to; the rank's own is to be :attr:`inner`.
+        rank: The rank.
+        name: Of the task, until the rank itself has said which it is.
+    """
+
+    def __init__(self, output: int, rank: str, name: str) -> None:
+        import threading  # few jobs need it, and every rank would wait for it
+
+        self._output = output
+        self._record = os.path.join(os.environ["MPIDIST_RUN_DIR"], f"rank-{rank}.json")
+        self._name = name
+        self._known = False
+        self._reading, self.inner = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._relay, daemon=True)
+
+    def start(self) -> None:
+        """Local. Begin, after the rank has been forked."""
+        os.close(self.inner)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Local. Wait for the last lines."""
+        self._thread.join(_LAST_LINES_S)
+
+    def _relay(self) -> None:
+        import select
+
+        held = b""
+        try:
+            while True:
+                wait_s = _UNFINISHED_S if held else None
+                if select.select([self._reading], [], [], wait_s)[0]:
+                    data = os.read(self._reading, 65536)
+                    *lines, held = (held + data).split(b"\n")
+                    if held and (not data or len(held) > _LONGEST_BYTES):
+                        lines, held = [*lines, held], b""
+                    self._write(lines)
+                    if not data:
+                        return
+                else:
+                    self._write([held])
+                    held = b""
+        except OSError:  # nobody reads: the rank is to learn it as if it wrote there itself
+            os.close(self._reading)
+
+    def _write(self, lines: list[bytes]) -> None:
+        if lines:
+            label = f"[{self._task()}] ".encode()
+            text = b"".join([label + line + b"\n" for line in lines])
+            while text:
+                text = text[os.write(self._output, text) :]
+
+    def _task(self) -> str:
+        if not self._known:
+            try:
+                with open(self._record, encoding="utf-8") as file:
+                    record = json.load(file)
+            except OSError:  # the rank has not come so far
+                return self._name
+            if record.get("job") is not None and record.get("task") is not None:
+                self._name, self._known = f"{record['job']} {record['task']}", True
+        return self._name
+
+
+def _labelled(rank: str) -> list[_Labelled]:
+    """Local. Both outputs of the rank, if its lines are to be labelled."""
+    names = os.environ.pop("MPIDIST_RUN_LABELS", "").split(",")
+    return [_Labelled(output, rank, names[int(rank)]) for output in (1, 2) if names != [""]]
+
+
+def _become(command: list[str], parent: int, libc: ctypes.CDLL, outputs: list[_Labelled]) -> None:
     """Local. Turn this forked process into the rank."""
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output.inner, number)
     # A launcher may kill the keeper alone; the rank must not outlive it.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -79,6 +164,7 @@ def main(arguments: list[str]) -> None:
     for name in filter(None, os.environ.pop("MPIDIST_RUN_SHARED", "").split(",")):
         if name in os.environ and not os.path.isdir(os.environ[name]):
             del os.environ[name]
+    outputs = _labelled(os.environ[variable])
     libc = ctypes.CDLL(None)
     keeper = os.getpid()
     received: list[int] = []
@@ -87,7 +173,9 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = os.fork()
     if child == 0:
-        _become(command, keeper, libc)
+        _become(command, keeper, libc, outputs)
+    for output in outputs:
+        output.start()
 
     def forward(number: int, _frame: object) -> None:
         received.append(number)
@@ -105,6 +193,8 @@ def main(arguments: list[str]) -> None:
         time.sleep(_SAME_SIGNAL_S)  # a signal to the whole group may reach the child first
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     _, status = os.waitpid(child, 0)
+    for output in outputs:
+        output.finish()
     # Any other signal comes because the rank has ended: the launcher ends the rest.
     asked = bool(asking) or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in received)
     _record(os.environ[variable], child, status, asked, ended)

@@ -24,7 +24,7 @@ from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIMEOUT_STATUS = 124  # as timeout(1)
-_FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED")
+_FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED", "MPIDIST_RUN_LABELS")
 _EPILOG = (
     "Ranks are ordered by job: ps, worker, data, then the others as given. The exit status is that "
     "of the task that failed first: 128 + N if signal N killed it; 124 after --timeout, 130 after "
@@ -61,6 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=[],
         metavar="NAME[=VALUE]",
         help="set a variable for all ranks, or pass this one's value on; may be repeated",
+    )
+    parser.add_argument(
+        "--label", "-l", action="store_true", help="begin every line with the task it is from"
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
@@ -169,6 +172,8 @@ def rank_environment(
     scratch: Path,
     shared: str,
     places: Sequence[tuple[str, int]] = (),
+    *,
+    label: bool = False,
 ) -> dict[str, str]:
     """Local. The environment of the ranks: the user's, completed.
 
@@ -179,6 +184,7 @@ def rank_environment(
         scratch: A folder on this host that goes with the job.
         shared: One in memory, likewise.
         places: See :func:`rank_command`.
+        label: Whether every line that ranks print is to begin with their task.
 
     Returns:
         A new environment.
@@ -193,6 +199,8 @@ def rank_environment(
     folders = [name for name in vendor.shared_folders if name not in environment]
     environment |= dict.fromkeys(folders, shared)
     environment["MPIDIST_RUN_SHARED"] = ",".join(folders)
+    names = [layout.task(rank) or ("rank", rank) for rank in range(layout.ranks)] if label else []
+    environment["MPIDIST_RUN_LABELS"] = ",".join(f"{job} {task}" for job, task in names)
     environment.pop("MPIDIST_JOBS", None)  # of a job around this one
     if layout.jobs:
         environment["MPIDIST_JOBS"] = str(layout)
@@ -222,7 +230,9 @@ def _run_in(
         return 1
     program = [sys.executable, as_path(namespace.script), *namespace.args]
     places, variables = namespace.places, namespace.variables
-    environment = rank_environment(launcher, layout, folder, scratch, shared_files.folder, places)
+    environment = rank_environment(
+        launcher, layout, folder, scratch, shared_files.folder, places, label=namespace.label
+    )
     try:
         result = supervise(
             rank_command(launcher, layout, program, places, list(variables)),

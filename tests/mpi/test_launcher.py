@@ -109,6 +109,22 @@ def test_what_ranks_get(tmp_path):
     assert "mpidist run:" not in job.err
 
 
+def test_labelled_output(tmp_path):
+    script = WORLD + (
+        "print(f'out {world.rank}\\nmore')\nprint(f'err {world.rank}', file=sys.stderr)\n"
+        "world.barrier()\nif world.rank == 1: os._exit(3)\n" + WAIT
+    )
+    job = Job(tmp_path, script, "--label", "--ps", "1", "--worker", "2")
+    assert job.end(10) == 3
+    names = ("ps 0", "worker 0", "worker 1")
+    lines = job.out.splitlines()
+    for rank, name in enumerate(names):
+        assert lines[lines.index(f"[{name}] out {rank}") + 1 :].count(f"[{name}] more") == 1
+        assert f"[{name}] err {rank}" in job.err.splitlines()
+    assert not [line for line in lines if line.startswith(("out", "more", "err"))]
+    assert job.last.startswith("mpidist run: worker 0 (rank 1, pid ")
+
+
 def test_output_comes_live(tmp_path):
     script = WORLD + "sys.stdout.write('now\\n')\ninput() if RANK == 0 else None\n"
     job = Job(tmp_path, script, "-n", "2", stdin=subprocess.PIPE)

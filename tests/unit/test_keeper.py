@@ -73,3 +73,78 @@ def test_the_keeper_is_told_to_end_after_its_rank(rank, tmp_path, first, asked):
     rank.send_signal(signal.SIGTERM)
     left = record(rank, tmp_path)
     assert (left["signal"], left["asked"]) == (first, asked)
+
+
+def run_labelled(folder, program, **popen):
+    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-uc", program]
+    labels = {"MPIDIST_RUN_LABELS": "ps 0,worker 0", "NUMBER": "1"}
+    return subprocess.Popen(
+        words,
+        env={**os.environ, **labels, "MPIDIST_RUN_DIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **popen,
+    )
+
+
+def test_labelled_lines(tmp_path):
+    program = (
+        "import os, sys\n"
+        "print('one\\n\\ntwo')\nos.write(2, b'bad \\xff')\nprint('x' * 300_000)\n"
+        "print(os.environ.get('MPIDIST_RUN_LABELS'))\nsys.exit(4)"
+    )
+    process = run_labelled(tmp_path, program)
+    out, err = process.communicate(timeout=30)
+    long = b"x" * 300_000
+    lines = [b"one", b"", b"two", long, b"None"]
+    assert out == b"".join(b"[worker 0] " + line + b"\n" for line in lines)
+    assert err == b"[worker 0] bad \xff\n"
+    assert process.returncode == 4
+
+
+def test_a_question_is_handed_on_before_its_line_ends(tmp_path):
+    process = run_labelled(tmp_path, "answer = input('well? ')\nprint('so ' + answer)")
+    assert process.stdout.readline() == b"[worker 0] well? \n"
+    out, _ = process.communicate(b"yes\n", timeout=30)
+    assert out == b"[worker 0] so yes\n"
+
+
+def test_the_rank_says_itself_which_task_it_is(tmp_path):
+    program = (
+        "import json, os\nprint('early')\ninput()\n"
+        "path = os.environ['MPIDIST_RUN_DIR'] + '/rank-1.json'\n"
+        "for job in (None, 'data'):\n"
+        "    with open(path, 'w') as file:\n"
+        "        json.dump({'job': job, 'task': job and 7}, file)\n"
+        "    print('line')\n    input()\n"
+    )
+    process = run_labelled(tmp_path, program)
+    for line in (b"[worker 0] early", b"[worker 0] line", b"[data 7] line"):
+        assert process.stdout.readline() == line + b"\n"
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert process.wait(30) == 0
+    process.communicate()
+
+
+def test_output_that_somebody_else_holds_open_ends_with_the_rank(tmp_path):
+    program = "import subprocess\nprint(subprocess.Popen(['sleep', '100']).pid)"
+    process = run_labelled(tmp_path, program)
+    other = int(process.stdout.readline().split()[-1])
+    try:
+        assert process.wait(30) == 0
+    finally:
+        os.kill(other, signal.SIGKILL)
+        process.communicate()
+
+
+def test_nobody_reads_what_is_labelled(tmp_path):
+    process = run_labelled(tmp_path, "input()\nwhile True: print('on and on')")
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert process.wait(30) == 1  # BrokenPipeError, as without labels
+    assert b"BrokenPipeError" in process.stderr.read()
+    process.stdin.close()
+    process.stderr.close()
