@@ -56,5 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
         import_module(f"mpidist.cli.{command}").add_parser(subparsers)
     namespace = parser.parse_args(words)
-    status: int = namespace.run(namespace)
+    try:
+        status: int = namespace.run(namespace)
+    except KeyboardInterrupt:
+        return 130
     return status

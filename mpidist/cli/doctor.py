@@ -10,11 +10,12 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.arena import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.cli import probe
@@ -26,6 +27,7 @@ from mpidist.runtime.launch import foreign_step
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
 _PROBE_S = 60.0
+_SYSTEM_S = 10.0
 _PROBE = str(Path(probe.__file__).absolute())
 _LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
@@ -35,6 +37,7 @@ _LIBRARY = (
     "from mpi4py import MPI\n"
     "print(mpi4py.__version__, MPI.Get_library_version())"
 )
+_T = TypeVar("_T")
 _INSTALL = (
     'install one, for example pip install "mpidist[mpich]", or load the cluster\'s MPI module'
 )
@@ -104,8 +107,7 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     yield _shared_memory()
     yield _host_name()
     yield from _batch_job(env)
-    gpus = visible_gpus(env)
-    yield Finding("GPUs", OK, f"{len(gpus)} that this process may use")
+    yield _gpus(env)
     extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
     yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
     if library.verdict != PROBLEM and launcher is not None:
@@ -151,11 +153,20 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", OK, fact)
 
 
+def _gpus(env: Mapping[str, str]) -> Finding:
+    try:
+        count = len(_in_time(lambda: visible_gpus(env)))
+    except TimeoutError as error:
+        remedy = "the driver hangs: look at dmesg, and have the host restarted"
+        return Finding("GPUs", PROBLEM, f"they cannot be counted ({error})", remedy)
+    return Finding("GPUs", OK, f"{count} that this process may use")
+
+
 def _host_name() -> Finding:
     name = socket.gethostname()
     try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
+        address = _in_time(lambda: socket.gethostbyname(name))
+    except OSError as error:  # TimeoutError, too
         return Finding(
             "host name", WARNING, f"{name} has no address ({error})",
             "tasks that speak TCP across hosts need it: give it one in DNS or /etc/hosts",
@@ -209,6 +220,27 @@ def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
         "one-sided", OK if right else PROBLEM, "put and get work" if right else "a put was lost",
         "" if right else 'leave ParameterServerStrategy(transport="rma") out',
     )  # fmt: skip
+
+
+def _in_time(call: Callable[[], _T]) -> _T:
+    """What a call of the system gives; TimeoutError if it gives nothing in time."""
+    found: list[_T] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # nobody waits for one that hangs
+    thread.start()
+    thread.join(_SYSTEM_S)
+    for problem in problems:
+        raise problem
+    if not found:
+        raise TimeoutError(f"no answer within {_SYSTEM_S:g} s")
+    return found[0]
 
 
 def _child(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:

@@ -196,8 +196,6 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         return 0
     try:
         _watch(folder, snapshot, namespace.interval)
-    except KeyboardInterrupt:
-        return 130
     except (OSError, ValueError) as error:
         parser.error(f"{folder}: {error}")
     return 0

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import threading
 
 import pytest
 
@@ -145,3 +146,26 @@ def test_batch_jobs():
     step = job | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     assert found(step)["batch job"].verdict == "problem"
     assert "srun --mpi=pmi2" in found(step)["batch job"].remedy
+
+
+@pytest.mark.usefixtures("machine")
+def test_systems_that_do_not_answer(monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(doctor, "_SYSTEM_S", 0.05)
+    monkeypatch.setattr(doctor.socket, "gethostbyname", lambda name: never.wait(30))
+    monkeypatch.setattr(doctor, "visible_gpus", lambda env: never.wait(30))
+    findings = found()
+    never.set()
+    assert findings["host name"].verdict == "warning"
+    assert findings["GPUs"].verdict == "problem"
+    for name in ("host name", "GPUs"):
+        assert "no answer within 0.05 s" in findings[name].fact
+
+
+def test_ctrl_c_ends_it_without_a_traceback(monkeypatch):
+    def interrupted(env):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(doctor, "findings", interrupted)
+    assert main(["doctor"]) == 130
