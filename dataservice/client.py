@@ -201,6 +201,14 @@ class DistributedIterator(ElementIterator):
             self._ready = self._stream.take(self._thread.is_alive)
         return self._ready.popleft()
 
+    def get_state(self) -> Any:
+        """Local. UnimplementedError: where the workers are, no consumer knows."""
+        raise UnimplementedError("what is read from a data service has no state of its own yet")
+
+    def set_state(self, state: Any) -> None:
+        """Local. UnimplementedError."""
+        self.get_state()
+
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         self._ready.clear()

@@ -9,6 +9,7 @@ from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.dataset.batch import Batch
+from dataservice.dataset.iteration import DatasetIterator
 from dataservice.dataset.map import Map
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator
 from dataservice.dataset.prefetch import Prefetch
@@ -167,10 +168,9 @@ class Dataset:
 
     # Elements
 
-    def __iter__(self) -> ElementIterator:
-        return self._node.iterate(
-            Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))
-        )
+    def __iter__(self) -> DatasetIterator:
+        context = Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))
+        return DatasetIterator(self._node, context)
 
     def as_numpy_iterator(self) -> ElementIterator:
         """Local. A pass whose leaves are all NumPy scalars and arrays.

@@ -1,8 +1,8 @@
 """What a dataset is made of: nodes describe, iterators hold the state.
 
 A node is immutable and picklable. One pass over it is an iterator, made for a :class:`Context`;
-whatever changes during the pass is an attribute of an iterator, so that a pass can be described
-by walking from the last iterator to its source.
+whatever changes during the pass is an attribute of an iterator, so that its state is had by
+walking from the last iterator to its source, and set likewise.
 """
 
 from __future__ import annotations
@@ -94,6 +94,25 @@ class ElementIterator(ABC):
         """Local. The next element."""
 
     @abstractmethod
+    def get_state(self) -> Any:
+        """Local. Where the pass is, as something that can be pickled.
+
+        Raises:
+            UnimplementedError: A part of the pass cannot say.
+        """
+
+    @abstractmethod
+    def set_state(self, state: Any) -> None:
+        """Local. Go on from where a pass over an equal node was; before the first element.
+
+        Args:
+            state: What that pass gave.
+
+        Raises:
+            UnimplementedError: As :meth:`get_state`.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Local. Give up threads and connections; idempotent. No element comes after it."""
 
@@ -183,6 +202,14 @@ class UnaryIterator(ElementIterator):
 
     def __init__(self, parent: ElementIterator) -> None:
         self._parent = parent
+
+    def get_state(self) -> Any:
+        """Local. See :class:`ElementIterator`; by default that of the pass below."""
+        return self._parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._parent.set_state(state)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""

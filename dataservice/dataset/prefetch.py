@@ -40,30 +40,49 @@ class Prefetch(UnaryNode):
 
 
 class PrefetchIterator(ElementIterator):
-    """One pass; its thread ends when the iterator is closed or dropped."""
+    """One pass; its thread, begun with the first element, ends when it is closed or dropped."""
 
     def __init__(self, parent: Node, context: Context, size: int) -> None:
         self._channel = _Channel(size)
         if context.scope is not None:
             context.scope.add(self._channel)
         below = dataclasses.replace(context, scope=self._channel.scope)
+        self._parent = parent.iterate(below)
         # The thread knows the channel only, lest it keep a dropped iterator alive.
         self._thread = threading.Thread(
             target=_fill,
-            args=(self._channel, parent, below),
+            args=(self._channel, self._parent),
             name="dataservice-prefetch",
             daemon=True,
         )
-        self._thread.start()
         self._finalizer = weakref.finalize(self, self._channel.close)
 
     def __next__(self) -> Any:
+        if self._thread.ident is None and not self._channel.closed:
+            self._thread.start()
         return self._channel.take()
+
+    def get_state(self) -> tuple[list[Any], bool, Any]:
+        """Local. See :class:`ElementIterator`; the elements made ahead are a part of it."""
+        with self._channel.making:
+            return *self._channel.content(), self._parent.get_state()
+
+    def set_state(self, state: tuple[list[Any], bool, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        elements, ended, below = state
+        self._parent.set_state(below)
+        for element in elements:
+            self._channel.add(element)
+        if ended:
+            self._channel.finish(None)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         self._finalizer()
         if self._thread is threading.current_thread():
+            return
+        if self._thread.ident is None:
+            self._parent.close()
             return
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
@@ -75,25 +94,36 @@ class _Channel:
 
     Attributes:
         scope: Of what fills it.
+        making: Held while an element is made and added.
+        closed: Whether nobody wants elements any more.
     """
 
     def __init__(self, size: int) -> None:
         self.scope = Scope()
+        self.making = threading.Lock()
         self._changed = threading.Condition()
         self._elements: deque[Any] = deque()
         self._size = size
         self._ended = False
-        self._closed = False
+        self.closed = False
         self._error: BaseException | None = None
 
-    def put(self, element: Any) -> bool:
-        """Add an element when there is room; False if nobody wants it."""
+    def wait_for_room(self) -> bool:
+        """Wait until one more may be made; False if nobody wants it."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._elements) < self._size or self._closed)
-            if not self._closed:
+            self._changed.wait_for(lambda: len(self._elements) < self._size or self.closed)
+            return not (self.closed or self._ended)
+
+    def add(self, element: Any) -> None:
+        with self._changed:
+            if not self.closed:
                 self._elements.append(element)
                 self._changed.notify_all()
-            return not self._closed
+
+    def content(self) -> tuple[list[Any], bool]:
+        """The elements that wait, and whether they are the last."""
+        with self._changed:
+            return list(self._elements), self._ended
 
     def finish(self, error: BaseException | None) -> None:
         with self._changed:
@@ -102,7 +132,7 @@ class _Channel:
 
     def take(self) -> Any:
         with self._changed:
-            self._changed.wait_for(lambda: self._elements or self._ended or self._closed)
+            self._changed.wait_for(lambda: self._elements or self._ended or self.closed)
             if self._elements:
                 self._changed.notify_all()
                 return self._elements.popleft()
@@ -112,18 +142,21 @@ class _Channel:
 
     def close(self) -> None:
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._elements.clear()
             self._changed.notify_all()
         self.scope.close()
 
 
-def _fill(channel: _Channel, parent: Node, context: Context) -> None:
+def _fill(channel: _Channel, elements: ElementIterator) -> None:
     try:
-        with parent.iterate(context) as elements:
-            for element in elements:
-                if not channel.put(element):
-                    break
+        with elements:
+            while channel.wait_for_room():
+                with channel.making:
+                    try:
+                        channel.add(next(elements))
+                    except StopIteration:
+                        break
     except BaseException as error:
         channel.finish(error)
     else:

@@ -60,6 +60,17 @@ class RepeatIterator(ElementIterator):
             except StopIteration:
                 self.close()
 
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._started, None if self._pass is None else (self._pass.get_state(),)
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._started, within = state
+        if within is not None:
+            self._pass = self._parent.iterate(self._context.enter(self._started - 1))
+            self._pass.set_state(within[0])
+
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         if self._pass is not None:

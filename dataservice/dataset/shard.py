@@ -58,3 +58,12 @@ class ShardIterator(UnaryIterator):
         element = next(self._parent)
         self._skip = self._num_shards - 1
         return element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._skip, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._skip, below = state
+        super().set_state(below)

@@ -84,3 +84,14 @@ class ShuffleIterator(UnaryIterator):
         drawn = int(self._random.random() * len(buffer))
         buffer[drawn], buffer[-1] = buffer[-1], buffer[drawn]
         return buffer.pop()
+
+    def get_state(self) -> tuple[Any, list[Any], bool, Any]:
+        """Local. See :class:`ElementIterator`; the elements that are held are a part of it."""
+        random = self._random.bit_generator.state
+        return random, list(self._buffer), self._drained, super().get_state()
+
+    def set_state(self, state: tuple[Any, list[Any], bool, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._random.bit_generator.state, buffer, self._drained, below = state
+        self._buffer = list(buffer)
+        super().set_state(below)

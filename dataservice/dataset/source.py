@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dataservice.dataset.node import Context, ElementIterator, Node
+from mpidist.errors import UnimplementedError
 
 
 class IndexedSource(Node):
@@ -20,7 +21,7 @@ class IndexedSource(Node):
         """Local. See :class:`Node`."""
         if context.feed is None:
             return IndexedIterator(self, iter([self.source_indices()]))
-        return IndexedIterator(self, context.feed(context.passes))
+        return FedIterator(self, context.feed(context.passes))
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
@@ -49,5 +50,26 @@ class IndexedIterator(ElementIterator):
         self._position += 1
         return self._source.element(index)
 
+    def get_state(self) -> int:
+        """Local. See :class:`ElementIterator`: how many elements have been given."""
+        return self._position
+
+    def set_state(self, state: int) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._range = next(self._ranges)
+        self._position = state
+
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
+
+
+class FedIterator(IndexedIterator):
+    """A pass over ranges that are asked for one by one, while others go to other processes."""
+
+    def get_state(self) -> int:
+        """Local. UnimplementedError: whoever deals the ranges out knows."""
+        raise UnimplementedError(f"{self._source.summary()} is dealt out to several workers")
+
+    def set_state(self, state: int) -> None:
+        """Local. UnimplementedError."""
+        self.get_state()

@@ -66,3 +66,12 @@ class TakeIterator(UnaryIterator):
         element = next(self._parent)
         self._left -= 1
         return element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._left, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._left, below = state
+        super().set_state(below)

@@ -35,7 +35,8 @@ def test_elements_are_made_ahead_but_not_more():
         return i
 
     with iter(Dataset.range(10).map(make).prefetch(3)) as elements:
-        # Three lie ready, and the thread holds a fourth.
+        assert next(elements) == 0
+        # Three lie ready beside it.
         for _ in range(4):
             assert ahead.acquire(timeout=10)
         assert made == [0, 1, 2, 3]

@@ -1,0 +1,73 @@
+"""A pass of a Dataset, as users hold it: one that can be put away and taken up again."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from dataservice.dataset.node import Context, ElementIterator, Node
+from mpidist.errors import DataLossError, InvalidArgumentError
+
+_FORMAT = 1
+
+
+class DatasetIterator(ElementIterator):
+    """One pass over a dataset.
+
+    Args:
+        node: The description.
+        context: What the pass depends on besides.
+    """
+
+    def __init__(self, node: Node, context: Context) -> None:
+        self._node = node
+        self._context = context
+        self._elements = node.iterate(context)
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def get_state(self) -> bytes:
+        """Local. Where the pass is: what :meth:`set_state` of a later one goes on from.
+
+        It takes no longer at the end of a pass than at its beginning. It holds the elements that
+        ``shuffle`` and ``prefetch`` hold, and is small otherwise.
+
+        Returns:
+            A pickle, for instance for ``strategy.save(..., extra={"data": state})``.
+
+        Raises:
+            UnimplementedError: A source cannot say where it is, or a data service reads it.
+        """
+        of = (_FORMAT, self._node.summary(), self._context.seed, self._context.passes)
+        return pickle.dumps((*of, self._elements.get_state()), protocol=5)
+
+    def set_state(self, state: bytes) -> None:
+        """Local. Go on where another pass was, with the elements that come next there.
+
+        Args:
+            state: What :meth:`get_state` gave, of an equal dataset. It is unpickled: it must come
+                from somebody who is trusted.
+
+        Raises:
+            DataLossError: It is damaged.
+            InvalidArgumentError: It is of another dataset; the message names both.
+            UnimplementedError: As :meth:`get_state`.
+        """
+        try:
+            version, summary, seed, passes, below = pickle.loads(state)
+        except Exception as error:
+            raise DataLossError(f"the state of an iterator is damaged: {error!r}") from error
+        if (version, summary) != (_FORMAT, self._node.summary()):
+            raise InvalidArgumentError(
+                f"this is the state, of format {version}, of an iterator over {summary}, not of "
+                f"format {_FORMAT} over {self._node.summary()}"
+            )
+        self._elements.close()
+        self._context = Context(seed, passes)
+        self._elements = self._node.iterate(self._context)
+        self._elements.set_state(below)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._elements.close()
