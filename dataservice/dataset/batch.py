@@ -10,6 +10,7 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.spec import Spec, stacked
 from mpidist.errors import InvalidArgumentError
 
 # Dtypes whose item size differs from element to element.
@@ -40,6 +41,10 @@ class Batch(UnaryNode):
         if count < 0:
             return count
         return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return stacked(self.parent.element_spec(), self.batch_size if self.drop_remainder else None)
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

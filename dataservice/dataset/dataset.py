@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.batch import Batch
+from dataservice.dataset.files import Files
+from dataservice.dataset.generator import Generator, Indexed
 from dataservice.dataset.iteration import DatasetIterator
-from dataservice.dataset.map import Map
+from dataservice.dataset.mix import Choose, Sample
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator
-from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.range import Range
-from dataservice.dataset.repeat import Repeat
-from dataservice.dataset.shard import Shard
-from dataservice.dataset.shuffle import Shuffle
-from dataservice.dataset.skip import Skip
-from dataservice.dataset.take import Take
+from dataservice.dataset.spec import Spec
 from dataservice.dataset.tensor_slices import TensorSlices
+from dataservice.dataset.transformations import Transformations
+from dataservice.dataset.zip import Zip
 
 
-class Dataset:
+class Dataset(Transformations):
     """An immutable description of a sequence of elements.
 
     An element is a NumPy scalar or array, or a dict or tuple of them, nested. Every ``for`` makes
@@ -36,6 +34,11 @@ class Dataset:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._passes = itertools.count()
+
+    @classmethod
+    def of(cls, node: Node) -> Dataset:
+        """Local. A dataset of a description."""
+        return cls(node)
 
     @property
     def node(self) -> Node:
@@ -74,86 +77,113 @@ class Dataset:
         """
         return cls(TensorSlices.of(tensors))
 
-    # Transformations
-
-    def map(self, function: Callable[..., Any]) -> Dataset:
-        """Local. A function of each element.
-
-        Args:
-            function: Gets the element, or the members of a tuple as its arguments. Numbers,
-                strings and lists in its result become NumPy's.
-        """
-        return Dataset(Map(self._node, function))
-
-    def shuffle(
-        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+    @classmethod
+    def from_generator(
+        cls, generator: Callable[..., Iterable[Any]], args: Sequence[Any] = ()
     ) -> Dataset:
-        """Local. Random order: each element is drawn from the next ``buffer_size`` ones.
+        """Local. What a function's iterables give; it is called for each pass.
 
         Args:
-            buffer_size: Elements held to draw from.
+            generator: For instance a generator function. Where its iterators have ``get_state`` and
+                ``set_state``, or ``state_dict`` and ``load_state_dict``, the state of a pass has
+                theirs; others are read again up to where they were.
+            args: Its arguments.
+
+        Raises:
+            TypeError: It is no function.
+        """
+        if not callable(generator):
+            raise TypeError(f"from_generator needs a function that makes iterables: {generator!r}")
+        return cls(Generator(generator, tuple(args)))
+
+    @classmethod
+    def from_source(cls, source: Any) -> Dataset:
+        """Local. The elements of a list, of torch's and Grain's datasets, of any iterable.
+
+        Args:
+            source: With ``__len__`` and ``__getitem__``, elements are taken by index, and workers
+                can share them; otherwise with ``__iter__``, which is called for each pass.
+
+        Raises:
+            TypeError: It has neither.
+        """
+        if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+            return cls(Indexed(source))
+        if not isinstance(source, Iterable):
+            raise TypeError(f"{type(source).__name__} has neither indices nor an iterator")
+        return cls(Generator(_Iterated(source)))
+
+    @classmethod
+    def from_files(cls, files: Any, format: str | None = None) -> Dataset:
+        """Local. What files hold, one after the other: lines, JSON values, or rows of arrays.
+
+        Args:
+            files: A path or pattern (``"part-*.npz"``), or several.
+            format: ``"text"``: lines; ``"json"``: a JSON value a line; ``"npy"``: rows of the
+                array; ``"npz"``: dicts of rows. By default what the names end with says.
+
+        Raises:
+            NotFoundError: There is no such file.
+            ValueError: The format is unknown.
+        """
+        return cls(Files.of(files, format))
+
+    # Of several
+
+    @classmethod
+    def zip(cls, *datasets: Any) -> Dataset:
+        """Local. One element of each dataset at a time, as a tuple, until one of them ends.
+
+        Args:
+            *datasets: Datasets; or one tuple or dict of them, nested, whose structure elements get.
+
+        Raises:
+            TypeError: Something is no dataset.
+            ValueError: There is none.
+        """
+        structure = datasets[0] if len(datasets) == 1 else datasets
+        return cls(Zip(_nodes(tree.flatten(structure)), tree.structure(structure)))
+
+    @classmethod
+    def sample_from_datasets(
+        cls,
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+    ) -> Dataset:
+        """Local. Elements of several datasets, drawn at random.
+
+        Args:
+            datasets: The datasets.
+            weights: How likely each is, compared with the others; by default all alike.
             seed: Makes the order the same in every run.
-            reshuffle_each_iteration: Whether each pass has another order.
+            stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
-            ValueError: The buffer size is below 1, or the seed is negative.
+            ValueError: There is no dataset, or the weights do not belong to them.
         """
-        return Dataset(Shuffle.of(self._node, buffer_size, seed, reshuffle_each_iteration))
+        return cls(Sample.of(_nodes(datasets), weights, seed, stop_on_empty_dataset))
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
-        """Local. Consecutive elements stacked into arrays of shape (batch_size, ...).
+    @classmethod
+    def choose_from_datasets(
+        cls,
+        datasets: Sequence[Dataset],
+        choice_dataset: Dataset,
+        stop_on_empty_dataset: bool = True,
+    ) -> Dataset:
+        """Local. Elements of several datasets, in the order of a dataset of their numbers.
 
         Args:
-            batch_size: Elements in a batch.
-            drop_remainder: Whether to leave out a smaller last batch.
+            datasets: The datasets.
+            choice_dataset: Whose elements are indices of ``datasets``.
+            stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
-            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
-                elements differ in structure, shape or dtype.
+            ValueError: There is no dataset. During a pass (as InvalidArgumentError): a number is
+                none of them.
         """
-        return Dataset(Batch(self._node, batch_size, drop_remainder))
-
-    def repeat(self, count: int | None = None) -> Dataset:
-        """Local. The sequence ``count`` times; None or -1 repeats it for ever.
-
-        Raises:
-            ValueError: The count is below -1.
-        """
-        if count is not None and count < -1:
-            raise ValueError(f"repeat needs a count of at least 0, or -1 for ever, not {count}")
-        return Dataset(Repeat(self._node, None if count == -1 else count))
-
-    def prefetch(self, buffer_size: int) -> Dataset:
-        """Local. Up to ``buffer_size`` elements are made ahead by a thread.
-
-        Raises:
-            ValueError: The size is below 1.
-        """
-        return Dataset(Prefetch(self._node, buffer_size))
-
-    def shard(self, num_shards: int, index: int) -> Dataset:
-        """Local. The elements index, index + num_shards, index + 2 num_shards, ...
-
-        Raises:
-            ValueError: The index is not in [0, num_shards).
-        """
-        return Dataset(Shard(self._node, num_shards, index))
-
-    def take(self, count: int) -> Dataset:
-        """Local. The first ``count`` elements; -1 takes all.
-
-        Raises:
-            ValueError: The count is below -1.
-        """
-        return Dataset(Take(self._node, count))
-
-    def skip(self, count: int) -> Dataset:
-        """Local. All but the first ``count`` elements; -1 leaves none.
-
-        Raises:
-            ValueError: The count is below -1.
-        """
-        return Dataset(Skip(self._node, count))
+        return cls(Choose(_nodes(datasets), stop_on_empty_dataset, choice_dataset.node))
 
     def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset:
         """Local. ``transformation(self)``, for instance with what ``distribute`` returns.
@@ -188,6 +218,18 @@ class Dataset:
         """
         return self._node.distributed
 
+    @property
+    def element_spec(self) -> Spec:
+        """Local. The shape and dtype of every array of an element, in an element's structure.
+
+        What only a user's function knows is looked up in the first element of a pass. A length is
+        None where a transformation makes it differ from element to element.
+
+        Raises:
+            ValueError: There is no element to look at.
+        """
+        return self._node.element_spec()
+
     def cardinality(self) -> int:
         """Local. The number of elements, -1 if it is infinite, -2 if it is unknown."""
         return self._node.cardinality()
@@ -211,3 +253,24 @@ class Dataset:
 class _NumpyIterator(UnaryIterator):
     def __next__(self) -> Any:
         return tree.only_numpy(next(self._parent))
+
+
+class _Iterated:
+    """An iterable as a function that makes iterators; it can be pickled if the iterable can."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self.__qualname__ = type(source).__qualname__
+
+    def __call__(self) -> Iterable[Any]:
+        return iter(self._source)
+
+
+def _nodes(datasets: Iterable[Any]) -> tuple[Node, ...]:
+    given = list(datasets)
+    wrong = [one for one in given if not isinstance(one, Dataset)]
+    if wrong:
+        raise TypeError(f"datasets are needed, not {wrong[0]!r}")
+    if not given:
+        raise ValueError("at least one dataset is needed")
+    return tuple(one.node for one in given)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.functions import call
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.spec import Spec, spec_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class Map(UnaryNode):
         """Local. See :class:`Node`."""
         return self.parent.one_to_one
 
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return spec_of(self.first())
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return MapIterator(self.parent.iterate(context), self.function)
@@ -35,11 +41,4 @@ class MapIterator(UnaryIterator):
         self._function = function
 
     def __next__(self) -> Any:
-        element = next(self._parent)
-        try:
-            if type(element) is tuple:
-                return tree.to_numpy(self._function(*element))
-            return tree.to_numpy(self._function(element))
-        except StopIteration as error:
-            # It would pass for the end of the sequence, and elements would be missing silently.
-            raise RuntimeError("the function given to map raised StopIteration") from error
+        return tree.to_numpy(call(self._function, next(self._parent), "map"))

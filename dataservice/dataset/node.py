@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import UnimplementedError
 
 INFINITE_CARDINALITY = -1
@@ -140,10 +141,29 @@ class Node(ABC):
         Raises:
             UnimplementedError: Parts of the sequence cannot be evaluated apart.
         """
-        raise UnimplementedError(
-            f"{self.summary()} cannot be split between workers; use processing_mode "
-            "'parallel_epochs'"
+        raise self.cannot_be_split("its parts depend on each other")
+
+    def cannot_be_split(self, why: str) -> UnimplementedError:
+        """Local. What :meth:`source_indices` raises where parts cannot be evaluated apart."""
+        return UnimplementedError(
+            f"{self.summary()} cannot be split between workers: {why}; use processing_mode "
+            "'parallel_epochs', or this transformation after distribute"
         )
+
+    def element_spec(self) -> Spec:
+        """Local. What elements are like; by default, what the first one is like.
+
+        Raises:
+            ValueError: There is no element to look at.
+        """
+        return spec_of(self.first())
+
+    def first(self) -> Any:
+        """Local. The first element of a pass; ValueError if it has none."""
+        with self.iterate(Context(seed=(0,))) as elements:
+            for element in elements:
+                return element
+        raise ValueError(f"{self.summary()} has no element that says what its elements are like")
 
     @property
     def one_to_one(self) -> bool:
@@ -172,6 +192,10 @@ class UnaryNode(Node):
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
         return self.parent.source_indices()
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`; by default those of the node below."""
+        return self.parent.element_spec()
 
     @property
     def distributed(self) -> bool:

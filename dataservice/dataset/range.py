@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.spec import ArraySpec, Spec
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Range(IndexedSource):
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         return len(range(self.start, self.stop, self.step))
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return ArraySpec.of((), np.int64)
 
     def element(self, index: int) -> np.int64:
         """Local. See :class:`IndexedSource`."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.spec import Spec, spec_of, unstacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,10 @@ class TensorSlices(IndexedSource):
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         return self.rows
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return unstacked(spec_of(self.arrays))
 
     def element(self, index: int) -> Any:
         """Local. See :class:`IndexedSource`."""

@@ -1,0 +1,228 @@
+"""``Dataset.cache``: the elements of the first whole pass, kept for later ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import struct
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+from dataservice.dataset.node import Context, ElementIterator, Node, UnaryNode
+from mpidist.errors import DataLossError, InvalidArgumentError
+
+_MAGIC = b"mpidist-cache-1\n"
+_END = struct.Struct("<Q16s")
+
+
+class _Memory:
+    """What is kept in this process; it does not travel with the description."""
+
+    def __init__(self) -> None:
+        self.elements: list[Any] | None = None
+
+    def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
+        return _Memory, ()
+
+
+@dataclass(frozen=True)
+class Cache(UnaryNode):
+    """Keeps elements in memory, or in a file.
+
+    Attributes:
+        parent: The node below.
+        path: Of the file; empty for memory.
+    """
+
+    parent: Node
+    path: str
+    _memory: _Memory = field(init=False, repr=False, compare=False, default_factory=_Memory)
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`."""
+        raise self.cannot_be_split("every worker would keep another part")
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return CacheIterator(self, context)
+
+    def kept(self) -> _Kept | _File | None:
+        """Local. What a whole pass has left, if one has.
+
+        Raises:
+            DataLossError: The file is damaged.
+            InvalidArgumentError: It is of another dataset.
+        """
+        if self.path:
+            return _File(self.path, self.parent.summary()) if os.path.exists(self.path) else None
+        return None if self._memory.elements is None else _Kept(self._memory.elements)
+
+    def keep(self) -> _Keeping | _Writing:
+        """Local. Something that keeps the elements of a pass."""
+        return _Writing(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+
+
+class CacheIterator(ElementIterator):
+    """One pass: over what is kept, or over the node below, whose elements it keeps."""
+
+    def __init__(self, node: Cache, context: Context) -> None:
+        self._node = node
+        self._context = context
+        self._kept = node.kept()
+        self._given = 0
+        self._parent: ElementIterator | None = None
+        self._keeping: _Keeping | _Writing | None = None
+        if self._kept is None:
+            self._parent = node.parent.iterate(context)
+            self._keeping = node.keep()
+
+    def __next__(self) -> Any:
+        if self._kept is not None:
+            if self._given >= len(self._kept):
+                self._kept.close()
+                raise StopIteration
+            element = self._kept.element(self._given)
+        else:
+            assert self._parent is not None
+            try:
+                element = next(self._parent)
+            except StopIteration:
+                if self._keeping is not None:
+                    self._keeping.finish()
+                    self._keeping = None
+                raise
+            if self._keeping is not None:
+                self._keeping.add(element)
+        self._given += 1
+        return element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._given, None if self._parent is None else (self._parent.get_state(),)
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`.
+
+        Where what was kept is gone, the node below is read from its beginning, and kept again.
+        """
+        given, below = state
+        if self._kept is None and below is not None:
+            assert self._parent is not None
+            self._parent.set_state(below[0])
+            self._give_up()  # the first elements are not here
+        elif self._kept is None:
+            for _ in range(given):
+                next(self)
+        self._given = given
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._give_up()
+        if self._parent is not None:
+            self._parent.close()
+        if self._kept is not None:
+            self._kept.close()
+
+    def _give_up(self) -> None:
+        if self._keeping is not None:
+            self._keeping.give_up()
+            self._keeping = None
+
+
+class _Kept:
+    """Elements in memory."""
+
+    def __init__(self, elements: list[Any]) -> None:
+        self._elements = elements
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def element(self, index: int) -> Any:
+        return self._elements[index]
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class _Keeping:
+    """Keeps elements in memory; the first pass to end counts."""
+
+    def __init__(self, memory: _Memory) -> None:
+        self._memory = memory
+        self._elements: list[Any] = []
+
+    def add(self, element: Any) -> None:
+        self._elements.append(element)
+
+    def finish(self) -> None:
+        self._memory.elements = self._elements
+
+    def give_up(self) -> None:
+        self._elements = []
+
+
+class _Writing:
+    """Writes elements into a file, which gets its name when it is whole.
+
+    A pickle an element, then a pickle of the places of these and of the dataset's summary, then the
+    place of that.
+    """
+
+    def __init__(self, path: str, summary: str) -> None:
+        self._path = path
+        self._summary = summary
+        self._part = f"{path}.part-{os.getpid()}-{secrets.token_hex(4)}"
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        self._file: BinaryIO = open(self._part, "wb")  # noqa: SIM115 - until finish()
+        self._places: list[int] = []
+
+    def add(self, element: Any) -> None:
+        self._places.append(self._file.tell())
+        cloudpickle.dump(element, self._file, protocol=5)
+
+    def finish(self) -> None:
+        place = self._file.tell()
+        pickle.dump((self._summary, self._places), self._file, protocol=5)
+        self._file.write(_END.pack(place, _MAGIC))
+        self._file.close()
+        os.replace(self._part, self._path)
+
+    def give_up(self) -> None:
+        self._file.close()
+        os.unlink(self._part)
+
+
+class _File:
+    """Elements in a file."""
+
+    def __init__(self, path: str, summary: str) -> None:
+        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - until close()
+        try:
+            self._file.seek(-_END.size, os.SEEK_END)
+            place, magic = _END.unpack(self._file.read())
+            self._file.seek(place if magic == _MAGIC else 1 << 62)
+            known, self._places = pickle.load(self._file)
+        except Exception as error:
+            self._file.close()
+            raise DataLossError(
+                f"the file {path!r} is no cache, or a damaged one ({error!r}); remove it"
+            ) from error
+        if known != summary:
+            self._file.close()
+            raise InvalidArgumentError(
+                f"the cache {path!r} is of {known}, not of {summary}; remove it, or name another"
+            )
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def element(self, index: int) -> Any:
+        self._file.seek(self._places[index])
+        return pickle.load(self._file)
+
+    def close(self) -> None:
+        self._file.close()

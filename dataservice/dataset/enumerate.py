@@ -1,0 +1,53 @@
+"""``Dataset.enumerate``: elements with their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.spec import ArraySpec, Spec
+
+
+@dataclass(frozen=True)
+class Enumerate(UnaryNode):
+    """Attributes: the node below, and the first number."""
+
+    parent: Node
+    start: int
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`."""
+        raise self.cannot_be_split("every worker would count its own elements")
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return ArraySpec.of((), np.int64), self.parent.element_spec()
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return EnumerateIterator(self.parent.iterate(context), self.start)
+
+
+class EnumerateIterator(UnaryIterator):
+    """One pass."""
+
+    def __init__(self, parent: ElementIterator, start: int) -> None:
+        super().__init__(parent)
+        self._number = start
+
+    def __next__(self) -> tuple[np.int64, Any]:
+        element = next(self._parent)
+        self._number += 1
+        return np.int64(self._number - 1), element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._number, super().get_state()
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._number, below = state
+        super().set_state(below)

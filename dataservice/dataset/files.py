@@ -1,0 +1,242 @@
+"""``Dataset.from_files``: lines of text, JSON lines, and rows of .npy and .npz files."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from dataservice.dataset import tree
+from dataservice.dataset.node import (
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+)
+from mpidist.errors import DataLossError, NotFoundError, UnimplementedError
+
+_BY_SUFFIX = {
+    ".txt": "text", ".csv": "text", ".jsonl": "json", ".ndjson": "json", ".npy": "npy",
+    ".npz": "npz",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Files(Node):
+    """The elements of some files, one file after the other; workers take files.
+
+    Attributes:
+        paths: The files.
+        format: What is in them.
+    """
+
+    paths: tuple[str, ...]
+    format: str
+
+    @classmethod
+    def of(cls, patterns: str | os.PathLike[str] | Sequence[Any], form: str | None) -> Files:
+        """Local. Find the files.
+
+        Raises:
+            NotFoundError: There is none of a name or pattern.
+            ValueError: The format is unknown, or cannot be told by their names.
+        """
+        given = [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
+        paths = [path for pattern in given for path in _matching(os.fspath(pattern))]
+        if not paths:
+            raise NotFoundError("from_files is given no files")
+        found = {_BY_SUFFIX.get(os.path.splitext(path)[1].lower(), "") for path in paths}
+        form = form or (found.pop() if len(found) == 1 else "")
+        if form not in _READERS:
+            raise ValueError(
+                f"the format of {paths[0]!r} and the other files is not known by their names: give "
+                f"one of {sorted(_READERS)}, not {form!r}"
+            )
+        return cls(tuple(os.path.abspath(path) for path in paths), form)
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return UNKNOWN_CARDINALITY
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; those of the files."""
+        return range(len(self.paths))
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        if context.feed is None:
+            return FilesIterator(self, iter([self.source_indices()]), fed=False)
+        return FilesIterator(self, context.feed(context.passes), fed=True)
+
+    def summary(self) -> str:
+        """Local. See :class:`Node`."""
+        return f"from_files({len(self.paths)} of {self.format}, {self.paths[0]!r}, ...)"
+
+
+def _matching(pattern: str) -> list[str]:
+    paths = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+    if not paths or not os.path.exists(paths[0]):
+        raise NotFoundError(f"from_files: there is no file {pattern!r} here")
+    return paths
+
+
+class FilesIterator(ElementIterator):
+    """One pass; has one file open."""
+
+    def __init__(self, node: Files, ranges: Iterator[range], *, fed: bool) -> None:
+        self._node = node
+        self._numbers = (number for part in ranges for number in part)
+        self._fed = fed
+        self._number = -1
+        self._reader: Reader | None = None
+
+    def __next__(self) -> Any:
+        while True:
+            if self._reader is None:
+                self._open(next(self._numbers))
+            assert self._reader is not None
+            try:
+                return self._reader.read()
+            except StopIteration:
+                self.close()
+
+    def get_state(self) -> tuple[int, int | None]:
+        """Local. See :class:`ElementIterator`: the file, and the place in it."""
+        if self._fed:
+            raise UnimplementedError(f"{self._node.summary()} is dealt out to several workers")
+        return self._number, None if self._reader is None else self._reader.place
+
+    def set_state(self, state: tuple[int, int | None]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._fed:
+            self.get_state()
+        number, place = state
+        while self._number < number:
+            self._number = next(self._numbers)
+        if place is not None:
+            self._open(number)
+            assert self._reader is not None
+            self._reader.place = place
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _open(self, number: int) -> None:
+        self._number = number
+        path = self._node.paths[number]
+        try:
+            self._reader = _READERS[self._node.format](path)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"there is no file {path!r} here any more") from error
+        except (OSError, ValueError) as error:
+            raise DataLossError(f"cannot read {path!r}: {error}") from error
+
+
+class Reader(Protocol):
+    """The elements of a file."""
+
+    place: int
+    """Where the next one is; may be set."""
+
+    def read(self) -> Any:
+        """Local. The next one; StopIteration at the end."""
+
+    def close(self) -> None:
+        """Local. Read no more."""
+
+
+class Lines:
+    """Lines of text in UTF-8, without their ends.
+
+    Args:
+        path: The file.
+        parse: Makes an element of a line.
+    """
+
+    def __init__(self, path: str, parse: Callable[[str], Any] = np.str_) -> None:
+        self._path = path
+        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - until close()
+        self._parse = parse
+
+    @property
+    def place(self) -> int:
+        """Local. In bytes."""
+        return self._file.tell()
+
+    @place.setter
+    def place(self, place: int) -> None:
+        self._file.seek(place)
+
+    def read(self) -> Any:
+        """Local. The element of the next line."""
+        start = self._file.tell()
+        line = self._file.readline()
+        if not line:
+            raise StopIteration
+        try:
+            return self._parse(line.decode().rstrip("\r\n"))
+        except ValueError as error:
+            raise DataLossError(
+                f"cannot read the line at byte {start} of {self._path!r}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Local. See :class:`Reader`."""
+        self._file.close()
+
+
+def _json_lines(path: str) -> Lines:
+    return Lines(path, lambda line: tree.to_numpy(json.loads(line)))
+
+
+class Rows:
+    """Rows of arrays.
+
+    Args:
+        arrays: Arrays, or dicts of them, with equally many rows.
+        path: The file.
+    """
+
+    def __init__(self, arrays: Any, path: str) -> None:
+        lengths = {len(array) if array.ndim else -1 for array in tree.flatten(arrays)}
+        if len(lengths) != 1 or -1 in lengths:
+            raise ValueError(f"its arrays have no rows, or not equally many: {sorted(lengths)}")
+        self._arrays = arrays
+        self._rows = lengths.pop()
+        self.place = 0
+
+    def read(self) -> Any:
+        """Local. The next row."""
+        if self.place >= self._rows:
+            raise StopIteration
+        self.place += 1
+        return tree.map_leaves(lambda array: np.array(array[self.place - 1])[()], self._arrays)
+
+    def close(self) -> None:
+        """Local. See :class:`Reader`."""
+        self._arrays = None
+
+
+def _npy(path: str) -> Rows:
+    return Rows(np.load(path, mmap_mode="r"), path)
+
+
+def _npz(path: str) -> Rows:
+    with np.load(path) as file:
+        return Rows(dict(file), path)
+
+
+_READERS: dict[str, Callable[[str], Reader]] = {
+    "text": Lines,
+    "json": _json_lines,
+    "npy": _npy,
+    "npz": _npz,
+}

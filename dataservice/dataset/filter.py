@@ -1,0 +1,47 @@
+"""``Dataset.filter``: the elements that a function wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataservice.dataset.functions import call
+from dataservice.dataset.node import (
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
+
+
+@dataclass(frozen=True)
+class Filter(UnaryNode):
+    """Attributes: the node below, and what says whether an element stays."""
+
+    parent: Node
+    predicate: Callable[..., Any]
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return FilterIterator(self.parent.iterate(context), self.predicate)
+
+
+class FilterIterator(UnaryIterator):
+    """One pass; has no state of its own."""
+
+    def __init__(self, parent: ElementIterator, predicate: Callable[..., Any]) -> None:
+        super().__init__(parent)
+        self._predicate = predicate
+
+    def __next__(self) -> Any:
+        while True:
+            element = next(self._parent)
+            if call(self._predicate, element, "filter"):
+                return element

@@ -1,0 +1,25 @@
+"""Calling the functions that users give. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
+    """Local. What a user's function makes of an element.
+
+    Args:
+        function: Gets the element, or the members of a tuple as its arguments.
+        element: The element.
+        whose: The transformation's name, for messages.
+
+    Raises:
+        RuntimeError: It raised StopIteration, which would pass for the end of the sequence, and
+            elements would be missing silently.
+        Exception: What it raises.
+    """
+    try:
+        return function(*element) if type(element) is tuple else function(element)
+    except StopIteration as error:
+        raise RuntimeError(f"the function given to {whose} raised StopIteration") from error

@@ -1,0 +1,119 @@
+"""``Dataset.from_generator`` and ``from_source``: elements of anything that Python can iterate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dataservice.dataset import tree
+from dataservice.dataset.node import (
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+)
+from dataservice.dataset.source import IndexedSource
+
+
+class RandomAccess(Protocol):
+    """What has a length, and elements by their index: a list, torch's and Grain's map datasets."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed(IndexedSource):
+    """Attributes: something of random access, whose element i is ``source[i]``."""
+
+    source: RandomAccess
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return len(self.source)
+
+    def element(self, index: int) -> Any:
+        """Local. See :class:`IndexedSource`."""
+        return as_arrays(self.source[index])
+
+    def summary(self) -> str:
+        """Local. See :class:`Node`."""
+        return f"from_source({type(self.source).__qualname__} of {len(self.source)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Generator(Node):
+    """Attributes: makes an iterable for each pass, and its arguments."""
+
+    factory: Callable[..., Iterable[Any]]
+    arguments: tuple[Any, ...] = ()
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return UNKNOWN_CARDINALITY
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return GeneratorIterator(iter(self.factory(*self.arguments)))
+
+    def summary(self) -> str:
+        """Local. See :class:`Node`."""
+        name = getattr(self.factory, "__qualname__", type(self.factory).__qualname__)
+        return f"from_generator({', '.join([name, *map(repr, self.arguments)])})"
+
+
+class GeneratorIterator(ElementIterator):
+    """One pass.
+
+    An iterator that has ``get_state`` and ``set_state`` itself, as Grain's have, or ``state_dict``
+    and ``load_state_dict``, as torchdata's, is asked for its state; any other is read again up to
+    where it was.
+    """
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+        self._given = 0
+
+    def __next__(self) -> Any:
+        element = as_arrays(next(self._elements))
+        self._given += 1
+        return element
+
+    def get_state(self) -> tuple[int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        for name in ("get_state", "state_dict"):
+            if hasattr(self._elements, name):
+                return self._given, (getattr(self._elements, name)(),)
+        return self._given, None
+
+    def set_state(self, state: tuple[int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        given, own = state
+        if own is not None:
+            name = "set_state" if hasattr(self._elements, "set_state") else "load_state_dict"
+            getattr(self._elements, name)(own[0])
+        else:
+            for _ in range(given):
+                next(self._elements, None)
+        self._given = given
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        close = getattr(self._elements, "close", None)
+        if close is not None:
+            close()
+
+
+def as_arrays(element: Any) -> Any:
+    """Local. An element with NumPy's arrays where it has numbers, lists, or others' arrays."""
+    return tree.map_leaves(_array_of, tree.to_numpy(element))
+
+
+def _array_of(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "__array__"):
+        return leaf
+    return np.asarray(leaf)

@@ -1,0 +1,145 @@
+"""``Dataset.interleave`` and ``flat_map``: the elements of a dataset that each element becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataservice.dataset.functions import call
+from dataservice.dataset.node import (
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
+from dataservice.dataset.spec import Spec, spec_of
+
+
+@dataclass(frozen=True)
+class Interleave(UnaryNode):
+    """Takes elements in turn from as many datasets at once as its cycle is long.
+
+    Attributes:
+        parent: The node below.
+        function: Makes a node of each of its elements.
+        cycle_length: How many of these are open at once.
+        block_length: How many elements each of them gives in its turn.
+    """
+
+    parent: Node
+    function: Callable[..., Node]
+    cycle_length: int
+    block_length: int
+
+    def __post_init__(self) -> None:
+        for name in ("cycle_length", "block_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"interleave needs a {name} of at least 1")
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return 0 if self.parent.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return spec_of(self.first())
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return InterleaveIterator(self, context)
+
+
+@dataclass
+class _Open:
+    """Attributes: an element of the node below, its number, and the pass over what it became."""
+
+    element: Any
+    number: int
+    elements: ElementIterator
+
+
+class InterleaveIterator(UnaryIterator):
+    """One pass; holds an element of the pass below for each dataset that is open.
+
+    The order is that of TensorFlow's ``interleave``: a dataset that has ended leaves its place,
+    which is filled when its turn comes again.
+    """
+
+    def __init__(self, node: Interleave, context: Context) -> None:
+        super().__init__(node.parent.iterate(context))
+        self._node = node
+        # What is dealt out between workers is the pass below.
+        self._context = dataclasses.replace(context, feed=None)
+        self._cycle: list[_Open | None] = [None] * node.cycle_length
+        self._place = 0  # in the cycle
+        self._given = 0  # by the dataset at this place, in its turn
+        self._number = 0  # of elements of the pass below
+        self._ended = False
+
+    def __next__(self) -> Any:
+        while not self._ended or any(self._cycle):
+            current = self._cycle[self._place]
+            if current is None:
+                self._open()
+                continue
+            try:
+                element = next(current.elements)
+            except StopIteration:
+                current.elements.close()
+                self._cycle[self._place] = None
+                self._advance()
+                continue
+            self._given += 1
+            if self._given == self._node.block_length:
+                self._advance()
+            return element
+        raise StopIteration
+
+    def get_state(self) -> tuple[Any, ...]:
+        """Local. See :class:`ElementIterator`."""
+        cycle = [
+            each and (each.element, each.number, each.elements.get_state()) for each in self._cycle
+        ]
+        return cycle, self._place, self._given, self._number, self._ended, super().get_state()
+
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        cycle, self._place, self._given, self._number, self._ended, below = state
+        super().set_state(below)
+        for place, each in enumerate(cycle):
+            if each is not None:
+                element, number, within = each
+                opened = self._made_of(element, number)
+                opened.elements.set_state(within)
+                self._cycle[place] = opened
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        super().close()
+        for each in filter(None, self._cycle):
+            each.elements.close()
+
+    def _open(self) -> None:
+        """Fill the place in the cycle, or go on to the next if there is nothing more."""
+        if not self._ended:
+            try:
+                element = next(self._parent)
+            except StopIteration:
+                self._ended = True
+            else:
+                self._cycle[self._place] = self._made_of(element, self._number)
+                self._number += 1
+                return
+        self._advance()
+
+    def _made_of(self, element: Any, number: int) -> _Open:
+        node = call(self._node.function, element, "interleave")
+        return _Open(element, number, node.iterate(self._context.enter(number)))
+
+    def _advance(self) -> None:
+        self._place = (self._place + 1) % len(self._cycle)
+        self._given = 0

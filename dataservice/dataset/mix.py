@@ -1,0 +1,212 @@
+"""``Dataset.sample_from_datasets`` and ``choose_from_datasets``: one of several, each time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+)
+from dataservice.dataset.several import SeveralIterator, SeveralNode
+from dataservice.dataset.spec import Spec
+from mpidist.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class _Mix(SeveralNode):
+    """Attributes: the nodes, and whether the first that ends is the end of all."""
+
+    parents: tuple[Node, ...]
+    stop_on_empty: bool
+
+    def __post_init__(self) -> None:
+        if not self.parents:
+            raise ValueError("give at least one dataset to take elements from")
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        counts = [parent.cardinality() for parent in self.parents]
+        if all(count == INFINITE_CARDINALITY for count in counts):
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return self.parents[0].element_spec()
+
+
+@dataclass(frozen=True)
+class Sample(_Mix):
+    """Draws the next element's node at random.
+
+    Attributes:
+        weights: How likely each is, compared with the others.
+        seed: Fixes the order of each pass; None differs from run to run.
+    """
+
+    weights: tuple[float, ...]
+    seed: int | None
+    _fixed: int = dataclass_field(repr=False, compare=False, default=0)
+
+    @classmethod
+    def of(
+        cls,
+        parents: tuple[Node, ...],
+        weights: Sequence[float] | None,
+        seed: int | None,
+        stop_on_empty: bool,
+    ) -> Sample:
+        """Local. Check the arguments.
+
+        Raises:
+            ValueError: There is no node, or weights are not one a node, negative, or all zero.
+        """
+        given = [1.0] * len(parents) if weights is None else [float(one) for one in weights]
+        fine = len(given) == len(parents) and all(0 <= one < np.inf for one in given)
+        if not fine or (parents and not sum(given)):
+            raise ValueError(
+                f"weights must be one number of at least 0 for each of {len(parents)} datasets, "
+                f"and not all be 0, not {weights!r}"
+            )
+        return cls(parents, stop_on_empty, tuple(given), seed, secrets.randbits(63))
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        used = [p for p, weight in zip(self.parents, self.weights, strict=True) if weight]
+        counts = [parent.cardinality() for parent in used]
+        if not self.stop_on_empty and min(counts) >= 0:
+            return sum(counts)
+        return super().cardinality()
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        own = (*context.seed, self._fixed) if self.seed is None else (self.seed,)
+        return SampleIterator(self, context, (*own, *context.passes))
+
+    def further(self) -> list[str]:
+        """Local. See :class:`SeveralNode`."""
+        return [f"weights={self.weights}", f"seed={self.seed}"]
+
+
+class _MixIterator(SeveralIterator):
+    """A pass that takes elements from one pass or another."""
+
+    def __init__(self, node: _Mix, context: Context) -> None:
+        super().__init__(lambda: [parent.iterate(context) for parent in node.parents])
+        self._stop_on_empty = node.stop_on_empty
+        self._ended = [False] * len(node.parents)
+
+    def _take(self, number: int) -> tuple[bool, Any]:
+        """The next element of a pass, if it has one; StopIteration if that ends all."""
+        if not self._ended[number]:
+            try:
+                return True, next(self._passes[number])
+            except StopIteration:
+                self._ended[number] = True
+        if self._stop_on_empty:
+            self._ended = [True] * len(self._ended)
+            raise StopIteration
+        return False, None
+
+    def get_state(self) -> tuple[list[bool], Any]:
+        """Local. See :class:`ElementIterator`."""
+        return list(self._ended), super().get_state()
+
+    def set_state(self, state: tuple[list[bool], Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        ended, below = state
+        self._ended = list(ended)
+        super().set_state(below)
+
+
+class SampleIterator(_MixIterator):
+    """One pass of draws."""
+
+    def __init__(self, node: Sample, context: Context, entropy: tuple[int, ...]) -> None:
+        super().__init__(node, context)
+        self._weights = np.array(node.weights)
+        self._random = np.random.default_rng(entropy)
+
+    def __next__(self) -> Any:
+        while True:
+            weights = np.where(self._ended, 0.0, self._weights)
+            total = weights.sum()
+            if not total:
+                raise StopIteration
+            drawn = np.searchsorted(np.cumsum(weights), self._random.random() * total, "right")
+            there, element = self._take(int(drawn))
+            if there:
+                return element
+
+    def get_state(self) -> Any:
+        """Local. See :class:`ElementIterator`."""
+        return self._random.bit_generator.state, super().get_state()
+
+    def set_state(self, state: Any) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._random.bit_generator.state, below = state
+        super().set_state(below)
+
+
+@dataclass(frozen=True)
+class Choose(_Mix):
+    """Takes the next element's node from a sequence of numbers.
+
+    Attributes:
+        choice: The node of the numbers.
+    """
+
+    choice: Node
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return ChooseIterator(self, context)
+
+    def further(self) -> list[str]:
+        """Local. See :class:`SeveralNode`."""
+        return [f"choice={self.choice.summary()}"]
+
+
+class ChooseIterator(_MixIterator):
+    """One pass of choices."""
+
+    def __init__(self, node: Choose, context: Context) -> None:
+        super().__init__(node, context)
+        self._choice = node.choice.iterate(context)
+
+    def __next__(self) -> Any:
+        while not all(self._ended):
+            number = int(next(self._choice))
+            if not 0 <= number < len(self._passes):
+                raise InvalidArgumentError(
+                    f"choose_from_datasets: {number} is none of {len(self._passes)} datasets"
+                )
+            there, element = self._take(number)
+            if there:
+                return element
+        raise StopIteration
+
+    def get_state(self) -> Any:
+        """Local. See :class:`ElementIterator`."""
+        return self._choice.get_state(), super().get_state()
+
+    def set_state(self, state: Any) -> None:
+        """Local. See :class:`ElementIterator`."""
+        choice, below = state
+        self._choice.set_state(choice)
+        super().set_state(below)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        super().close()
+        self._choice.close()

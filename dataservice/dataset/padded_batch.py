@@ -1,0 +1,194 @@
+"""``Dataset.padded_batch``: elements of different lengths stacked, filled up to the longest."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset import tree
+from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.spec import ArraySpec, Spec
+from mpidist.errors import InvalidArgumentError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How elements are filled up.
+
+    Attributes:
+        shapes: Of each leaf, in the structure of elements, what it is filled up to; None or -1 in
+            it, or None for a whole shape: as long as the longest of the batch.
+        values: Of each leaf, what it is filled with; a single one is for all; None: 0, or nothing
+            where elements are text.
+    """
+
+    shapes: Any = None
+    values: Any = None
+
+    def stack(self, elements: list[Any]) -> Any:
+        """Local. A batch of elements.
+
+        Raises:
+            InvalidArgumentError: Elements differ in structure, dtype or number of dimensions, or
+                one is longer than its shape.
+        """
+        first = elements[0]
+        structure = tree.structure(first)
+        columns: list[list[Any]] = [[] for _ in tree.flatten(first)]
+        for number, element in enumerate(elements):
+            if tree.structure(element) != structure:
+                raise InvalidArgumentError(
+                    f"cannot batch elements of different structure: element 0 has {structure!r}, "
+                    f"element {number} has {tree.structure(element)!r}"
+                )
+            for column, leaf in zip(columns, tree.flatten(element), strict=True):
+                column.append(np.asarray(leaf))
+        shapes = self._leaves(self.shapes, len(columns), _is_shape)
+        values = self._leaves(self.values, len(columns), _is_value)
+        filled = [
+            _filled(number, *facts)
+            for number, facts in enumerate(zip(columns, shapes, values, strict=True))
+        ]
+        return tree.unflatten(first, filled)
+
+    def spec(self, element: Spec, rows: int | None) -> Spec:
+        """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
+        leaves = tree.flatten(element)
+        shapes = self._leaves(self.shapes, len(leaves), _is_shape)
+        batches = [
+            ArraySpec((rows, *_limits(shape, len(leaf.shape))), leaf.dtype)
+            if isinstance(leaf, ArraySpec)
+            else leaf
+            for leaf, shape in zip(leaves, shapes, strict=True)
+        ]
+        return tree.unflatten(element, batches)
+
+    @staticmethod
+    def _leaves(given: Any, count: int, is_leaf: Any) -> list[Any]:
+        """What is given for each leaf of an element."""
+        if given is None or is_leaf(given):
+            return [given] * count
+        found: list[Any] = []
+        stack = [given]
+        while stack:
+            one = stack.pop()
+            if isinstance(one, dict):
+                stack += list(one.values())[::-1]
+            elif isinstance(one, tuple) and not is_leaf(one):
+                stack += one[::-1]
+            else:
+                found.append(one)
+        if len(found) != count:
+            raise InvalidArgumentError(
+                f"padded_batch is given {len(found)} shapes or values, and elements have {count} "
+                "arrays"
+            )
+        return found
+
+
+def _is_shape(given: Any) -> bool:
+    if isinstance(given, list):
+        return True
+    return isinstance(given, tuple) and all(one is None or isinstance(one, int) for one in given)
+
+
+def _is_value(given: Any) -> bool:
+    return not isinstance(given, tuple | dict)
+
+
+def _limits(shape: Any, ndim: int) -> list[int | None]:
+    if shape is None:
+        return [None] * ndim
+    if len(shape) != ndim:
+        raise InvalidArgumentError(
+            f"padded_batch: the shape {shape!r} is for {len(shape)} dimensions, and an array of "
+            f"the elements has {ndim}"
+        )
+    return [None if one in (None, -1) else int(one) for one in shape]
+
+
+def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
+    first = column[0]
+    for array in column:
+        kinds = (array.dtype.kind, first.dtype.kind)
+        alike = array.dtype == first.dtype or kinds in (("S", "S"), ("U", "U"))
+        if array.ndim != first.ndim or not alike:
+            raise InvalidArgumentError(
+                f"cannot batch arrays of different kinds in component {number}: "
+                f"{first.dtype}{list(first.shape)} and {array.dtype}{list(array.shape)}"
+            )
+    longest = [max(lengths) for lengths in zip(*(array.shape for array in column), strict=True)]
+    limits = _limits(shape, first.ndim)
+    target = [
+        there if limit is None else limit for there, limit in zip(longest, limits, strict=True)
+    ]
+    if any(there > limit for there, limit in zip(longest, target, strict=True)):
+        raise InvalidArgumentError(
+            f"padded_batch: component {number} has an array of shape {longest}, which is longer "
+            f"than {target}"
+        )
+    dtype = np.result_type(*column)
+    result = np.zeros((len(column), *target), dtype)
+    if value is not None:
+        result[...] = np.asarray(value).astype(dtype)
+    for row, array in enumerate(column):
+        result[(row, *(slice(length) for length in array.shape))] = array
+    return result
+
+
+@dataclass(frozen=True)
+class PaddedBatch(UnaryNode):
+    """Stacks ``batch_size`` elements; the last batch may be smaller.
+
+    Attributes:
+        parent: The node below.
+        batch_size: Elements in a batch.
+        padding: How they are filled up.
+        drop_remainder: Whether to leave a smaller last batch out.
+    """
+
+    parent: Node
+    batch_size: int
+    padding: Padding
+    drop_remainder: bool
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(
+                f"padded_batch needs a batch_size of at least 1, not {self.batch_size}"
+            )
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        count = self.parent.cardinality()
+        if count < 0:
+            return count
+        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        rows = self.batch_size if self.drop_remainder else None
+        return self.padding.spec(self.parent.element_spec(), rows)
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return PaddedBatchIterator(self, context)
+
+
+class PaddedBatchIterator(UnaryIterator):
+    """One pass; holds nothing between two batches."""
+
+    def __init__(self, node: PaddedBatch, context: Context) -> None:
+        super().__init__(node.parent.iterate(context))
+        self._node = node
+
+    def __next__(self) -> Any:
+        elements = list(itertools.islice(self._parent, self._node.batch_size))
+        if not elements or (self._node.drop_remainder and len(elements) < self._node.batch_size):
+            raise StopIteration
+        return self._node.padding.stack(elements)

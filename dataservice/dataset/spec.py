@@ -1,0 +1,67 @@
+"""What elements are like: the shape and dtype of every array. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from dataservice.dataset import tree
+
+Spec = Any
+"""An element with an ArraySpec, or the type of what is no array, in place of every leaf."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """The shape and dtype of an array.
+
+    Attributes:
+        shape: With None for a length that may differ from element to element.
+        dtype: The dtype.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, shape: tuple[int | None, ...], dtype: DTypeLike) -> ArraySpec:
+        """Local. From anything that NumPy takes for a dtype."""
+        return cls(tuple(shape), np.dtype(dtype))
+
+
+def spec_of(element: Any) -> Spec:
+    """Local. What an element is like."""
+    return tree.map_leaves(_leaf, element)
+
+
+def stacked(spec: Spec, rows: int | None) -> Spec:
+    """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
+    return _each(spec, lambda shape: (rows, *shape))
+
+
+def unstacked(spec: Spec) -> Spec:
+    """Local. What an element of a batch is like."""
+    return _each(spec, lambda shape: shape[1:])
+
+
+def ragged(spec: Spec) -> Spec:
+    """Local. The same with all lengths unknown."""
+    return _each(spec, lambda shape: (None,) * len(shape))
+
+
+def _each(spec: Spec, change: Any) -> Spec:
+    return tree.map_leaves(
+        lambda leaf: (
+            ArraySpec(change(leaf.shape), leaf.dtype) if isinstance(leaf, ArraySpec) else leaf
+        ),
+        spec,
+    )
+
+
+def _leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return ArraySpec(leaf.shape, leaf.dtype)
+    return type(leaf)

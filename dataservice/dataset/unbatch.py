@@ -1,0 +1,82 @@
+"""``Dataset.unbatch``: the rows of each element as elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dataservice.dataset import tree
+from dataservice.dataset.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
+from dataservice.dataset.spec import Spec, unstacked
+from mpidist.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Unbatch(UnaryNode):
+    """Attributes: the node below, whose elements are arrays with equally many rows."""
+
+    parent: Node
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        count = self.parent.cardinality()
+        return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return unstacked(self.parent.element_spec())
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return UnbatchIterator(self.parent.iterate(context))
+
+
+class UnbatchIterator(UnaryIterator):
+    """One pass; holds the element whose rows it gives."""
+
+    def __init__(self, parent: ElementIterator) -> None:
+        super().__init__(parent)
+        self._element: Any = None
+        self._rows = 0
+        self._next = 0
+
+    def __next__(self) -> Any:
+        while self._next == self._rows:
+            self._element = next(self._parent)
+            self._rows, self._next = _rows_of(self._element), 0
+        row = self._next
+        self._next += 1
+        return tree.map_leaves(lambda array: array[row], self._element)
+
+    def get_state(self) -> tuple[Any, int, int, Any]:
+        """Local. See :class:`ElementIterator`."""
+        held = self._element if self._next < self._rows else None
+        return held, self._rows, self._next, super().get_state()
+
+    def set_state(self, state: tuple[Any, int, int, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._element, self._rows, self._next, below = state
+        super().set_state(below)
+
+
+def _rows_of(element: Any) -> int:
+    leaves = tree.flatten(element)
+    try:
+        lengths = {len(leaf) for leaf in leaves}
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"unbatch needs elements of arrays with rows, not {element!r}"
+        ) from error
+    if len(lengths) != 1:
+        raise InvalidArgumentError(
+            f"unbatch needs arrays of equally many rows in an element, not {sorted(lengths)}"
+        )
+    return lengths.pop()

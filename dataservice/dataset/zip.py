@@ -1,0 +1,72 @@
+"""``Dataset.zip``: one element of each of several datasets, until one of them ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dataservice.dataset import tree
+from dataservice.dataset.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+)
+from dataservice.dataset.several import SeveralIterator, SeveralNode
+from dataservice.dataset.spec import Spec
+
+
+@dataclass(frozen=True)
+class Zip(SeveralNode):
+    """Attributes: the nodes, and the structure of elements, with anything in place of leaves."""
+
+    parents: tuple[Node, ...]
+    structure: Any
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        counts = [parent.cardinality() for parent in self.parents]
+        finite = [count for count in counts if count != INFINITE_CARDINALITY]
+        if 0 in finite:
+            return 0
+        if UNKNOWN_CARDINALITY in finite:
+            return UNKNOWN_CARDINALITY
+        return min(finite, default=INFINITE_CARDINALITY)
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        specs = [parent.element_spec() for parent in self.parents]
+        return tree.unflatten(self.structure, specs)
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return ZipIterator(self, context)
+
+
+class ZipIterator(SeveralIterator):
+    """One pass."""
+
+    def __init__(self, node: Zip, context: Context) -> None:
+        super().__init__(lambda: [parent.iterate(context) for parent in node.parents])
+        self._structure = node.structure
+        self._over = False
+
+    def __next__(self) -> Any:
+        if self._over:  # those that are longer have more
+            raise StopIteration
+        try:
+            elements = [next(each) for each in self._passes]
+        except StopIteration:
+            self._over = True
+            raise
+        return tree.unflatten(self._structure, elements)
+
+    def get_state(self) -> tuple[bool, Any]:
+        """Local. See :class:`ElementIterator`."""
+        return self._over, super().get_state()
+
+    def set_state(self, state: tuple[bool, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._over, below = state
+        super().set_state(below)
