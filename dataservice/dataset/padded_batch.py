@@ -137,7 +137,7 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     if value is not None:
         result[...] = np.asarray(value).astype(dtype)
     for row, array in enumerate(column):
-        result[(row, *(slice(length) for length in array.shape))] = array
+        result[row : row + 1, *(slice(length) for length in array.shape)] = array
     return result
 
 
