@@ -3,6 +3,12 @@
 from strategy import initializers, optimizers, partitioners, schedules
 from strategy.aggregation import VariableAggregation, VariableSynchronization
 from strategy.bags import Bags
+from strategy.device_setter import (
+    GreedyLoadBalancingStrategy,
+    RandomStrategy,
+    byte_size_load_fn,
+    replica_device_setter,
+)
 from strategy.inputs import InputContext, ValueContext
 from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.reductions import PerReplica
@@ -16,16 +22,19 @@ from strategy.variable_creation import get_variable
 __all__ = [
     "AUTO_REUSE",
     "Bags",
+    "GreedyLoadBalancingStrategy",
     "IndexedSlices",
     "InputContext",
     "ParameterServerStrategy",
     "PerReplica",
+    "RandomStrategy",
     "ReplicaContext",
     "ShardedVariable",
     "ValueContext",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "byte_size_load_fn",
     "get_replica_context",
     "get_variable",
     "get_variable_scope",
@@ -33,6 +42,7 @@ __all__ = [
     "initializers",
     "optimizers",
     "partitioners",
+    "replica_device_setter",
     "schedules",
     "variable_scope",
 ]

@@ -1,4 +1,4 @@
-"""What acts as an array wherever one is expected: each use pulls its value."""
+"""Values where arrays are expected: variables, whose every use pulls, and lists and numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
+
+from strategy.shard import FLOATING
 
 Array = NDArray[Any]
 
@@ -67,3 +69,56 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def __int__(self) -> int:
         return int(self.read_value())
+
+
+def read(value: Any) -> Any:
+    """Local. The value of a variable; anything else as it is."""
+    return value.read_value() if isinstance(value, ArrayLike) else value
+
+
+def in_dtype(value: Any, dtype: np.dtype[Any], whose: str = "the variable") -> Array:
+    """Local. A value as an array of a variable's dtype.
+
+    Args:
+        value: An array, a list, or a number; of whole numbers their values count, and not their
+            dtype.
+        dtype: The variable's.
+        whose: That variable, for messages.
+
+    Raises:
+        TypeError: It is of a kind that becomes no such dtype: fractions no integers, for one.
+        ValueError: It has integers that do not fit the dtype.
+    """
+    floating = dtype in FLOATING
+    if isinstance(value, int) and floating:
+        value = float(value)  # which it may be too large for an array of integers to be
+    array = np.asarray(value)
+    whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+    # What becomes float64 becomes any floating dtype; NumPy knows not all of their pairs.
+    fits = whole or np.can_cast(array.dtype, np.float64 if floating else dtype, "same_kind")
+    if array.size and not fits:
+        what = f"{value!r}" if array.ndim == 0 else f"an array of {array.dtype}"
+        raise TypeError(f"{what} cannot become {dtype}, the dtype of {whose}")
+    check_range(array, dtype, whose)
+    return np.asarray(array, dtype)
+
+
+def check_range(array: Array, dtype: np.dtype[Any], whose: str) -> None:
+    """Local. ValueError if an array has integers that do not fit a variable's dtype.
+
+    Args:
+        array: Of any dtype; of others than integers nothing is looked at.
+        dtype: The variable's.
+        whose: That variable, for messages.
+    """
+    if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
+        return
+    if np.can_cast(array.dtype, dtype):
+        return
+    limits = np.iinfo(dtype)
+    for number in (int(array.min()), int(array.max())):
+        if not limits.min <= number <= limits.max:
+            raise ValueError(
+                f"{number} does not fit {dtype}, the dtype of {whose}, which goes from "
+                f"{limits.min} to {limits.max}"
+            )

@@ -80,7 +80,7 @@ class Bags:
         """Local. Pull the rows, each once and all of one version, and combine them.
 
         Args:
-            variable: Of a floating dtype.
+            variable: Of a floating dtype; of integers only for ``"sum"`` with whole weights.
 
         Returns:
             One row a bag, shape ``(len(bags), *variable.shape[1:])``; float32 for variables of
@@ -88,7 +88,15 @@ class Bags:
 
         Raises:
             IndexError: There is no such row.
+            TypeError: The variable is of integers or bools, and the rows would have to be
+                multiplied with fractions.
         """
+        if variable.dtype.kind in "biu" and not self._keeps_integers():
+            raise TypeError(
+                f"variable {variable.name!r} of {variable.dtype} cannot be combined by "
+                f"{self.combiner!r} with these weights, which takes fractions: use 'sum' with "
+                "whole weights, or a variable of a floating dtype"
+            )
         unique, places = np.unique(self.ids, return_inverse=True)
         rows = variable.gather(unique)
         dtype = np.dtype(np.float32) if variable.dtype in HALVES else variable.dtype
@@ -104,12 +112,24 @@ class Bags:
 
         Args:
             upstream: Shape ``(len(bags), ...)``.
+
+        Returns:
+            Values of the dtype of ``upstream``; float32 if that is of half precision, float64 if it
+            is of integers that have to be multiplied with fractions.
         """
         given = np.asarray(upstream)
+        if given.dtype in HALVES:
+            given = given.astype(np.float32)  # in which rows are combined, too
+        elif given.dtype.kind in "biu" and not self._keeps_integers():
+            given = given.astype(np.float64)
         if given.shape[:1] != (len(self),):
             raise ValueError(f"{len(self)} bags need as many gradients, not {given.shape[:1]}")
         spread = np.repeat(given, np.diff(self._starts), axis=0)
         return IndexedSlices(_times(spread, self._factors(given.dtype)), self.ids)
+
+    def _keeps_integers(self) -> bool:
+        """Whether rows are multiplied with whole numbers only."""
+        return self.combiner == "sum" and bool((self._weights % 1 == 0).all())
 
     def _factors(self, dtype: np.dtype[Any]) -> Array:
         """What each row is multiplied with before all of a bag are added."""

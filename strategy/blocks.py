@@ -1,4 +1,7 @@
-"""Changes of whole shards, block by block: a block has a version of its own. Pure."""
+"""Changes of whole shards, block by block: a block has a version of its own. Pure.
+
+What gives blocks may give None: the next one is not there yet, and is to be asked for again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 from strategy.shard import BLOCK_BYTES
 
 Array = NDArray[Any]
+Blocks = Iterator[Array | None]
 
 
 def in_blocks(flat: Array) -> Iterator[Array]:
@@ -20,7 +24,7 @@ def in_blocks(flat: Array) -> Iterator[Array]:
         yield flat[start : start + step]
 
 
-def widened(blocks: Iterator[Array], dtype: np.dtype[Any]) -> Iterator[Array]:
+def widened(blocks: Blocks, dtype: np.dtype[Any]) -> Blocks:
     """Local. Blocks of halves as those of a wider dtype, which are more.
 
     Yields:
@@ -28,6 +32,9 @@ def widened(blocks: Iterator[Array], dtype: np.dtype[Any]) -> Iterator[Array]:
     """
     memory = np.empty(BLOCK_BYTES // dtype.itemsize, dtype)
     for block in blocks:
+        if block is None:
+            yield None
+            continue
         for start in range(0, max(block.size, 1), memory.size):
             part = block[start : start + memory.size]
             np.copyto(memory[: part.size], part)

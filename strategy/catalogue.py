@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
+import os
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.growth import Creation, Growth
@@ -110,7 +112,7 @@ class Catalogue:
         variable = self.by_name.get(asked.name)
         if variable is None:
             self._growth[self._kind(asked)].check(asked.worker, self._creation(asked))
-            place = self._find_place(asked, layout)
+            place = self._place_of(asked, layout)
             if place is None:
                 return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
             variable = self._make(asked, layout, place)
@@ -201,6 +203,17 @@ class Catalogue:
         strategy = self.connections[asked.connection].strategy
         return Creation(asked.name, tuple(asked.shape), asked.dtype, asked.ordinal, strategy)
 
+    def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
+        """See :meth:`_find_place`; errors name the variable."""
+        try:
+            _check_host_has(layout.version_bytes + layout.data_bytes)
+            return self._find_place(asked, layout)
+        except errors.ResourceExhaustedError as error:
+            raise errors.ResourceExhaustedError(
+                f"ps {self._index} has no room for variable {asked.name!r} of {layout.data_bytes} "
+                f"bytes: {error.message}"
+            ) from error
+
     def _find_place(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
         """Where a new variable can lie, or None: after growth it will be known."""
         lengths = (layout.version_bytes, layout.data_bytes)
@@ -220,11 +233,21 @@ class Catalogue:
             return self._find_place(asked, layout)
         if asked.only_shared:
             raise problem
+        try:
+            place = self._memory.carve(*lengths, one_sided=kind)  # it was the ring without room
+        except errors.ResourceExhaustedError:
+            place = self._carve_private(*lengths)
         self._host.memory.warn_unshared(problem.message)
-        with contextlib.suppress(errors.ResourceExhaustedError):
-            # Then it is the ring that had no room.
-            return self._memory.carve(*lengths, one_sided=kind)
-        return self._memory.carve_private(*lengths)
+        return place
+
+    def _carve_private(self, *lengths: int) -> Place:
+        try:
+            return self._memory.carve_private(*lengths)
+        except OSError as error:  # of a limit to the addresses of a process
+            raise errors.ResourceExhaustedError(
+                f"its process cannot have {sum(lengths)} bytes more ({error}): divide the variable "
+                "by a partitioner, over more ps tasks"
+            ) from error
 
     def _make(self, asked: pb.CreateRequest, layout: Layout, place: Place) -> ServedVariable:
         versions, data = place.offsets
@@ -272,7 +295,9 @@ class Catalogue:
             place = self._memory.carve(nbytes, one_sided=connection.mode.one_sided)
             pump = self._host.endpoint.progress
             ends = (place.memory, place.offsets[0], connection.slots)
-            connection.ring = Ring(*ends, self._host.memory.sync, pump)
+            task = workers_of(self._host.cluster_spec)[connection.worker]
+            worker = (f"worker {connection.worker}", lambda: self._host.has_left(*task))
+            connection.ring = Ring(*ends, self._host.memory.sync, pump, *worker)
             connection.untold = place
 
     def _growth_bytes(self, asked: pb.CreateRequest) -> int:
@@ -297,12 +322,30 @@ class Catalogue:
         for request in entering:
             request.reply(reply.SerializeToString())
         if nbytes:
+            tasks = list(self._mates[kind].values())
             try:
-                tasks = list(self._mates[kind].values())
                 self._host.memory.grow(self._index, segment, nbytes, tasks, kind)
             except errors.ResourceExhaustedError as error:  # on all: they ask again, and are told
                 self._host.memory.warn_unshared(error.message)
+            except OSError:
+                if tasks:
+                    raise
+                # Memory of the server alone: the variable by itself takes less, and may find it.
             else:
                 self._memory.add(self._host.memory.own(segment), kind)
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+
+def _check_host_has(nbytes: int) -> None:
+    """ResourceExhaustedError, where the system would begin and in the end kill a process."""
+    there = _host_bytes()
+    if nbytes > there:
+        raise errors.ResourceExhaustedError(
+            f"its host has {there >> 20} MiB of memory: divide the variable by a partitioner, over "
+            "ps tasks of more hosts"
+        )

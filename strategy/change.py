@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Work, gather_works
+from strategy.array_like import check_range
 from strategy.kernels import copy_scaled
 
 if TYPE_CHECKING:
@@ -71,10 +72,12 @@ def check_change(
         raise ValueError(
             f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
         )
-    if not np.can_cast(data.dtype, dtype, "same_kind"):
+    # NumPy lets complex numbers become bfloat16.
+    if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
         raise TypeError(
             f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
         )
+    check_range(data, dtype, f"variable {name!r}")
 
 
 def converted(change: Change) -> Array:

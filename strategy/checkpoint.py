@@ -1,18 +1,23 @@
 """Checkpoints: one safetensors file a server, and an index that makes them one.
 
 A checkpoint is a folder ``step-<step>``. It is written under another name and renamed when it is
-complete, so that a folder of that name is always whole, whatever was killed when.
+complete, so that a folder of that name is always whole, whatever was killed when. An earlier one of
+the same step gets a name of its own first (``step-<step>.old-...``), under which it counts until
+the new one is there. All else that begins with the name is partial: being written, or removed.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
 import shutil
+import socket
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -27,8 +32,12 @@ Array = NDArray[Any]
 
 _INDEX = "index.json"
 _FORMAT = 1
-_NAME = re.compile(r"step-(\d+)")
-_PARTIAL = re.compile(r"step-\d+\.partial-\d+")
+_NAME = re.compile(r"step-(\d+)(\.old-[0-9a-f]+)?")
+_FILE = re.compile(r"ps-\d+-of-\d+\.safetensors")
+_PARTIAL = re.compile(r"step-\d+(\.old-[0-9a-f]+)?\.partial-.*")
+_WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
+# Of a partial one that nobody has changed for so long, the writer is gone, on whatever host.
+_ABANDONED_S = 3600.0
 
 
 def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
@@ -68,8 +77,8 @@ def reported(path: str) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         raise errors.FailedPreconditionError(
-            f"cannot write the checkpoint {path!r}: {error}; the worker that saves and "
-            "every ps task must be able to write into its folder"
+            f"cannot write the checkpoint {path!r}: {error}; there must be room for it, and the "
+            "worker that saves and every ps task must be able to write into its folder"
         ) from error
 
 
@@ -89,6 +98,7 @@ class Writing:
 
     Raises:
         ValueError: ``keep`` is less than 1, or a file cannot have the name.
+        FailedPreconditionError: The folder cannot be written; when it is entered, or left.
     """
 
     def __init__(
@@ -101,7 +111,8 @@ class Writing:
         self._keep = keep
         self.path = os.path.join(self._directory, f"step-{step}")
         # Of a name that nobody has used: a server that sees it sees this folder.
-        self._partial = f"{self.path}.partial-{os.getpid()}-{secrets.token_hex(8)}"
+        writer = f"by-{os.getpid()}-on-{socket.gethostname()}"
+        self._partial = f"{self.path}.partial-{secrets.token_hex(8)}-{writer}"
         self._names = [f"ps-{i}-of-{servers}.safetensors" for i in range(servers)]
         self.paths = [os.path.join(self._partial, name) for name in self._names]
         for name in extra:
@@ -117,49 +128,110 @@ class Writing:
                 )
 
     def __enter__(self) -> Writing:
-        os.makedirs(self._directory, exist_ok=True)
-        for name in os.listdir(self._directory):
-            if _PARTIAL.match(name):  # of a job that was killed while it wrote
-                shutil.rmtree(os.path.join(self._directory, name))
-        os.makedirs(self._partial)
+        with reported(self.path):
+            os.makedirs(self._directory, exist_ok=True)
+            _tidy(self._directory)
+            os.mkdir(self._partial)
         return self
 
     def add(self, name: str, content: Any) -> None:
         """Local. Put a file into the checkpoint: bytes as they are, all else as JSON."""
         is_bytes = isinstance(content, bytes | bytearray | memoryview)
-        with open(os.path.join(self._partial, name), "wb") as file:
-            file.write(content if is_bytes else json.dumps(content).encode())
+        data = content if is_bytes else json.dumps(content).encode()
+        with reported(self.path), open(os.path.join(self._partial, name), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self._partial)
-            return
+        try:
+            if kind is None:
+                self._complete()
+        finally:  # of one that failed nothing stays
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _complete(self) -> None:
         facts = {"format": _FORMAT, "step": self._step, "files": self._names}
         self.add(_INDEX, facts | {"id": secrets.token_hex(8)})
-        if os.path.exists(self.path):
-            _remove(self.path)  # an earlier save of the same step
-        os.rename(self._partial, self.path)
-        # The one just written stays, though an earlier training may have left higher steps.
-        others = [old for old in checkpoints(self._directory) if old != self.path]
-        for old in others[: max(len(others) - self._keep + 1, 0)]:
-            _remove(old)
+        with reported(self.path):
+            _put_in_place(self._partial, self.path)
+        with suppress(OSError):  # the checkpoint is there; the next save removes what stays now
+            _tidy(self._directory)
+            # The one just written stays, though an earlier training may have left higher steps.
+            others = [old for old in checkpoints(self._directory) if old != self.path]
+            for old in others[: max(len(others) - self._keep + 1, 0)]:
+                _remove(old)
+
+
+def _put_in_place(partial: str, path: str) -> None:
+    """Give a complete checkpoint its name; an earlier one of this name is left under another."""
+    while True:
+        try:
+            os.rename(partial, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+        # Again and again: another job that saves here may put it back, or its own there.
+        with suppress(FileNotFoundError):
+            os.rename(path, f"{path}.old-{secrets.token_hex(8)}")
+
+
+def _tidy(directory: str) -> None:
+    """Bring a folder in order after saves that were killed, and lose nothing that is whole."""
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        match = _NAME.fullmatch(name)
+        if match and match[2]:
+            own_path = os.path.join(directory, f"step-{match[1]}")
+            if index_of(own_path) is not None:
+                _remove(path)
+            else:
+                with suppress(OSError):  # another one has got the name by now
+                    os.rename(path, own_path)
+        elif _PARTIAL.fullmatch(name) and _is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether nobody writes a partial checkpoint any more, as far as this can be told from here."""
+    writer = _WRITER.search(os.path.basename(path))
+    if writer is None:  # it is being removed
+        return True
+    if writer[2] == socket.gethostname():
+        try:
+            os.kill(int(writer[1]), 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass  # another user's
+    try:
+        with os.scandir(path) as entries:
+            changed = max((entry.stat().st_mtime for entry in entries), default=0.0)
+        changed = max(changed, os.stat(path).st_mtime)
+    except OSError:  # it has just been completed, or removed
+        return False
+    return time.time() - changed > _ABANDONED_S
 
 
 def _remove(path: str) -> None:
     """Remove a checkpoint; under its own name it is whole until it is gone."""
-    doomed = f"{path}.partial-{os.getpid()}-old"
-    os.rename(path, doomed)
-    shutil.rmtree(doomed)
+    doomed = f"{path}.partial-{secrets.token_hex(8)}"
+    with suppress(FileNotFoundError):  # another job that saves here has removed it
+        os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def checkpoints(directory: str) -> list[str]:
     """Local. Complete checkpoints of a folder, oldest first; empty if there is no such folder."""
     if not os.path.isdir(directory):
         return []
-    steps = [int(m[1]) for m in map(_NAME.fullmatch, os.listdir(directory)) if m]
-    return [os.path.join(directory, f"step-{step}") for step in sorted(steps)]
+    found: dict[int, str] = {}
+    for name in sorted(os.listdir(directory), reverse=True):  # one that was put aside comes first
+        if match := _NAME.fullmatch(name):
+            found[int(match[1])] = name
+    return [os.path.join(directory, found[step]) for step in sorted(found)]
 
 
 def index_of(path: str) -> bytes | None:
@@ -188,8 +260,20 @@ def names_in(path: str, index: bytes | None) -> list[str]:
         )
     try:
         facts = json.loads(index)
-    except ValueError as error:
-        raise errors.DataLossError(f"the index of {path!r} is damaged: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise errors.DataLossError(
+            f"the index of {path!r} is damaged ({error}); restore an older one"
+        ) from error
     if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
         raise errors.DataLossError(f"{path!r} is not of checkpoint format {_FORMAT}")
-    return list(facts["files"])
+    files = facts.get("files")
+    if not isinstance(files, list) or not files or not all(map(_is_file, files)):
+        raise errors.DataLossError(
+            f"the index of {path!r} is damaged (its files are {files!r}); restore an older one"
+        )
+    return files
+
+
+def _is_file(name: object) -> bool:
+    """Whether a server's file can have this name: none is looked for elsewhere."""
+    return isinstance(name, str) and _FILE.fullmatch(name) is not None

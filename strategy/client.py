@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -198,8 +199,9 @@ class Connection(Line):
             try:
                 call = self.start("Push", push, inline)
                 self._stream(streamed)
-            except BaseException:  # Ctrl-C too: the server waits for the rest, and gives up
+            except BaseException:  # Ctrl-C too
                 self._broken = True
+                self._give_up()
                 raise
             remotes = [change.remote for change in changes]
             gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
@@ -207,6 +209,12 @@ class Connection(Line):
             self._under_way.append(work)
         self.metrics.note("push", begin)
         return work
+
+    def _give_up(self) -> None:
+        """Tell the server, which waits for the rest of a push, that it does not come."""
+        body = pb.AttachReply(connection=self.number).SerializeToString()
+        with contextlib.suppress(errors.Error):  # it is gone, and waits for nothing
+            self._host.endpoint.notify(self.address, "ps/GiveUp", body)
 
     def make_room(self) -> None:
         """Local. Wait until a push can be under way; raises what earlier ones failed with."""

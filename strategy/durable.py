@@ -40,7 +40,8 @@ class Durable(ABC):
             The checkpoint's folder. It is complete, or does not exist.
 
         Raises:
-            FailedPreconditionError: A ps task, or this worker for it, cannot write into the folder.
+            FailedPreconditionError: A ps task or this worker cannot write into the folder, or has
+                no room there; or another worker is saving. The checkpoints there are as before.
             ValueError: ``keep`` is less than 1, or a name in ``extra`` is not that of a file of its
                 own in the folder. Nothing has been written.
         """

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from strategy.devices import parse
+from strategy.host import LOCAL_DEVICE
 from strategy.reductions import PerReplica, local_results, reduced
 from strategy.replicas import call_for_each_replica, check_outside, outside_of_replicas
 from strategy.variable import Variable
@@ -29,7 +30,7 @@ class MultiStepContext:
 
     def set_last_step_output(self, name: str, output: Any, reduce_op: Any = None) -> None:
         """Local. Keep an output of this step, reduced over the replicas if that is asked for."""
-        value = output if reduce_op is None else reduced(reduce_op, output)
+        value = output if reduce_op is None else reduced(reduce_op, output, rounded=True)
         self.last_step_outputs[name] = value
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
@@ -57,10 +58,9 @@ class StrategyExtended:
         self._strategy = strategy
         task = "" if worker is None else f"/job:{worker[0]}/task:{worker[1]}"
         self._worker_devices = tuple(f"{task}/device:CPU:{number}" for number in range(replicas))
-        local = ("/device:CPU:0",)
-        self._parameter_devices = (
-            local if worker is None else tuple(f"/job:ps/task:{index}" for index in servers)
-        )
+        self._parameter_devices: tuple[str, ...] = (LOCAL_DEVICE,)
+        if worker is not None:
+            self._parameter_devices = tuple(f"/job:ps/task:{index}" for index in servers)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors, open_endpoint
+from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors
 from mpidist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 
 Bytes = NDArray[np.uint8]
@@ -16,7 +17,11 @@ Task = tuple[str, int]
 
 # Jobs whose tasks do not train.
 _NOT_WORKERS = ("ps", "data", "evaluator")
-_LOCAL_ARENA_BYTES = 1 << 36  # address space only: pages come with the first write
+
+LOCAL_DEVICE = "/device:CPU:0"
+"""Where variables live in local mode."""
+
+_PS_DEVICE = re.compile(r"/job:ps/task:\d+")
 
 
 class HostMemory(Protocol):
@@ -93,78 +98,6 @@ class Host(Protocol):
         """Collective over the tasks of the job. Their process group."""
 
 
-class LocalMemory:
-    """The memory of the one ps task of local mode."""
-
-    def __init__(self) -> None:
-        self._windows = [Window.private(_LOCAL_ARENA_BYTES)]
-        self.sync = self._windows[0].sync  # which is as good for the others: they are private too
-
-    def part(self, index: int, segment: int = 0) -> Bytes | None:
-        """Local. A segment."""
-        return self._windows[segment].local
-
-    def own(self, segment: int = 0) -> Bytes:
-        """Local. A segment."""
-        return self._windows[segment].local
-
-    def window(self, index: int, segment: int) -> tuple[Window, int]:
-        """Local. The window of a segment."""
-        return self._windows[segment], 0
-
-    def mates(self, index: int, one_sided: bool = False) -> list[Task]:
-        """Local. None: there is no other process."""
-        return []
-
-    def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
-        """Local. All that is wanted: pages come with the first write."""
-        return wanted
-
-    def grow(
-        self,
-        index: int,
-        segment: int,
-        nbytes: int,
-        tasks: Sequence[Task],
-        one_sided: bool = False,
-    ) -> None:
-        """Local. See :class:`HostMemory`."""
-        self._windows.append(Window.private(nbytes))
-
-    def warn_unshared(self, reason: str) -> None:
-        """Local. Nothing to say: nobody but this process reads what lies here."""
-
-
-class LocalHost:
-    """A cluster of one ps and one worker inside this process, for local mode."""
-
-    def __init__(self) -> None:
-        self.memory: HostMemory = LocalMemory()
-        self.endpoint = open_endpoint("inproc")
-        self.cluster_spec = ClusterSpec({"ps": ["localhost:0"], "worker": ["localhost:0"]})
-        self.job_name = "worker"
-        self.task_index = 0
-
-    def own_index(self, job: str) -> int:
-        """Local. Always 0."""
-        return 0
-
-    def task_address(self, job: str, index: int) -> str:
-        """Local. The one endpoint's address."""
-        return str(self.endpoint.address)
-
-    def has_left(self, job: str, index: int) -> bool:
-        """Local. False: there is no other process."""
-        return False
-
-    def on_drain(self, callback: Callable[[], None]) -> None:
-        """Local. Nothing to do: nobody but this process waits for what is under way."""
-
-    def job_group(self, job: str) -> ProcessGroup:
-        """Local. FailedPreconditionError: there is no job to group."""
-        raise errors.FailedPreconditionError("in local mode there is no process group")
-
-
 def workers_of(spec: ClusterSpec) -> list[Task]:
     """Local. The tasks of a cluster that train, in the order that numbers them."""
     return [task for task in spec.tasks() if task[0] not in _NOT_WORKERS]
@@ -190,6 +123,27 @@ def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> list[int
     if wrong or not devices:
         raise ValueError(f"parameter_devices {list(devices)} are not among {list(known)}")
     return sorted({known[name] for name in devices})
+
+
+def check_local_devices(spec: ClusterSpec | None, devices: Sequence[str] | None) -> None:
+    """Local. Look at the names of ps tasks in local mode, where they have no effect.
+
+    Args:
+        spec: The cluster of the job that they were meant for, if it is known.
+        devices: Names of its ps tasks, or that of the local device; None for all.
+
+    Raises:
+        ValueError: There is none, or a name cannot be that of a ps task.
+    """
+    if devices is None:
+        return
+    known = [LOCAL_DEVICE]
+    if spec:
+        known += [f"/job:ps/task:{index}" for job, index in spec.tasks() if job == "ps"]
+    wrong = [n for n in devices if n not in known and (spec or not _PS_DEVICE.fullmatch(n))]
+    if wrong or not devices:
+        what = known if spec else [*known, "/job:ps/task:0", "..."]
+        raise ValueError(f"parameter_devices {list(devices)} are not among {what}")
 
 
 def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
@@ -222,6 +176,27 @@ def described_spec() -> ClusterSpec | None:
     resolver = TFConfigClusterResolver()
     spec = resolver.cluster_spec()
     return spec if "ps" in spec.jobs and resolver.task_type != "evaluator" else None
+
+
+def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
+    """Local. See that a strategy without a started Server may be in local mode.
+
+    Args:
+        spec: The cluster that it is given; one without jobs asks for local mode, as None does where
+            TF_CONFIG describes none.
+        task_type: Job of this task, if it is known: an evaluator needs no Server.
+
+    Raises:
+        FailedPreconditionError: There is a cluster, whose Server has to be started before.
+    """
+    if task_type == "evaluator":
+        return
+    if spec or (spec is None and described_spec() is not None):
+        source = "the strategy is given" if spec else "TF_CONFIG describes"
+        raise errors.FailedPreconditionError(
+            f"{source} a cluster, and no Server has been started in this process: start "
+            "mpidist.Server(spec, job_name, task_index) before the strategy"
+        )
 
 
 def check_task(

@@ -1,8 +1,9 @@
 """First values of variables. Pure.
 
-An initializer is a name, a callable ``(shape, dtype) -> array``, an array, or a number. A callable
-that also takes ``partition_shape`` and ``partition_offset`` is asked for each part of a variable in
-parts, in place of the whole; so the initializers here are.
+An initializer is a name, a callable ``(shape, dtype) -> array``, an array, a number, or None:
+``"glorot_uniform"``, and of integers and bools ``"zeros"``. A callable that also takes
+``partition_shape`` and ``partition_offset`` is asked for each part of a variable in parts, in place
+of the whole; so the initializers here are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategy.array_like import in_dtype
 from strategy.parts import Part, Shape
 
 _MODES = ("fan_in", "fan_out", "fan_avg")
@@ -45,9 +47,19 @@ def ones(
     return np.ones(shape if partition_shape is None else partition_shape, dtype)
 
 
-def constant(value: float = 0.0) -> Initializer:
-    """Local. All of one value."""
-    return _of_elements(lambda size, _: np.full(size, value), None)
+def constant(value: float = 0) -> Initializer:
+    """Local. All of one value, which must be one of the variable's dtype."""
+
+    def initialize(
+        shape: Shape,
+        dtype: np.dtype[Any],
+        partition_shape: Shape | None = None,
+        partition_offset: Shape = (),
+    ) -> Array:
+        own = in_dtype(value, dtype)
+        return np.full(shape if partition_shape is None else partition_shape, own, dtype)
+
+    return initialize
 
 
 def random_uniform(
@@ -185,22 +197,30 @@ class InitialValue:
     """The first value of a variable, as far as it is asked for.
 
     Args:
-        initializer: A name, a callable, an array, or a number; see above.
+        initializer: A name, a callable, an array, a number, or None; see above.
         shape: Of the variable.
         dtype: Of the variable.
+        name: Of the variable, for messages.
     """
 
-    def __init__(self, initializer: Any, shape: Shape, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, initializer: Any, shape: Shape, dtype: np.dtype[Any], name: str = ""
+    ) -> None:
+        if initializer is None:
+            initializer = "zeros" if dtype.kind in "biu" else "glorot_uniform"
         self._initializer = initializer
         self._shape = shape
         self._dtype = dtype
+        self._whose = f"variable {name!r}" if name else "the variable"
         self._whole: Array | None = None
 
     def part(self, part: Part) -> Array:
         """Local. A part, C-contiguous.
 
         Raises:
-            ValueError: The name is unknown, or the value has another shape.
+            ValueError: The name is unknown, or the value has another shape, or an integer that does
+                not fit the dtype.
+            TypeError: The value is of a kind that cannot become the dtype.
         """
         function = self._function()
         if function is not None and not part.is_whole and _takes_parts(function):
@@ -223,11 +243,13 @@ class InitialValue:
         return given if callable(given) else None
 
     def _checked(self, given: Any, shape: Shape) -> Array:
-        value = np.asarray(given, self._dtype)
+        value = in_dtype(given, self._dtype, self._whose)
         if value.ndim == 0 and shape:
             value = np.full(shape, value, self._dtype)
         if value.shape != shape:
-            raise ValueError(f"the initial value has shape {value.shape}, and the variable {shape}")
+            raise ValueError(
+                f"the initial value has shape {value.shape}, and {self._whose} {shape}"
+            )
         return value
 
 

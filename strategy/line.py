@@ -12,6 +12,9 @@ from strategy.host import Host
 
 Array = NDArray[Any]
 
+# Who asks for these waits for other workers, or for a disk: as long as the server is there.
+_PATIENT = ("Push", "Await", "Hold", "Save", "CheckRestore", "Restore")
+
 LOOK_S = 1.0
 """How often who waits for others looks whether they are still there, in seconds."""
 
@@ -50,6 +53,8 @@ class Line:
         timeout: float | None = None,
     ) -> Work:
         """Local. Ask the server; see :meth:`mpidist.Endpoint.call`."""
+        if timeout is None and method in _PATIENT:
+            timeout = float("inf")
         body = message.SerializeToString()
         return self._host.endpoint.call(
             self.address, f"ps/{method}", body, buffers, timeout=timeout, into=into

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategy.blocks import Blocks
 from strategy.owned_shard import Scratch
 from strategy.shard import Layout
 
 Array = NDArray[Any]
 
 
-def mean_of_blocks(
-    each: Sequence[Iterator[Array]], layout: Layout, scratch: Scratch
-) -> Iterator[Array]:
+def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> Blocks:
     """Local. The mean of several changes of a shard, block by block.
 
     The sum is taken in the order given, then divided; halves in float32, integers rounded down.
@@ -35,7 +34,11 @@ def mean_of_blocks(
     (memory,) = scratch.take(1, _wide(layout))
     if layout.is_half:
         memory = np.resize(memory, 2 * memory.size)  # a block has twice as many halves
-    for first, second, *others in zip(*each, strict=True):
+    for together in _together(each):
+        if together is None:
+            yield None
+            continue
+        first, second, *others = together
         total = memory[: first.size]
         np.add(first, second, out=total, dtype=total.dtype)
         for block in others:
@@ -62,6 +65,23 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
     for numbers, values in each:
         total[np.searchsorted(ids, numbers)] += values.reshape(len(numbers), width)
     return ids, _divided(total, len(each)).reshape(-1)
+
+
+def _together(each: Sequence[Blocks]) -> Iterator[list[Array] | None]:
+    """One block of each, again and again, until they end; they are equally many."""
+    while True:
+        found: list[Array] = []
+        for blocks in each:
+            for block in blocks:
+                if block is not None:
+                    found.append(block)
+                    break
+                yield None
+        if not found:
+            return
+        if len(found) < len(each):
+            raise ValueError(f"{len(each)} changes of a shard are not equally long")
+        yield found
 
 
 def _wide(layout: Layout) -> np.dtype[Any]:

@@ -7,17 +7,16 @@ the window, each of which is complete, at the server too, before the next begins
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpidist import Backoff, Window
+from mpidist import Window
 from strategy.kernels import copy_scaled
 from strategy.shard import BLOCK_BYTES, Layout
-from strategy.staging import COUNTER_BYTES, EMPTIED, FILLED, STALL_S, standstill
+from strategy.staging import COUNTER_BYTES, EMPTIED, FILLED, Patience
 
 Array = NDArray[Any]
 
@@ -79,16 +78,27 @@ class OneSidedRing:
         offset: Of the ring in its part, in bytes.
         slots: Number of slots.
         pump: Called again and again while the server has emptied no slot.
+        peer: The server, for messages.
+        lost: Whether that is gone.
     """
 
     def __init__(
-        self, window: Window, rank: int, offset: int, slots: int, pump: Callable[[], object]
+        self,
+        window: Window,
+        rank: int,
+        offset: int,
+        slots: int,
+        pump: Callable[[], object],
+        peer: str,
+        lost: Callable[[], bool],
     ) -> None:
         self._window = window
         self._rank = rank
         self._offset = offset
         self._slots = slots
         self._pump = pump
+        self._peer = peer
+        self._lost = lost
         self._filled = np.zeros(1, np.int64)
         self._emptied = np.zeros(1, np.int64)
         self._block = np.empty(BLOCK_BYTES, np.uint8)
@@ -110,13 +120,10 @@ class OneSidedRing:
             self._window.put(self._rank, self._offset + FILLED, self._filled)
 
     def _wait_for_room(self) -> None:
-        backoff = Backoff(spins=200)
-        deadline = time.monotonic() + STALL_S
+        patience = Patience(self._peer, self._lost, spins=200)
         while self._filled[0] - self._emptied[0] >= self._slots:
             self._window.get(self._rank, self._offset + EMPTIED, self._emptied)
             if self._filled[0] - self._emptied[0] < self._slots:
                 return
-            if time.monotonic() >= deadline:
-                raise standstill("empty", STALL_S)
             self._pump()
-            backoff.pause()
+            patience.pause()

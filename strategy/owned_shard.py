@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,14 @@ class OwnedShard(SharedShard):
     def apply(
         self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array]
     ) -> None:
-        """Local. Change the whole shard once.
+        """Local. Change the whole shard once; see :meth:`applying`. All blocks are there."""
+        for _ in self.applying(name, rule, values, blocks):
+            continue
+
+    def applying(
+        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array | None]
+    ) -> Iterator[None]:
+        """Local. Change the whole shard once, as its gradient comes.
 
         Args:
             name: Under which slots and steps are kept: the optimizer's.
@@ -97,25 +104,35 @@ class OwnedShard(SharedShard):
             values: The optimizer's numbers.
             blocks: The gradient, flat, block by block; asked for one by one.
 
+        Yields:
+            None, where the next block is not there yet: until then some blocks are of the next
+            version, and no consistent copy can be had.
+
         Raises:
-            Exception: What the rule raises, after the versions of all blocks have advanced: some
-                of the values may have changed.
+            Exception: What the rule or the blocks raise, after the versions of all blocks have
+                advanced: some of the values may have changed.
         """
         step = self.steps.get(name, 0) + 1
         update = self._updater(name, rule, values, step)
-        start, problem = 0, None
-        for block, gradient in enumerate(blocks):
-            self._version_of[block] += 1
-            self._sync()
-            try:
-                if problem is None:
-                    update(start, gradient)
-            except Exception as error:
-                problem = error
-            self._sync()
-            self._version_of[block] += 1
-            start += gradient.size
-        self.steps[name] = step
+        block, start, problem = 0, 0, None
+        try:
+            for gradient in blocks:
+                if gradient is None:
+                    yield
+                    continue
+                self._version_of[block] += 1
+                self._sync()
+                try:
+                    if problem is None:
+                        update(start, gradient)
+                except Exception as error:
+                    problem = error
+                self._sync()
+                self._version_of[block] += 1
+                block, start = block + 1, start + gradient.size
+        finally:
+            self.versions[block:] += 2  # none, but where the rest does not come
+            self.steps[name] = step
         if problem is not None:
             raise problem
 

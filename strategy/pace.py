@@ -218,13 +218,17 @@ _PACES: dict[str, type[Pace]] = {
 
 
 def checked_mode(
-    name: str, workers: int, backup_workers: int, staleness: int | None, compression: str
+    name: str,
+    workers: int | None,
+    backup_workers: int,
+    staleness: int | None,
+    compression: str,
 ) -> pb.Mode:
     """Local. A mode as servers know it; ValueError or TypeError if its numbers do not fit.
 
     Args:
         name: One of :data:`MODES`.
-        workers: How many there are.
+        workers: How many there are; None in local mode, where no step can do without the only one.
         backup_workers: Only for ``"sync"``; fewer than workers.
         staleness: Only for ``"ssp"``, which needs it.
         compression: How gradients are compressed, in words.
@@ -234,8 +238,9 @@ def checked_mode(
     backup_workers = whole_number(backup_workers=backup_workers)
     if backup_workers and name != "sync":
         raise ValueError(f"backup_workers are for mode 'sync', not {name!r}")
-    if not 0 <= backup_workers < workers:
-        raise ValueError(f"of {workers} workers {backup_workers} cannot be for backup")
+    if backup_workers < 0 or (workers is not None and backup_workers >= workers):
+        there = "the workers" if workers is None else f"{workers} workers"
+        raise ValueError(f"of {there} {backup_workers} cannot be for backup")
     if (staleness is None) != (name != "ssp"):
         raise ValueError("mode 'ssp' needs staleness, and no other mode takes it")
     if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
@@ -243,7 +248,7 @@ def checked_mode(
     return pb.Mode(
         name=name,
         compression=compression,
-        backup_workers=backup_workers,
+        backup_workers=0 if workers is None else backup_workers,
         staleness=staleness or 0,
     )
 

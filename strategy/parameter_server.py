@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Request, task_metrics
+from mpidist import LATER, Reply, Request, errors, task_metrics
 from strategy.catalogue import Catalogue
 from strategy.host import Host, workers_of
 from strategy.known_rules import Rules
@@ -36,7 +37,7 @@ class ParameterServer:
         who = f"ps {index}"
         self._rules = Rules(who)
         self._metrics = task_metrics("ps", index)
-        self._pushes = Pushes(who, self._catalogue, self._rules, self._metrics)
+        self._pushes = Pushes(who, self._catalogue, self._rules, self._metrics, self._remind)
         self._timekeeper = Timekeeper(self._catalogue, host)
         workers = len(workers_of(host.cluster_spec))
         self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics, workers)
@@ -56,6 +57,8 @@ class ParameterServer:
                 "Release": self._pushes.release,
                 "Await": self._pushes.wait,
                 "Fail": self._pushes.fail,
+                "GiveUp": self._pushes.give_up,
+                "Resume": self._pushes.resume,
                 "Enter": self._timekeeper.enter,
                 "Clock": self._timekeeper.clock,
                 "Missing": self._timekeeper.missing,
@@ -74,10 +77,30 @@ class ParameterServer:
     def close(self) -> None:
         """Local. Serve no more."""
         self._endpoint.unregister("ps")
+        self._pushes.close()
         self._catalogue.close()
         self._checkpoints.close()
 
+    def _remind(self) -> None:
+        """On a thread of its own: have those who are half-way looked after."""
+        with contextlib.suppress(errors.Error):  # the endpoint is being closed
+            self._endpoint.notify(str(self._endpoint.address), "ps/Resume")
+
     def _read(self, request: Request) -> Reply:
+        variable = pb.ReadRequest.FromString(request.body).variable
+
+        def answer() -> None:
+            try:
+                reply = self._copied(request)
+            except Exception as error:
+                request.fail(error)
+            else:
+                request.reply(reply.body, reply.buffers)
+
+        self._pushes.when_free(variable, answer)
+        return LATER
+
+    def _copied(self, request: Request) -> Reply:
         asked = pb.ReadRequest.FromString(request.body)
         shard = self._variables[asked.variable].shard
         body = pb.ReadReply(version=shard.version).SerializeToString()

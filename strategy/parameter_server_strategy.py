@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,19 +20,21 @@ from strategy.durable import Durable
 from strategy.extended import StrategyExtended
 from strategy.host import (
     Host,
-    LocalHost,
+    check_alone,
+    check_local_devices,
     check_task,
     chosen_servers,
-    described_spec,
     given_spec,
     workers_of,
 )
-from strategy.local import local_host
+from strategy.local import LocalHost, local_host
+from strategy.membership import Member
 from strategy.nan_policy import NanPolicy
 from strategy.numbers import whole_number
 from strategy.pace import checked_mode, pace_of
 from strategy.parts import Partitioner
 from strategy.placement import Place, Placement
+from strategy.proto import parameter_server_pb2 as pb
 from strategy.reach import TRANSPORTS
 from strategy.replicated import Replicated, current_strategy
 from strategy.variable import Variable
@@ -43,7 +45,7 @@ _strategies: WeakKeyDictionary[Host, int] = WeakKeyDictionary()
 _counting = threading.Lock()
 
 
-class ParameterServerStrategy(Replicated, Durable):
+class ParameterServerStrategy(Replicated, Member, Durable):
     """Local. Puts variables on the ps tasks of the cluster and trains asynchronously.
 
     Every worker makes its own, and creates the same variables in the same order. Pulls and
@@ -52,8 +54,12 @@ class ParameterServerStrategy(Replicated, Durable):
     its ps alone, is served by messages, and the ps says so once. Several strategies of a worker
     share variables as those of several workers do; each waits for its own pushes only.
 
-    Without a cluster and a started Server it is in local mode: the variables live in this process.
-    A cluster with ps tasks in TF_CONFIG counts as given.
+    Without a cluster and a started Server, in an evaluator, and given a cluster without jobs, it is
+    in local mode: the variables live in this process. Options that need other tasks then have no
+    effect: no backup workers, and all places are the one there is. A cluster with ps tasks in
+    TF_CONFIG counts as given.
+
+    What it holds is given back by :meth:`close`, or at the end of its ``with`` block.
 
     Args:
         cluster_resolver: A ClusterResolver, a ClusterSpec, or a dict; by default the cluster of
@@ -66,8 +72,9 @@ class ParameterServerStrategy(Replicated, Durable):
             themselves; see :mod:`strategy.partitioners`. Each part is placed on its own.
         placement: Which ps task a new variable lives on: ``"bytes"`` (that with the fewest),
             ``"round_robin"`` (one after the other, as TensorFlow's), ``"hash"`` (by the name), or a
-            function of name, shape and dtype to the index of a ps task. All workers must choose the
-            same; it is checked.
+            function of name, shape and dtype to the index of a ps task, such as TensorFlow's
+            :func:`replica_device_setter` and what goes with it. All workers must choose the same;
+            it is checked.
         transport: How values and gradients travel. ``"auto"``: through shared memory within a
             node, by messages between nodes. ``"shared"``: through shared memory, or an error.
             ``"rma"``: by MPI's one-sided Get and Put, for networks that do them well; all workers
@@ -89,7 +96,7 @@ class ParameterServerStrategy(Replicated, Durable):
             the number of its GPUs. Their gradients are averaged before they are pushed.
         num_gpus_per_worker: GPUs that each worker's replicas run on.
         parameter_devices: On which ps tasks variables live, as ``"/job:ps/task:0"``; by default on
-            all.
+            all. In local mode also ``"/device:CPU:0"``.
 
     Attributes:
         global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
@@ -116,7 +123,7 @@ class ParameterServerStrategy(Replicated, Durable):
         task_id: int | None = None,
         server: Host | None = None,
         variable_partitioner: Partitioner | None = None,
-        placement: str | Place = "bytes",
+        placement: str | Place | None = "bytes",
         transport: str = "auto",
         mode: str = "async",
         staleness: int | None = None,
@@ -154,7 +161,10 @@ class ParameterServerStrategy(Replicated, Durable):
         self._nan = nan
         self._compression = parse(compression)
         spec = given_spec(cluster_resolver, cluster_spec)
-        self._connect(server or started_server(), spec, task_type, task_id)
+        host = server or started_server()
+        if host is None and task_type is None:
+            task_type = getattr(cluster_resolver, "task_type", None)
+        self._connect(host, spec, task_type, task_id)
 
     def _connect(
         self,
@@ -164,48 +174,62 @@ class ParameterServerStrategy(Replicated, Durable):
         task_id: int | None,
     ) -> None:
         """Become a worker of a cluster, or of none."""
-        if host is None and (spec is not None or described_spec() is not None):
-            source = "the strategy is given" if spec is not None else "TF_CONFIG describes"
-            raise errors.FailedPreconditionError(
-                f"{source} a cluster, and no Server has been started in this process: start "
-                "mpidist.Server(spec, job_name, task_index) before the strategy"
-            )
-        if host is not None:
+        if host is None:
+            check_alone(spec, task_type)
+        else:
             check_task(host, spec, task_type, task_id)
+        job = spec if host is None else host.cluster_spec
+        self._own_host = None
         # An evaluator is a cluster of its own: it reads checkpoints, and nobody waits for it.
         if host is None or host.job_name == "evaluator":
-            host = local_host()
-        self._host: Host = host
-        workers = workers_of(host.cluster_spec)
-        me = (host.job_name, host.task_index)
-        if me not in workers:
-            raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
-        self._worker, self._workers = workers.index(me), len(workers)
-        servers = chosen_servers(host.cluster_spec, self._devices)
-        name, backups, bound = self._mode
-        mode = checked_mode(name, self._workers, backups, bound, str(self._compression))
-        mode.one_sided = self._transport == "rma"
-        self.compressor = Compressor(self._compression)
-        self.nan = NanPolicy(self._nan, self._worker)
-        placement = Placement(self._placement, len(servers))
-        with _counting:
-            number = _strategies.get(host, 0)
-            self._connections = [
-                Connection(host, index, self._worker, self._workers, self._transport, mode, number)
-                for index in servers
-            ]
-            _strategies[host] = number + 1
-        lock = threading.RLock()
-        for connection in self._connections:
-            connection.siblings, connection.pushing_to_all = self._connections, lock
+            host = self._own_host = local_host()
+            finalize(self, host.abandon).atexit = False
+        self._host = host
+        alone = isinstance(host, LocalHost)
+        if alone:
+            check_local_devices(job, self._devices)
+        servers = chosen_servers(host.cluster_spec, None if alone else self._devices)
+        mode = self._become_worker(host, alone)
+        placement = Placement(self._placement, len(servers), alone)
+        self._connections = self._connections_to(servers, host, mode)
         self.pace = pace_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
-        task = None if isinstance(host, LocalHost) else me
+        task = None if alone else (host.job_name, host.task_index)
         self.extended = StrategyExtended(self, self.num_replicas_in_sync, task, servers)
         host.on_drain(self.finish)
         self.global_step = self.create_variable(
             "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
         )
+
+    def _become_worker(self, host: Host, alone: bool) -> pb.Mode:
+        """Find out which worker this is; how it waits for the others."""
+        workers = workers_of(host.cluster_spec)
+        me = (host.job_name, host.task_index)
+        if me not in workers:
+            raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
+        self._worker, self._workers = workers.index(me), len(workers)
+        self.compressor = Compressor(self._compression)
+        self.nan = NanPolicy(self._nan, self._worker)
+        name, backups, bound = self._mode
+        count = None if alone else self._workers
+        mode = checked_mode(name, count, backups, bound, str(self._compression))
+        mode.one_sided = self._transport == "rma"
+        return mode
+
+    def _connections_to(
+        self, servers: Sequence[int], host: Host, mode: pb.Mode
+    ) -> list[Connection]:
+        with _counting:
+            number = _strategies.get(host, 0)
+            connections = [
+                Connection(host, index, self._worker, self._workers, self._transport, mode, number)
+                for index in servers
+            ]
+            _strategies[host] = number + 1
+        lock = threading.RLock()
+        for connection in connections:
+            connection.siblings, connection.pushing_to_all = connections, lock
+        return connections
 
     @property
     def is_chief(self) -> bool:
@@ -225,6 +249,7 @@ class ParameterServerStrategy(Replicated, Durable):
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
         """Local. In the ``with`` block, :func:`get_variable` makes variables of this strategy."""
+        self._check_open()
         token = current_strategy.set(self)
         try:
             yield self
@@ -257,67 +282,6 @@ class ParameterServerStrategy(Replicated, Durable):
     def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Local. In the block, new variables live where this one does, and are not divided."""
         return self._variables.placing_with(variable)
-
-    def configure(
-        self,
-        session_config: Any = None,
-        cluster_spec: Any = None,
-        task_type: str | None = None,
-        task_id: int | None = None,
-    ) -> None:
-        """Local. Join a cluster after the strategy has been made, before it has variables.
-
-        Args:
-            session_config: A ConfigProto; its device filters are set.
-            cluster_spec: The cluster; its Server has been started.
-            task_type: Job of this task, checked against the Server's if given.
-            task_id: Index of this task, checked against the Server's if given.
-
-        Raises:
-            RuntimeError: It has variables.
-            FailedPreconditionError: No Server has been started.
-            ValueError: The cluster or the task is not the Server's.
-        """
-        if cluster_spec is not None:
-            if len(self._variables.by_name) > 1:  # the global step is there from the beginning
-                raise RuntimeError("configure comes too late: the strategy has variables already")
-            spec = given_spec(None, cluster_spec)
-            self._connect(started_server(), spec, task_type, task_id)
-        if session_config is not None:
-            session_config.CopyFrom(self.update_config_proto(session_config))
-
-    def update_config_proto(self, config_proto: Any) -> Any:
-        """Local. A copy of a ConfigProto, with filters for the devices that this task needs.
-
-        A worker needs itself and the ps tasks; an evaluator itself; in local mode there are none.
-
-        Args:
-            config_proto: TensorFlow's message, or another with ``device_filters``.
-        """
-        updated = type(config_proto)()
-        updated.CopyFrom(config_proto)
-        del updated.device_filters[:]
-        server = started_server()
-        if server is not None:
-            own = f"/job:{server.job_name}/task:{server.task_index}"
-            alone = server.job_name == "evaluator"
-            updated.device_filters.extend([own] if alone else [own, "/job:ps"])
-        return updated
-
-    def finish(self) -> None:
-        """Local. End this worker's training: others need not wait for steps of it any more.
-
-        Returns when all its pushes have been applied. The end of the Server's context does it too;
-        a worker that waits there for others otherwise, say in a barrier, has to finish before.
-        """
-        try:
-            self._drain()
-        finally:
-            self.pace.leave()
-
-    def _drain(self) -> None:
-        for connection in self._connections:
-            connection.settle()
 
     def __copy__(self) -> ParameterServerStrategy:
         raise RuntimeError("a strategy cannot be copied: its variables live on the ps tasks")

@@ -27,15 +27,18 @@ class Placement:
     """Where new variables go.
 
     Args:
-        placement: One of :data:`PLACEMENTS`, or a function; see :data:`Place`.
+        placement: One of :data:`PLACEMENTS`, or a function; see :data:`Place`. None, which
+            :func:`replica_device_setter` gives without ps tasks: ``"bytes"``.
         servers: Number of ps tasks.
+        alone: Whether this is local mode, where the last ps task stands for all that a job has.
 
     Raises:
         TypeError: It is neither a name nor a function.
         ValueError: The name is unknown.
     """
 
-    def __init__(self, placement: str | Place, servers: int) -> None:
+    def __init__(self, placement: str | Place | None, servers: int, alone: bool = False) -> None:
+        placement = PLACEMENTS[0] if placement is None else placement
         own: dict[str, Place] = dict(
             zip(PLACEMENTS, (self._by_bytes, self._in_turn, self._by_name), strict=True)
         )
@@ -49,6 +52,7 @@ class Placement:
         else:
             raise TypeError(f"a placement is one of {PLACEMENTS} or a function, not {placement!r}")
         self._loads = [0] * servers
+        self._alone = alone
         self._count = 0
 
     def imbalance(self) -> str:
@@ -76,6 +80,8 @@ class Placement:
         server = self._choose(name, layout.shape, layout.dtype)
         if isinstance(server, bool) or not isinstance(server, int | np.integer):
             raise TypeError(f"the placement of variable {name!r} gives {server!r}, no index")
+        if self._alone and server >= len(self._loads):
+            server = len(self._loads) - 1
         if not 0 <= server < len(self._loads):
             raise ValueError(
                 f"the placement of variable {name!r} gives ps {server}, and there are "

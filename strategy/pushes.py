@@ -4,63 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mpidist import LATER, Reply, Request, TaskMetrics, errors
-from strategy.blocks import in_blocks, scattered, widened
+from strategy.applying import Applier, Given
 from strategy.catalogue import Catalogue
 from strategy.cut import Cut
 from strategy.known_rules import Rules
-from strategy.means import mean_of_blocks, mean_of_rows
-from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.served import Key, ServedConnection, ServedVariable
+from strategy.reminder import Reminder
+from strategy.served import Key, ServedConnection
 
-Array = NDArray[Any]
-
-
-@dataclass
-class _Given:
-    """What one worker pushes.
-
-    Attributes:
-        push: The message.
-        connection: Its way.
-        requests: To be answered: the first, and those that repeat it.
-        inline: The arrays in the message, as far as they have not been used.
-        begun: Whether it has been taken up; otherwise it waits for those before it, or for a save.
-    """
-
-    push: pb.PushRequest
-    connection: ServedConnection
-    requests: list[Request]
-    inline: Iterator[Array]
-    begun: bool = False
-
-    def dense(self, entry: pb.PushEntry, shard: OwnedShard) -> Iterator[Array]:
-        """The change of a whole shard, block by block, in its dtype."""
-        layout = shard.layout
-        wire = np.dtype(entry.wire or layout.dtype)
-        if entry.places:
-            places = np.array(next(self.inline)).view(np.int64)
-            return scattered(places, np.array(next(self.inline)).view(layout.dtype), layout.size)
-        if entry.staged:
-            assert self.connection.ring is not None
-            blocks = self.connection.ring.read(layout.size, wire)
-        else:
-            blocks = in_blocks(np.array(next(self.inline)).view(wire))
-        return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
-
-    def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
-        """Numbers of rows, and what is for them, flat."""
-        dtype = shard.layout.dtype
-        ids = np.array(next(self.inline)).view(np.int64)
-        rows = np.array(next(self.inline)).view(np.dtype(entry.wire or dtype))
-        return ids, rows.astype(dtype, copy=False)
+_RESUME_S = 2e-3
 
 
 @dataclass
@@ -75,7 +29,7 @@ class _Steps:
     """
 
     over: int = 0
-    given: dict[int, _Given] = field(default_factory=dict)
+    given: dict[int, Given] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     waiting: list[tuple[int, Request]] = field(default_factory=list)
 
@@ -83,21 +37,38 @@ class _Steps:
 class Pushes:
     """Takes pushes: those of asynchronous workers one by one, those of a synchronous step together.
 
+    Where a worker is late with what it streams, its push stays half-way, and holds up nobody but
+    those who want the same variable.
+
     Args:
         who: The server, for messages.
         catalogue: Its variables and connections.
         rules: Its rules.
         metrics: What the server has done so far.
+        remind: Has :meth:`resume` called on the thread that serves.
     """
 
-    def __init__(self, who: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics) -> None:
+    def __init__(
+        self,
+        who: str,
+        catalogue: Catalogue,
+        rules: Rules,
+        metrics: TaskMetrics,
+        remind: Callable[[], None],
+    ) -> None:
         self._who = who
         self._catalogue = catalogue
-        self._rules = rules
+        self._applier = Applier(who, catalogue, rules, metrics)
         self._metrics = metrics
-        self._scratch = Scratch()
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
+        self._half_way: list[Iterator[None]] = []
+        self._later: list[tuple[int | None, Callable[[], None]]] = []
+        self._reminder = Reminder(remind, _RESUME_S)
+
+    def close(self) -> None:
+        """Local. Resume nothing any more."""
+        self._reminder.close()
 
     def push(self, request: Request) -> Reply:
         """Local. A worker pushes; it is answered when its changes have been applied."""
@@ -112,7 +83,7 @@ class Pushes:
                 f"{connection.worker}, and expected {expected}"
             )
         connection.sequence = expected
-        given = _Given(push, connection, [request], iter(request.buffers))
+        given = Given(push, connection, [request], iter(request.buffers))
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
         # One after the other: what a connection streams lies in its ring in this order.
         connection.unfinished.append(given)
@@ -128,12 +99,39 @@ class Pushes:
                 f"{self._who} is being saved already: one worker at a time saves"
             )
         self._cut = Cut(owner)
-        reply = pb.HoldReply()
-        for connection in self._catalogue.connections:
-            reply.last.add(
-                worker=connection.worker, strategy=connection.strategy, sent=connection.sent
-            )
-        return Reply(reply.SerializeToString())
+        self.when_free(None, lambda: request.reply(self._last_pushes()))
+        return LATER
+
+    def when_free(self, variable: int | None, action: Callable[[], None]) -> None:
+        """Local. Do something once no push is in the middle of a variable, at once if none is.
+
+        Args:
+            variable: Its number; None: once no push is half-way at all.
+            action: What; it must not raise.
+        """
+        busy = self._half_way if variable is None else variable in self._applier.in_work
+        if busy:
+            self._later.append((variable, action))
+        else:
+            action()
+
+    def give_up(self, request: Request) -> None:
+        """Local. A worker says that it streams no more, though a push of it is not whole."""
+        connection = pb.AttachReply.FromString(request.body).connection
+        ring = self._catalogue.connections[connection].ring
+        if ring is not None:
+            ring.broken = "was interrupted in it"
+        self.resume(request)
+
+    def resume(self, _request: Request) -> None:
+        """Local. Go on with pushes that are half-way, as far as their workers have come."""
+        for work in list(self._half_way):
+            if not _goes_on(work):
+                self._half_way.remove(work)
+        if not self._half_way:
+            self._reminder.stop()
+        self._reminder.done()
+        self._after()
 
     def cut(self, targets: Mapping[Key, int], then: Callable[[], None]) -> None:
         """Local. Go on until some pushes have been applied, and no others; then do something.
@@ -156,6 +154,9 @@ class Pushes:
 
     def _after(self) -> None:
         """Go on with what may, after a push has been applied or what is held has changed."""
+        later, self._later = self._later, []
+        for variable, action in later:
+            self.when_free(variable, action)
         for connection in self._catalogue.connections:
             self._go_on(connection)
         cut = self._cut
@@ -224,7 +225,7 @@ class Pushes:
         strategy = self._catalogue.connections[asked.connection].strategy
         return self._steps.setdefault(strategy, _Steps())
 
-    def _begin(self, given: _Given) -> None:
+    def _begin(self, given: Given) -> None:
         push = given.push
         if not push.members:
             self._finish([given])
@@ -249,12 +250,20 @@ class Pushes:
         for request in ready:
             request.reply()
 
-    def _finish(self, batch: Sequence[_Given], problem: str = "") -> None:
+    def _finish(self, batch: Sequence[Given], problem: str = "") -> None:
         """Apply what several workers have pushed as one change, or drop it, and answer them."""
+        if not batch:
+            return
+        work = self._finishing(batch, problem)
+        if _goes_on(work):
+            self._half_way.append(work)
+            self._reminder.start()
+
+    def _finishing(self, batch: Sequence[Given], problem: str) -> Iterator[None]:
         replies = [pb.PushReply() for _ in batch]
         try:
             with self._metrics.timed("apply", "busy_s"):
-                self._apply(batch, replies, problem)
+                yield from self._applier.apply(batch, replies, problem)
         except (Exception, SystemExit) as error:
             answers: list[bytes | BaseException] = [error] * len(batch)
         else:
@@ -275,76 +284,17 @@ class Pushes:
         if len(batch) > 1 or self._cut is not None:
             self._after()
 
-    def _apply(
-        self, batch: Sequence[_Given], replies: Sequence[pb.PushReply], refusal: str = ""
-    ) -> None:
-        if refusal:
-            self._drop(batch)
-            raise errors.AbortedError(refusal)
-        self._check_alike(batch)
-        problem: BaseException | None = None
-        for entries in zip(*(given.push.entries for given in batch), strict=True):
-            variable = self._catalogue.variables[entries[0].variable]
-            shard = variable.shard
-            rest: Sequence[Iterator[Array]] = ()
-            # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
-            try:
-                change, rest = self._change(batch, entries, shard)
-                values = self._metrics.values
-                staged = sum([entry.staged for entry in entries])
-                values["in_bytes"] += staged * shard.layout.data_bytes
-                for entry, reply in zip(entries, replies, strict=True):
-                    reply.staleness.append(shard.version - min(entry.seen, shard.version))
-                    if entry.rule >= pb.FIRST_OPTIMIZER:
-                        values["changes"] += 1
-                        values["staleness"] += reply.staleness[-1]
-                change(*self._rules.find(entries[0].rule, shard))
-                self._tell_waiting(variable)
-            except errors.DeadlineExceededError:
-                raise  # a worker's end of its ring is stuck or gone: nothing more will come
-            except (Exception, SystemExit) as error:
-                problem = problem or error
-                for blocks in rest:
-                    for _ in blocks:
-                        continue
-            for reply in replies:
-                reply.versions.append(shard.version)
-        if problem is not None:
-            raise problem
+    def _last_pushes(self) -> bytes:
+        reply = pb.HoldReply()
+        for connection in self._catalogue.connections:
+            reply.last.add(
+                worker=connection.worker, strategy=connection.strategy, sent=connection.sent
+            )
+        return reply.SerializeToString()
 
-    def _check_alike(self, batch: Sequence[_Given]) -> None:
-        """InternalError unless all push the same: they were compared before they might."""
-        kinds = [
-            (given.push.step, [(entry.variable, entry.rows) for entry in given.push.entries])
-            for given in batch
-        ]
-        if any(kind != kinds[0] for kind in kinds):
-            self._drop(batch)
-            raise errors.InternalError(f"{self._who} got pushes that make no step: {kinds}")
 
-    def _drop(self, batch: Sequence[_Given]) -> None:
-        """Take what workers stream out of their rings, and do nothing with it."""
-        for given in batch:
-            for entry in given.push.entries:
-                if entry.staged:
-                    for _ in given.dense(entry, self._catalogue.variables[entry.variable].shard):
-                        continue
-
-    def _change(
-        self, batch: Sequence[_Given], entries: Sequence[pb.PushEntry], shard: OwnedShard
-    ) -> tuple[Callable[..., None], Sequence[Iterator[Array]]]:
-        """What changes a shard, given a rule, and the blocks that it takes one by one."""
-        if entries[0].rows:
-            parts = [given.rows(entry, shard) for given, entry in zip(batch, entries, strict=True)]
-            ids, rows = mean_of_rows(parts, shard.layout)
-            return partial(shard.apply_rows, ids=ids, rows=rows), ()
-        each = [given.dense(entry, shard) for given, entry in zip(batch, entries, strict=True)]
-        blocks = mean_of_blocks(each, shard.layout, self._scratch)
-        return partial(shard.apply, blocks=blocks), each
-
-    def _tell_waiting(self, variable: ServedVariable) -> None:
-        """Answer those who wait for a variable's first value."""
-        for request in variable.waiting:
-            reply = self._catalogue.created(variable, request, must_initialize=False)
-            request.reply(reply.body)
-        variable.waiting.clear()
+def _goes_on(work: Iterator[None]) -> bool:
+    """Whether a push is still half-way after as much of it as there is has been applied."""
+    for _ in work:
+        return True
+    return False

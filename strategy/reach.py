@@ -63,12 +63,13 @@ class Reach:
         if not reply.slots:
             return None
         pump = self._host.endpoint.progress
+        server = (f"ps {self._index}", lambda: self._host.has_left("ps", self._index))
         if self.one_sided:
             window, rank = self._host.memory.window(self._index, reply.segment)
-            return OneSidedRing(window, rank, reply.offset, reply.slots, pump)
+            return OneSidedRing(window, rank, reply.offset, reply.slots, pump, *server)
         memory = self._host.memory.part(self._index, reply.segment)
         assert memory is not None
-        return Ring(memory, reply.offset, reply.slots, self._host.memory.sync, pump)
+        return Ring(memory, reply.offset, reply.slots, self._host.memory.sync, pump, *server)
 
     def mate_has_left(self) -> bool:
         """Local. Whether one of those who share the memory has ended, or closed its Server."""

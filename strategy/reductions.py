@@ -6,10 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpidist import ReduceOp, host_view
-from strategy.array_like import ArrayLike
+from strategy.array_like import ArrayLike, read
+from strategy.shard import HALVES
 from strategy.slices import IndexedSlices
+
+Array = NDArray[Any]
+
+# What halves are added in.
+_WIDE = {dtype: np.dtype(np.float32) for dtype in HALVES}
 
 
 class PerReplica:
@@ -91,8 +98,8 @@ def local_results(value: Any) -> tuple[Any, ...]:
     return value.values if isinstance(value, PerReplica) else (value,)
 
 
-def reduced(reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-    """Local. Sum or mean of the values of all replicas, in their order.
+def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: bool = False) -> Any:
+    """Local. Sum or mean of the values of all replicas, in their order; halves in float32.
 
     Args:
         reduce_op: ``"sum"`` or ``"mean"``, or the ReduceOp.
@@ -100,9 +107,12 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None) -> Any:
             axis; or tuples, lists and dicts of all these.
         axis: Also along this axis of each: a mean then is that of all elements, however they are
             distributed over the replicas.
+        rounded: Whether what comes of halves of one dtype is rounded to that in the end; otherwise
+            it stays float32, for variables that can hold it.
 
     Returns:
-        A host array, of the dtype that NumPy's sum or mean has; IndexedSlices of those.
+        A host array, of the dtype that NumPy's sum or mean has but for halves; IndexedSlices of
+        those.
 
     Raises:
         ValueError: Another operation is asked for, or shapes differ.
@@ -111,38 +121,58 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None) -> Any:
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ValueError(f"replicas are reduced by SUM or MEAN, not {reduce_op!r}")
     if type(value) in (tuple, list, dict):
-        return mapped(lambda part: reduced(op, part, axis), value)
+        return mapped(lambda part: reduced(op, part, axis, rounded=rounded), value)
     values = local_results(value)
     if any(isinstance(one, IndexedSlices) for one in values):
-        return _rows(op, values, axis)
+        return _rows(op, values, axis, rounded)
     arrays = [as_array(one) for one in values]
-    if axis is not None:
-        return _along(op, arrays, axis)
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        raise ValueError(f"replicas have arrays of different shapes: {sorted(shapes)}")
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = total + array
-    return total / len(arrays) if op is ReduceOp.MEAN and len(arrays) > 1 else total
+    result = _whole(op, arrays) if axis is None else _along(op, arrays, axis)
+    return _rounded(result, arrays) if rounded else result
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Local. An array in host memory; a number or a list as one."""
+def as_array(value: Any) -> Array:
+    """Local. An array in host memory; a variable, a number or a list as one."""
+    value = read(value)
     plain = isinstance(value, int | float | complex | list | tuple | np.generic)
     return np.asarray(value) if plain else host_view(value)
 
 
-def _along(op: Any, arrays: Sequence[np.ndarray[Any, Any]], axis: int) -> Any:
-    sums = [array.sum(axis=axis) for array in arrays]
-    total = reduced("sum", PerReplica(sums))
+def _whole(op: Any, arrays: Sequence[Array]) -> Any:
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise ValueError(f"replicas have arrays of different shapes: {sorted(shapes)}")
+    if len(arrays) == 1:
+        return arrays[0]
+    total = _widened(arrays[0])
+    for array in arrays[1:]:
+        total = total + array
+    return total / len(arrays) if op is ReduceOp.MEAN else total
+
+
+def _along(op: Any, arrays: Sequence[Array], axis: int) -> Any:
+    sums = [array.sum(axis=axis, dtype=_WIDE.get(array.dtype)) for array in arrays]
+    total = _whole(ReduceOp.SUM, sums)
     return total / sum(array.shape[axis] for array in arrays) if op is ReduceOp.MEAN else total
 
 
-def _rows(op: Any, values: Sequence[Any], axis: int | None) -> IndexedSlices:
+def _rows(op: Any, values: Sequence[Any], axis: int | None, rounded: bool) -> IndexedSlices:
     if axis is not None or not all(isinstance(one, IndexedSlices) for one in values):
         raise ValueError("IndexedSlices are reduced with others only, and not along an axis")
     count = len(values) if op is ReduceOp.MEAN else 1
-    rows = np.concatenate([as_array(one.values) for one in values])
+    given = np.concatenate([as_array(one.values) for one in values])
     ids = np.concatenate([np.asarray(one.indices).reshape(-1) for one in values])
-    return IndexedSlices(rows / rows.dtype.type(count) if count > 1 else rows, ids)
+    if count == 1:
+        return IndexedSlices(given, ids)
+    rows = _widened(given) / count
+    return IndexedSlices(_rounded(rows, [given]) if rounded else rows, ids)
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(_WIDE.get(array.dtype, array.dtype), copy=False)
+
+
+def _rounded(result: Any, arrays: Sequence[Array]) -> Any:
+    """A result of arrays, in their dtype if they are halves of one."""
+    dtype = arrays[0].dtype
+    alike = all(array.dtype == dtype for array in arrays)
+    return result.astype(dtype) if dtype in HALVES and alike else result

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from strategy.reductions import gathered, local_results, own_value, reduced, regrouped
+from strategy.array_like import read
+from strategy.reductions import gathered, local_results, mapped, own_value, reduced, regrouped
 
 if TYPE_CHECKING:
     from strategy.parameter_server_strategy import ParameterServerStrategy
@@ -77,13 +78,15 @@ class ReplicaContext:
         Args:
             reduce_op: ``"sum"`` or ``"mean"``.
             value: An array or a number, of one shape on all replicas; or tuples, lists and dicts of
-                those.
+                those. Halves are added in float32, and the result is rounded to their dtype.
         """
-        return self.merge_call(_all_reduce, (value,), {"reduce_op": reduce_op})
+        # Variables would meet as one, as if there were but one value.
+        own = mapped(read, value)
+        return self.merge_call(_all_reduce, (own,), {"reduce_op": reduce_op})
 
     def all_gather(self, value: Any, axis: int) -> Any:
         """Local, on every replica. All replicas' arrays, joined along an axis."""
-        return self.merge_call(_all_gather, (value,), {"axis": axis})
+        return self.merge_call(_all_gather, (mapped(read, value),), {"axis": axis})
 
     def first_or_known(self, name: str, create: Callable[[], Variable]) -> Variable:
         """Local. The variable of a name: the first replica to ask makes it, the others get it.
@@ -101,7 +104,7 @@ class ReplicaContext:
 
 
 def _all_reduce(_: Any, value: Any, reduce_op: Any) -> Any:
-    return reduced(local_results(reduce_op)[0], value)
+    return reduced(local_results(reduce_op)[0], value, rounded=True)
 
 
 def _all_gather(_: Any, value: Any, axis: Any) -> Any:

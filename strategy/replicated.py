@@ -111,7 +111,7 @@ class Replicated(ABC):
         check_outside("reduce")
         if self._replicas > 1 and ReduceOp.of(reduce_op) is ReduceOp.SUM:
             mapped(_check_of_replicas, value)
-        return reduced(reduce_op, value, axis)
+        return reduced(reduce_op, value, axis, rounded=True)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Local. The values of this worker's replicas, as a tuple."""

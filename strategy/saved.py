@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from mpidist import errors
+from strategy.carried import Reader, Stored, joined, read_into, tensors_in, unreadable
 from strategy.owned_shard import WIDE, OwnedShard
 from strategy.parts import Origin, Part, Shape, whole
 
@@ -38,16 +39,16 @@ class Saved:
     """A variable, or a part of one, as a checkpoint has it.
 
     Attributes:
-        data: Its value, flat.
-        slots: Optimizer state, flat, by ``<kind>/<slot>``.
+        data: Its value.
+        slots: Optimizer state by ``<kind>/<slot>``.
         steps: Updates so far, by kind.
         initials: What slots are full of at first, where that is not 0.
     """
 
-    data: Array
-    slots: dict[str, Array] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
-    initials: dict[str, float] = field(default_factory=dict)
+    data: Stored
+    slots: dict[str, Stored]
+    steps: dict[str, int]
+    initials: dict[str, float]
 
 
 @dataclass
@@ -59,6 +60,7 @@ class _Piece:
         name: The name there.
         part: What of the variable it is.
         dtypes: Names of the dtypes of its tensors, by what comes after the name: ``data``, ...
+        starts: Where these begin in the file, likewise.
         steps: Updates so far, by kind.
         initials: What slots are full of at first, where that is not 0.
     """
@@ -67,6 +69,7 @@ class _Piece:
     name: str
     part: Part
     dtypes: dict[str, str]
+    starts: dict[str, int]
     steps: dict[str, int]
     initials: dict[str, float]
 
@@ -94,10 +97,9 @@ def read_layouts(
 
 
 def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, Saved]]:
-    """Local. Read variables, or parts of them, from the files of a checkpoint, one by one.
+    """Local. Find variables, or parts of them, in the files of a checkpoint.
 
-    The parts need not be those that were saved. Where a part is a stretch of another kind than
-    those, the whole variable is put together first.
+    The parts need not be those that were saved.
 
     Args:
         paths: All files of the checkpoint.
@@ -109,25 +111,16 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
     Raises:
         DataLossError: A file is missing or damaged.
     """
-    last = ""
-    whole_of_last: dict[str, Array] = {}
     for name, pieces in _wanted_pieces(paths, wanted).items():
-        part, axis = wanted[name].part, pieces[0].part.axis
-        variable = wanted[name].variable
-        if part.is_whole:
-            part = _all_of(pieces, axis)
-        if all(piece.part.along(part.axis) for piece in pieces):
-            arrays = _assembled(pieces, part)
-        else:
-            if variable != last:  # its parts come one after the other
-                last, whole_of_last = variable, _assembled(pieces, _all_of(pieces, axis))
-            arrays = {
-                kind: part.of(array.reshape(part.whole)).copy()
-                for kind, array in whole_of_last.items()
-            }
-        flat = {kind: np.ravel(array) for kind, array in arrays.items()}
-        saved = Saved(flat.pop("data"))
-        saved.slots = {kind.removeprefix("slot:"): array for kind, array in flat.items()}
+        part = _like_saved(wanted[name].part, pieces)
+        size = math.prod(part.shape)
+        dtypes = {kind: dtype for piece in pieces for kind, dtype in piece.dtypes.items()}
+        arrays = {
+            kind: Stored(size, np.dtype(dtype), _reader(pieces, part, kind))
+            for kind, dtype in dtypes.items()
+        }
+        saved = Saved(arrays.pop("data"), {}, {}, {})
+        saved.slots = {kind.removeprefix("slot:"): array for kind, array in arrays.items()}
         for piece in pieces:
             saved.initials |= piece.initials
             saved.steps |= {
@@ -137,7 +130,7 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
 
 
 def needed_tensors(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
-    """Local. What :func:`read_shards` would read, from what files say of themselves at their head.
+    """Local. What arrays of :func:`read_shards` are read from, as files say at their head.
 
     Args:
         paths: All files of the checkpoint.
@@ -147,10 +140,9 @@ def needed_tensors(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterat
         A file, and the name of a tensor in it; some more than once.
     """
     for name, pieces in _wanted_pieces(paths, wanted).items():
-        part = wanted[name].part
-        part = _all_of(pieces, pieces[0].part.axis) if part.is_whole else part
+        part = _like_saved(wanted[name].part, pieces)
         stretches = [piece.part.along(part.axis) for piece in pieces]
-        apart = None in stretches  # then the whole variable is put together
+        apart = None in stretches  # then what is needed may be anywhere
         for piece, source in zip(pieces, stretches, strict=True):
             if apart or source is None or (source.start < part.stop and part.start < source.stop):
                 yield from ((piece.path, f"{piece.name}:{kind}") for kind in piece.dtypes)
@@ -164,6 +156,7 @@ def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[s
         with _opened(path) as (file, facts):
             dtypes: dict[str, dict[str, str]] = {}
             shapes: dict[str, list[int]] = {}
+            places = tensors_in(path)
             for key in file.keys():  # noqa: SIM118 - not a dict
                 name, _, kind = key.partition(":")
                 tensor = file.get_slice(key)
@@ -177,8 +170,12 @@ def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[s
                 sizes = {math.prod(shapes[f"{name}:{kind}"]) for kind in kinds}
                 if sizes != {math.prod(origin.part.shape)}:
                     raise ValueError(f"tensors of {name!r} are not equally large")
-                own = (facts["steps"][name], facts["initials"].get(name, {}))
-                piece = _Piece(path, name, origin.part, kinds, *own)
+                for kind in kinds.keys() - {"data"}:  # that one is compared with the program's
+                    np.dtype(kinds[kind])
+                starts = {kind: places[f"{name}:{kind}"][0] for kind in kinds}
+                steps = {kind: int(n) for kind, n in facts["steps"][name].items()}
+                initials = {k: float(v) for k, v in facts["initials"].get(name, {}).items()}
+                piece = _Piece(path, name, origin.part, kinds, starts, steps, initials)
                 found.setdefault(origin.variable, []).append(piece)
     for variable, pieces in found.items():
         pieces.sort(key=lambda piece: piece.part.start)
@@ -216,45 +213,45 @@ def _all_of(pieces: Sequence[_Piece], axis: int | None) -> Part:
     return part
 
 
-def _assembled(pieces: Sequence[_Piece], part: Part) -> dict[str, Array]:
-    """A part of a variable, put together from stretches along the same axis.
+def _like_saved(part: Part, pieces: Sequence[_Piece]) -> Part:
+    """A part as a stretch along the axis along which the saved ones are, if it is one."""
+    return part.along(pieces[0].part.axis) or part
 
-    Slots that only some of them have, since a push was under way when they were saved, are as they
-    are at first elsewhere.
+
+def _reader(pieces: Sequence[_Piece], part: Part, kind: str) -> Reader:
+    """What reads the tensors of a kind as that of a part of the variable."""
+    initials = {key: value for piece in pieces for key, value in piece.initials.items()}
+    initial = initials.get(kind.removeprefix("slot:"), 0.0)
+    axes = {piece.part.along(part.axis) is not None for piece in pieces}
+    axis = part.axis if axes == {True} else pieces[0].part.axis
+    sources = [
+        (stretch, _piece_reader(piece, kind, initial))
+        for piece in pieces
+        if (stretch := piece.part.along(axis)) is not None  # they all are
+    ]
+    if axis != part.axis:  # by way of the elements in the order of the whole variable
+        sources = [(_all_of(pieces, part.axis), joined(_all_of(pieces, axis), sources))]
+    return joined(part, sources)
+
+
+def _piece_reader(piece: _Piece, kind: str, initial: float) -> Reader:
+    """What reads a tensor of a piece.
+
+    A slot that only other pieces have, since a push was under way when they were saved, is as it is
+    at first.
     """
-    dtypes = {kind: dtype for piece in pieces for kind, dtype in piece.dtypes.items()}
-    initials = {kind: value for piece in pieces for kind, value in piece.initials.items()}
-    arrays = {kind: np.empty(part.shape, dtype) for kind, dtype in dtypes.items()}
-    for piece in pieces:
-        source = piece.part.along(part.axis)
-        assert source is not None
-        start, stop = max(source.start, part.start), min(source.stop, part.stop)
-        if start >= stop and part.stop:
-            continue
-        stretch = Part(part.whole, part.axis, start, stop)
-        with _opened(piece.path) as (file, _):
-            for kind, array in arrays.items():
-                target = stretch.within(part, array)
-                if kind in piece.dtypes:
-                    target[...] = _read(file, f"{piece.name}:{kind}", source, stretch)
-                elif kind.endswith(WIDE):
-                    target[...] = _read(file, f"{piece.name}:data", source, stretch)
-                else:
-                    target[...] = initials.get(kind.removeprefix("slot:"), 0.0)
-    return arrays
+    if kind not in piece.dtypes and not kind.endswith(WIDE):
+        return lambda out, _: out.fill(initial)
+    source = kind if kind in piece.dtypes else "data"
+    dtype, start = np.dtype(piece.dtypes[source]).newbyteorder("<"), piece.starts[source]
 
+    def read(out: Array, first: int) -> None:
+        values = out if out.dtype == dtype else np.empty(out.size, dtype)
+        read_into(values, piece.path, start + first * dtype.itemsize)
+        if values is not out:
+            out[...] = values
 
-def _read(file: Any, key: str, source: Part, stretch: Part) -> Array:
-    """A stretch of what a file has of a longer one; no more than it is read, if that can be."""
-    tensor = file.get_slice(key)
-    shape = tensor.get_shape()
-    row = math.prod(shape[1:])
-    width = 1 if source.axis is None else math.prod(source.shape[1:])
-    start, stop = ((end - source.start) * width for end in (stretch.start, stretch.stop))
-    if not source.axis and start < stop and shape and start % row == stop % row == 0:
-        values: Array = tensor[start // row : stop // row]
-        return values.reshape(stretch.shape)
-    return stretch.within(source, file.get_tensor(key).reshape(source.shape))
+    return read
 
 
 @contextlib.contextmanager
@@ -266,9 +263,7 @@ def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
             facts = {key: json.loads(metadata.get(key, "{}")) for key in ("initials", "parts")}
             yield file, facts | {"steps": json.loads(metadata["steps"])}
     except Exception as error:
-        raise errors.DataLossError(
-            f"cannot read {path!r} of a checkpoint ({error}); restore an older one"
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def check_fits(name: str, shape: Shape, dtype: str, shard: OwnedShard) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from mpidist import LATER, Reply, Request, TaskMetrics, errors
 from strategy import checkpoint, kernels, saved
-from strategy.blocks import in_blocks
 from strategy.carried import Mirror, SavedPart, Stretch, tensors_in
 from strategy.catalogue import Catalogue
 from strategy.parts import Origin
@@ -101,23 +100,19 @@ class ServedCheckpoints:
         mirror.put(asked.file, asked.size, asked.start, np.asarray(request.buffers[0]))
 
     def restore(self, request: Request) -> Reply:
-        """Local. Take the variables from a checkpoint, unless another worker has had it done."""
+        """Local. Take the variables from a checkpoint, when no push is in the middle of one."""
         asked = pb.RestoreRequest.FromString(request.body)
-        wish = _wish(asked)
-        if self._restores.is_due(wish):
-            paths, mirror = self._paths(asked.checkpoint, asked.connection)
-            with _in_words(mirror):
-                if not paths:
-                    raise errors.DataLossError(f"the checkpoint {wish.path!r} is gone")
-                needed = [] if mirror is None else mirror.missing(self._needed(paths))
-                if needed:
-                    return Reply(_needing(needed).SerializeToString())
-                self._load(paths)
-        self._drop_mirror(asked.connection)
-        self._restores.complete(wish)
-        for worker, (other, waiting) in list(self._waiting.items()):
-            self._answer_waiting(worker, other, waiting)
-        return Reply(pb.RestoreReply().SerializeToString())
+
+        def answer() -> None:
+            try:
+                reply = self._restored(asked)
+            except Exception as error:
+                request.fail(error)
+            else:
+                request.reply(reply.SerializeToString())
+
+        self._pushes.when_free(None, answer)
+        return LATER
 
     def await_restore(self, request: Request) -> Reply:
         """Local. A worker that does not see a checkpoint waits until another has it restored."""
@@ -139,6 +134,23 @@ class ServedCheckpoints:
 
     # Inside
 
+    def _restored(self, asked: pb.RestoreRequest) -> pb.RestoreReply:
+        """Restore a checkpoint, unless another worker has had it done, or say what is needed."""
+        wish = _wish(asked)
+        if self._restores.is_due(wish):
+            paths, mirror = self._there(asked)
+            with _in_words(mirror):
+                needed = [] if mirror is None else mirror.missing(self._needed(paths))
+                if needed:
+                    return _needing(needed)
+                self._load(paths)
+            self._there(asked)  # another one of its name might have been read in part
+        self._drop_mirror(asked.connection)
+        self._restores.complete(wish)
+        for worker, (other, waiting) in list(self._waiting.items()):
+            self._answer_waiting(worker, other, waiting)
+        return pb.RestoreReply()
+
     def _write(self, asked: pb.SaveRequest) -> int:
         """Write the part: the bytes that the worker has to fetch; 0 if it is in its folder."""
         shards = [variable.shard for variable in self._variables]
@@ -156,6 +168,16 @@ class ServedCheckpoints:
             return [os.path.join(wanted.path, name) for name in wanted.names], None
         mirror = self._mirror(wanted, connection)
         return ([], None) if mirror is None else (mirror.paths, mirror)
+
+    def _there(self, asked: pb.RestoreRequest) -> tuple[list[str], Mirror | None]:
+        """See :meth:`_paths`; DataLossError if the checkpoint is where it was no longer."""
+        paths, mirror = self._paths(asked.checkpoint, asked.connection)
+        if not paths:
+            raise errors.DataLossError(
+                f"the checkpoint {asked.checkpoint.path!r} is gone, or another one is in its "
+                "place; restore the newest one"
+            )
+        return paths, mirror
 
     def _mirror(self, wanted: pb.Checkpoint, connection: int) -> Mirror | None:
         *this, mirror = self._mirrors.get(connection, (b"", "", None))
@@ -190,12 +212,23 @@ class ServedCheckpoints:
         return [(paths.index(path), *places[path][tensor]) for path, tensor in needed]
 
     def _load(self, paths: Sequence[str]) -> None:
-        for name, values in saved.read_shards(paths, self._fitting(paths)):
-            shard = self._by_name[name].shard
-            shard.apply(":assign", kernels.ASSIGN, {}, in_blocks(values.data))
-            shard.slots = dict(values.slots)
-            shard.initials = dict(values.initials)
-            shard.steps = dict(values.steps)
+        found = [
+            (self._by_name[name].shard, values)
+            for name, values in saved.read_shards(paths, self._fitting(paths))
+        ]
+        for shard, values in found:  # of all of them, before there are any new ones
+            shard.slots = {
+                key: slot
+                for key, slot in shard.slots.items()
+                if key in values.slots and values.slots[key].dtype == slot.dtype
+            }
+        for shard, values in found:
+            shard.apply(":assign", kernels.ASSIGN, {}, values.data.blocks())
+            for key, stored in values.slots.items():
+                if key not in shard.slots:
+                    shard.slots[key] = np.zeros(stored.size, stored.dtype)
+                stored.fill(shard.slots[key])
+            shard.initials, shard.steps = values.initials, values.steps
 
 
 @contextmanager

@@ -8,16 +8,20 @@ server applies the one before.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpidist import Backoff, errors
+from mpidist import Backoff, errors, settings
+from strategy.blocks import Blocks
 from strategy.kernels import copy_scaled
 from strategy.shard import BLOCK_BYTES
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -25,8 +29,10 @@ Bytes = NDArray[np.uint8]
 # Changes from this size on go through the ring; below, copying them into the message is cheaper.
 STAGED_BYTES = 16384
 POOL_BYTES = 64 << 20
-# Seconds that one side waits for the other.
-STALL_S = 60.0
+# Seconds that the server waits for a block before it does something else meanwhile.
+PATIENCE_S = 0.05
+# How often a worker that waits asks whether the server is still there, in seconds.
+_LOOK_S = 0.5
 # The two counters lie on cache lines of their own, before the slots.
 FILLED, EMPTIED, COUNTER_BYTES = 0, 64, 128
 
@@ -46,12 +52,43 @@ def ring_bytes(slots: int) -> int:
     return COUNTER_BYTES + slots * BLOCK_BYTES
 
 
-def standstill(verb: str, limit_s: float) -> errors.DeadlineExceededError:
-    """Local. What is raised when the other side of a ring does nothing for so many seconds."""
-    return errors.DeadlineExceededError(
-        f"a push stands still: the other side did not {verb} a block of the staging ring within "
-        f"{limit_s:g} s; it is stuck or gone"
-    )
+class RingBrokenError(errors.AbortedError):
+    """The other end of a ring is gone, or has given up: nothing more comes, or is taken."""
+
+
+class Patience:
+    """Local. How a worker waits for its server to empty a slot: as long as that is there.
+
+    Args:
+        peer: The server, for messages.
+        lost: Whether it is gone.
+        spins: See :class:`mpidist.Backoff`.
+    """
+
+    def __init__(self, peer: str, lost: Callable[[], bool], spins: int = 2000) -> None:
+        self._peer = peer
+        self._lost = lost
+        self._backoff = Backoff(spins)
+        self._since = self._looked = time.monotonic()
+        self._said = False
+
+    def pause(self) -> None:
+        """Local. Wait a little; RingBrokenError if it will be in vain."""
+        self._backoff.pause()
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if self._lost():
+            raise RingBrokenError(f"a push stands still: {self._peer} has left")
+        if not self._said and now - self._since >= settings.stall_s:
+            self._said = True
+            logger.warning(
+                "a push has waited %.3g s for %s, which takes nothing from its staging ring: it "
+                "is busy, as with a checkpoint, or waits for another worker, or hangs",
+                now - self._since,
+                self._peer,
+            )
 
 
 class Ring:
@@ -63,7 +100,8 @@ class Ring:
         slots: Number of slots.
         sync: Orders loads and stores before it against those after it.
         pump: Called again and again by a side that waits: the other may be waiting for messages.
-        limit_s: Seconds that one side waits for the other.
+        peer: The other side, for messages.
+        lost: Whether that is gone.
     """
 
     def __init__(
@@ -73,7 +111,8 @@ class Ring:
         slots: int,
         sync: Callable[[], None],
         pump: Callable[[], object],
-        limit_s: float = STALL_S,
+        peer: str = "the other side",
+        lost: Callable[[], bool] = lambda: False,
     ) -> None:
         self._filled, self._emptied = (
             memory[offset + place : offset + place + 8].view(np.int64).data
@@ -86,7 +125,10 @@ class Ring:
         ]
         self._sync = sync
         self._pump = pump
-        self._limit_s = limit_s
+        self._peer = peer
+        self._lost = lost
+        self.broken = ""
+        """Why the worker streams no more, once it has said so."""
 
     def write(self, flat: Array, dtype: DTypeLike, scale: float = 1.0) -> None:
         """Local. The worker streams an array.
@@ -97,20 +139,21 @@ class Ring:
             scale: What it is multiplied with on the way.
 
         Raises:
-            DeadlineExceededError: The server takes nothing from the ring.
+            RingBrokenError: The server is gone.
             TypeError: The conversion would lose more than precision.
         """
         step = BLOCK_BYTES // np.dtype(dtype).itemsize
         for start in range(0, flat.size, step):
             block = flat[start : start + step]
             count = self._filled[0]
-            self._wait(self._emptied, count + 1 - len(self._slots), "empty")
+            if self._emptied[0] < count + 1 - len(self._slots):
+                self._wait_for_room(count + 1 - len(self._slots))
             slot = self._slots[count % len(self._slots)].view(dtype)[: block.size]
             copy_scaled(slot, block, scale)
             self._sync()
             self._filled[0] = count + 1
 
-    def read(self, size: int, dtype: DTypeLike) -> Iterator[Array]:
+    def read(self, size: int, dtype: DTypeLike) -> Blocks:
         """Local. The server takes an array of ``size`` elements, block by block.
 
         Args:
@@ -118,28 +161,43 @@ class Ring:
             dtype: The variable's.
 
         Yields:
-            Flat arrays in the ring; each is given back by asking for more.
+            Flat arrays in the ring; each is given back by asking for more. None where the worker
+            is late: so the server may do something else meanwhile.
 
         Raises:
-            DeadlineExceededError: The worker puts nothing into the ring.
+            RingBrokenError: The worker is gone, or has said that no more comes.
         """
         step = BLOCK_BYTES // np.dtype(dtype).itemsize
         for start in range(0, size, step):
             count = self._emptied[0]
-            self._wait(self._filled, count + 1, "fill")
+            patience_s = PATIENCE_S
+            while self._filled[0] <= count and not self._is_filled(count, patience_s):
+                patience_s = 0.0  # whoever asks again has something else to do meanwhile
+                yield None
             self._sync()
             slot = self._slots[count % len(self._slots)]
             yield slot.view(dtype)[: min(step, size - start)]
             self._sync()
             self._emptied[0] = count + 1
 
-    def _wait(self, counter: memoryview, at_least: int, verb: str) -> None:
-        if counter[0] >= at_least:
-            return
+    def _is_filled(self, count: int, patience_s: float) -> bool:
+        """Whether the worker fills a block before the server's patience ends."""
+        if self.broken or self._lost():
+            raise RingBrokenError(
+                f"a push stands still: {self._peer} {self.broken or 'has left'}; the rest of it "
+                "does not come"
+            )
         backoff = Backoff(spins=2000)
-        deadline = time.monotonic() + self._limit_s
-        while counter[0] < at_least:
+        deadline = time.monotonic() + patience_s
+        while self._filled[0] <= count:
             if time.monotonic() >= deadline:
-                raise standstill(verb, self._limit_s)
+                return False
             self._pump()
             backoff.pause()
+        return True
+
+    def _wait_for_room(self, emptied: int) -> None:
+        patience = Patience(self._peer, self._lost)
+        while self._emptied[0] < emptied:
+            self._pump()
+            patience.pause()

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from mpidist import host_view
 from strategy.aggregation import VariableAggregation
-from strategy.array_like import ArrayLike
+from strategy.array_like import ArrayLike, in_dtype, read
 from strategy.change import Change, check_change, push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import reduced
 from strategy.remote import Remote, pull
 from strategy.replicas import get_replica_context
-from strategy.shard import Layout
+from strategy.shard import HALVES, Layout
 from strategy.slices import IndexedSlices, merged, row_numbers
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Variable(ArrayLike):
             The new version, once it has been applied.
 
         Raises:
-            ValueError: The shape differs.
+            ValueError: The shape differs, or an integer does not fit the variable's dtype.
             TypeError: The dtype cannot become the variable's.
         """
         return self._change(pb.ASSIGN, value)
@@ -170,7 +170,7 @@ class Variable(ArrayLike):
             IndexError: There is no such row.
             TypeError: The indices are no integers, or the values' dtype cannot become the
                 variable's.
-            ValueError: The shapes do not fit.
+            ValueError: The shapes do not fit, or an integer does not fit the variable's dtype.
         """
         return self._scatter(pb.ASSIGN, indices, values, None)
 
@@ -207,13 +207,14 @@ class Variable(ArrayLike):
         """Local. Checked changes of this variable, for those who push: one for each part.
 
         Args:
-            value: Any array in host memory, a number for all elements, or :class:`IndexedSlices`
-                whose values for one row add up.
+            value: Any array in host memory, another variable, a number for all elements, or
+                :class:`IndexedSlices` whose values for one row add up.
             rule_of: Gives the rule for a server; see :class:`strategy.change.Change`.
         """
         if isinstance(value, IndexedSlices):
             ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
-            return self._changes_of_rows(ids, host_view(value.values), np.add, rule_of)
+            return self._changes_of_rows(ids, host_view(read(value.values)), np.add, rule_of)
+        value = read(value)
         if isinstance(value, int | float | complex | np.generic):
             data = np.full(self.shape, self._number(value))
         else:
@@ -249,9 +250,10 @@ class Variable(ArrayLike):
                 raise ValueError("IndexedSlices have their values: give no others")
             indices, values = indices.indices, indices.values
         ids = row_numbers(self.name, self.shape, indices).reshape(-1)
+        values = self._as_array(values)
         if isinstance(values, int | float | complex | np.generic):
             values = np.full((len(ids), *self.shape[1:]), self._number(values))
-        rows = host_view(_as_array(values, self.dtype))
+        rows = host_view(values)
 
         def push(slices: IndexedSlices) -> Version:
             changes = self._changes_of_rows(slices.indices, slices.values, combine, lambda _: rule)
@@ -265,11 +267,13 @@ class Variable(ArrayLike):
         self, ids: Array, rows: Array, combine: np.ufunc | None, rule_of: RuleOf
     ) -> list[Change]:
         check_change(self.name, self.shape, self.dtype, rows, len(ids))
-        # Before they are merged: sums of small integers would not fit their own type.
+        # Before they are merged: sums of small integers would not fit their own type, nor those of
+        # halves.
+        wide = np.float32 if self.dtype in HALVES else self.dtype
         with np.errstate(over="ignore"):  # what is not finite is found before it is pushed
+            ids, rows = merged(ids, rows.astype(wide, copy=False), combine)
             own = rows.astype(self.dtype, copy=False)
-        ids, rows = merged(ids, own, combine)
-        return self._divided_rows(ids, rows, rule_of)
+        return self._divided_rows(ids, own, rule_of)
 
     def _change(self, rule: int, value: Any) -> Version:
         if isinstance(value, IndexedSlices):
@@ -278,7 +282,7 @@ class Variable(ArrayLike):
         def push(value: Any) -> Version:
             return self._push(self.changes(value, lambda _: rule))
 
-        return self._of_all_replicas(push, _as_array(value, self.dtype))
+        return self._of_all_replicas(push, self._as_array(value))
 
     def _check_first_only(self, what: str) -> None:
         """ValueError where what several replicas give cannot be added up."""
@@ -326,22 +330,17 @@ class Variable(ArrayLike):
                 f"{self.name!r}, not {out.dtype}{list(out.shape)}"
             )
 
-    def _number(self, value: Any) -> Any:
-        """A number in the variable's dtype; TypeError if it cannot become that."""
-        if not np.can_cast(np.result_type(self.dtype, value), self.dtype, "same_kind"):
-            raise TypeError(
-                f"{value!r} cannot become {self.dtype}, the dtype of variable {self.name!r}"
-            )
-        return np.asarray(value, self.dtype)
+    def _number(self, value: Any) -> Array:
+        return in_dtype(value, self.dtype, f"variable {self.name!r}")
+
+    def _as_array(self, value: Any) -> Any:
+        """Variables and lists as arrays; whole numbers of lists fit any dtype that holds them."""
+        value = read(value)
+        if not isinstance(value, list | tuple):
+            return value
+        array = np.asarray(value)
+        whole = array.dtype.kind in "iu" and self.dtype.kind in "iu"
+        return self._number(array) if whole else array
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} {self.dtype}{list(self.shape)}>"
-
-
-def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Lists as an array: integers of Python become those of any dtype that holds them."""
-    if not isinstance(value, list | tuple):
-        return value
-    array = np.asarray(value)
-    whole = array.dtype.kind in "iu" and dtype.kind in "iu"
-    return np.asarray(value, dtype) if whole else array

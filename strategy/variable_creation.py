@@ -25,7 +25,7 @@ def get_variable(
     name: str,
     shape: Sequence[int] | int | None = None,
     dtype: DTypeLike | None = None,
-    initializer: Any = "glorot_uniform",
+    initializer: Any = None,
     trainable: bool | None = None,
     partitioner: Partitioner | None = None,
     *,
@@ -43,7 +43,8 @@ def get_variable(
         shape: Its shape; may be left out if the initializer is an array or a number.
         dtype: Its dtype; by default that of an initializer array, else float32.
         initializer: A name (``"zeros"``, ``"glorot_uniform"``, ...), a callable
-            ``(shape, dtype) -> array``, an array, or a number.
+            ``(shape, dtype) -> array``, an array, another variable, or a number. None, the default:
+            ``"glorot_uniform"``; integers are 0 and bools False.
         trainable: Whether optimizers are meant to change it; by default they are.
         partitioner: Into how many parts it is divided; see :mod:`strategy.partitioners`. By default
             the strategy's ``variable_partitioner``.
@@ -57,14 +58,16 @@ def get_variable(
 
     Raises:
         ValueError: The name is missing or taken, or in a scope that reuses variables not there, or
-            the shape is missing or wrong, or an argument is unknown.
-        TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64.
+            the shape is missing or wrong, or an argument is unknown, or the initializer has an
+            integer that does not fit the dtype.
+        TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64, or the
+            initializer's values cannot become it.
         DeadlineExceededError: The ps task has no room for it, and workers of its node, with whom
             it would make some, have not made the variable; the message names them.
         InvalidArgumentError: Another worker made it otherwise; the message names both.
         ResourceExhaustedError: The ps task has no room for it.
     """
-    if not isinstance(initializer, str) and not callable(initializer):
+    if not (initializer is None or isinstance(initializer, str) or callable(initializer)):
         value = np.asarray(initializer)
         shape = value.shape if shape is None else shape
         typed = value.ndim or hasattr(initializer, "dtype")

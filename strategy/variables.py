@@ -119,7 +119,7 @@ class Variables:
                     f"variable {taken!r} exists already; in a variable_scope with reuse=True or "
                     "AUTO_REUSE it would be found"
                 )
-        value = InitialValue(initializer, layout.shape, layout.dtype)
+        value = InitialValue(initializer, layout.shape, layout.dtype, name)
         origins = {one: Origin(name, part) for one, part in zip(names, parts, strict=True)}
         remotes = self._create_parts(origins, layout, value)
         arguments = (self._strategy, name, layout, tuple(remotes.values()), use)

@@ -97,8 +97,16 @@ class Call(Work):
 
 def _drive(call: Any, deadline: float) -> None:
     """See :class:`Work`; asks now and then whether a reply can still come."""
+    begun = time.monotonic()
+    silent = call.deadline == float("inf")  # else an error will say it
     while True:
         now = time.monotonic()
+        if silent and now - begun >= config.stall_s:
+            silent = False
+            logger.warning(
+                "waiting for %.3g s for the reply to %s; the peer is busy, stuck, or waits for "
+                "others itself", now - begun, call.name,
+            )  # fmt: skip
         call.calls.drive(call, min(deadline, call.deadline, now + _PEER_PERIOD_S))
         if call.is_completed():
             return

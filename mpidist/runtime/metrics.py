@@ -117,7 +117,10 @@ class Timeline:
         self._events.append({**event, "tid": threading.get_native_id()})
 
     def write(self) -> None:
-        """Local. Append what has come since the last time, and how the numbers have changed."""
+        """Local. Append what has come since the last time, and how the numbers have changed.
+
+        Of staleness that is the mean of the changes since then, as in ``mpidist top``.
+        """
         with self._writing:
             events, self._events = self._events, []
             events += self._counters()
@@ -138,9 +141,15 @@ class Timeline:
             self._named.add(name)
             yield {"name": "process_name", "ph": "M", "args": {"name": name}}
         for task, values in now.items():
-            for what, value in values.items():
-                change = value if what == "queued" else value - before.get(task, {}).get(what, 0.0)
-                args = {what: change}
+            drawn = {
+                what: value if what == "queued" else value - before.get(task, {}).get(what, 0.0)
+                for what, value in values.items()
+            }
+            if "staleness" in drawn:  # the mean, of which there is none without changes
+                total, count = drawn.pop("staleness"), drawn.get("changes")
+                drawn |= {"staleness": total / count} if count else {}
+            for what, value in drawn.items():
+                args = {what: value}
                 yield {"name": f"{task}: {what}", "ph": "C", "ts": 1e6 * time.time(), "args": args}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import tempfile
 
 import numpy as np
@@ -10,7 +11,7 @@ from _cases.clusters import on_cluster
 from _cases.jobs import run_job
 
 from mpidist import errors
-from strategy import get_variable
+from strategy import get_variable, optimizers
 
 SIZES = (5000, 300, 1000, 20)  # by their bytes on both of two servers
 SCRIPT = """
@@ -246,3 +247,37 @@ def test_what_does_not_fit_on_one_server_changes_nothing_on_any(world, folder, n
         assert isinstance(error, kind)
         assert f"'{name}'" in error.message
         assert (servers, values) == (2, {7.0})
+
+
+@pytest.mark.ranks(4)
+def test_workers_that_save_at_once_make_one_checkpoint_a_round(world, folder):
+    rounds = 20
+
+    def train(strategy, workers):
+        with strategy.scope():
+            made = [get_variable(f"v{n}", size, initializer=0) for n, size in enumerate(SIZES)]
+        sgd, found, refusals = optimizers.SGD(1.0), [], []
+        for _ in range(rounds):
+            workers.barrier()
+            try:
+                path = strategy.save(folder, keep=1, extra={"state": b"x" * 100_000})
+            except errors.FailedPreconditionError as error:
+                refusals.append(error.message)
+                path = None
+            workers.barrier()
+            found.append((path, os.listdir(folder)))
+            if strategy.is_chief:
+                sgd.apply_gradients([(np.ones(v.shape), v) for v in made]).wait()
+        workers.barrier()
+        step = strategy.restore(strategy.latest_checkpoint(folder))
+        return found, refusals, step, {float(x) for v in made for x in np.unique(v)}
+
+    results = world.allgather(on_cluster(world, 2, train))
+    for number in range(rounds):
+        paths = [found[number][0] for found, *_ in results[2:]]
+        assert set(paths) - {None} == {f"{folder}/step-{number}"}
+        for found, *_ in results[2:]:
+            assert found[number][1] == [f"step-{number}"]
+    for _, refusals, step, values in results[2:]:
+        assert all("is being saved already" in message for message in refusals)
+        assert (step, values) == (rounds - 1, {1.0 - rounds})

@@ -8,10 +8,14 @@ import warnings
 
 import numpy as np
 import pytest
-from _cases.clusters import on_cluster
+from _cases.clusters import on_cluster, spec_of
 
+import mpidist
+from mpidist import ClusterSpec
 from strategy import (
+    GreedyLoadBalancingStrategy,
     ParameterServerStrategy,
+    byte_size_load_fn,
     get_replica_context,
     get_variable,
     optimizers,
@@ -37,6 +41,35 @@ def test_without_a_cluster_it_is_local_training(world):
         v = get_variable("v", 3, initializer=2.0)
     assert strategy.run(lambda: v.assign_add(1)) == 2
     np.testing.assert_array_equal(v, [3, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("ps", "options"),
+    [
+        (1, {"mode": "sync", "backup_workers": 1}),
+        (2, {"parameter_devices": ["/job:ps/task:1"], "mode": "ssp", "staleness": 2}),
+        (2, {"placement": lambda name, shape, dtype: len(shape) % 2}),
+        (2, {"placement": GreedyLoadBalancingStrategy(2, byte_size_load_fn)}),
+    ],
+)
+def test_an_evaluator_runs_the_script_of_the_workers(world, ps, options):
+    """It is a cluster of its own, where options that need other tasks have no effect."""
+    tasks = spec_of(world, ps).as_dict()
+    spec = ClusterSpec({**tasks, "evaluator": [tasks["worker"].pop()]})
+    job, task = spec.task_of(world.rank)
+    with mpidist.Server(spec, job, task) as server:
+        if job == "ps":
+            server.join()
+            return
+        with ParameterServerStrategy(spec, **options) as strategy, strategy.scope():
+            v = get_variable("v", 3, initializer=1.0)
+            optimizers.SGD(1.0).apply_gradients([(np.ones(3), v)]).wait()
+            value = v.read_value()
+        if job == "evaluator":
+            np.testing.assert_array_equal(value, [0, 0, 0])
+            assert strategy.num_workers == 1
+        else:
+            assert value.max() <= 0
 
 
 def test_variables_and_their_updates_are_on_parameter_servers(world):

@@ -16,7 +16,7 @@ from strategy.owned_shard import OwnedShard
 from strategy.parts import Origin, Part, whole
 from strategy.shard import Layout
 
-SHAPE = (12, 7)
+SHAPE = (6, 5, 7)
 VALUES = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 
 
@@ -50,6 +50,12 @@ def save(folder, axis, count):
     return writing.path
 
 
+def all_of(stored):
+    out = np.empty(stored.size, stored.dtype)
+    stored.fill(out)
+    return out
+
+
 def carry_heads(path, names):
     mirror = Mirror(names, path)
     for number, name in enumerate(names):
@@ -59,12 +65,17 @@ def carry_heads(path, names):
     return mirror
 
 
-WAYS = st.tuples(st.sampled_from([None, 0, 1]), st.integers(1, 5))
+WAYS = st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 5))
 
 
 @settings(deadline=None, max_examples=60)
-@given(written=WAYS, read=WAYS, piece=st.sampled_from([1, 100, 1 << 20]))
-def test_what_is_needed_is_enough(tmp_path_factory, written, read, piece):
+@given(
+    written=WAYS,
+    read=WAYS,
+    piece=st.sampled_from([1, 100, 1 << 20]),
+    block=st.sampled_from([4, 8, 60, 400, 1 << 20]),
+)
+def test_what_is_needed_is_enough(tmp_path_factory, written, read, piece, block):
     path = save(tmp_path_factory.mktemp("saved"), *written)
     names = checkpoint.names_in(path, checkpoint.index_of(path))
     mirror = carry_heads(path, names)
@@ -85,8 +96,13 @@ def test_what_is_needed_is_enough(tmp_path_factory, written, read, piece):
     assert mirror.missing(needed) == []
     found = dict(saved.read_shards(mirror.paths, wanted))
     for name, _, values in parts(*read):
-        np.testing.assert_array_equal(found[name].data, values.reshape(-1))
-        np.testing.assert_array_equal(found[name].slots["Adam/m"], values.reshape(-1) + 1)
+        slot = found[name].slots["Adam/m"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(carried, "BLOCK_BYTES", block)
+            np.testing.assert_array_equal(all_of(slot), values.reshape(-1) + 1)
+            blocks = [one.copy() for one in found[name].data.blocks()]
+        np.testing.assert_array_equal(np.concatenate(blocks), values.reshape(-1))
+        assert {one.nbytes for one in blocks[:-1]} <= {block}
     mirror.close()
 
 

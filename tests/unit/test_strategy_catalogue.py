@@ -1,11 +1,16 @@
 """How a server makes room: what it answers to whom, and in which order."""
 
+import contextlib
+import mmap
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from mpidist import LATER, ClusterSpec, Window, errors
+from strategy import ParameterServerStrategy, catalogue, get_variable
 from strategy.catalogue import Catalogue
+from strategy.local import local_host
 from strategy.proto import parameter_server_pb2 as pb
 
 MIB = 1 << 20
@@ -175,9 +180,66 @@ def test_shared_memory_or_an_error(server):
     server.host.room = 0
     with pytest.raises(errors.ResourceExhaustedError, match="no room for"):
         server.create(0, only_shared=True)
+    with pytest.raises(errors.ResourceExhaustedError, match=f"'v' of {12 * MIB} bytes: no room"):
+        server.create(0, only_shared=True)
     assert server.create(2).private
     with pytest.raises(errors.ResourceExhaustedError, match="'v' of ps 0 does not lie in shared"):
         server.create(0, only_shared=True)
+
+
+@pytest.mark.parametrize("room", [0, 1 << 60])
+@pytest.mark.parametrize("elements", [1 << 45, 1 << 62])  # which no process can address
+def test_more_memory_than_the_host_has(server, room, elements):
+    server.host.room = room
+    match = rf"ps 0 has no room for variable 'v' of {4 * elements} bytes: its host has \d+ MiB"
+    with pytest.raises(errors.ResourceExhaustedError, match=match):
+        server.create(0, shape=[elements])
+    assert server.host.log == server.host.warnings == []
+
+
+def test_the_least_that_is_more_than_the_host_has(server, monkeypatch):
+    monkeypatch.setattr(catalogue, "_host_bytes", lambda: 12 * MIB)
+    with pytest.raises(errors.ResourceExhaustedError, match="its host has 12 MiB"):
+        server.create(0)
+    monkeypatch.setattr(catalogue, "_host_bytes", lambda: 12 * MIB + 8 * 12)  # and its versions
+    assert server.create(0).grow
+
+
+def test_more_memory_than_there_are_addresses(server, monkeypatch):
+    """As under a limit to them: this variable takes more than there can be."""
+    monkeypatch.setattr(catalogue, "_host_bytes", lambda: 1 << 62)
+    server.host.room = 0
+    match = rf"ps 0 has no room for variable 'v' of {1 << 59} bytes: its process cannot have"
+    with pytest.raises(errors.ResourceExhaustedError, match=match):
+        server.create(0, shape=[1 << 57])
+    assert server.host.warnings == []  # which would speak of slower variables
+    assert server.create(0).private
+
+
+def test_a_segment_of_the_server_alone_that_cannot_be(server, monkeypatch):
+    monkeypatch.setattr(server.host, "mates", lambda index, one_sided=False: [])
+    monkeypatch.setattr(server.host, "grow", lambda *arguments: mmap.mmap(-1, 1 << 59))
+    alone = Catalogue(server.host, 0)
+    alone.attach(Asked(pb.AttachRequest(worker=0, workers=1, shared=True), []))
+    reply = alone.create(Asked(server.creation(0), []))
+    assert pb.CreateReply.FromString(reply.body).private
+
+
+def test_a_variable_that_is_far_too_large_in_local_mode():
+    host = local_host()
+    with contextlib.closing(host.endpoint), ParameterServerStrategy(server=host).scope():
+        match = rf"ps 0 has no room for variable 'h' of {1 << 47} bytes"
+        with pytest.raises(errors.ResourceExhaustedError, match=match):
+            get_variable("h", (1 << 45,))
+        assert float(get_variable("v", (), initializer=2.0)) == 2.0
+
+
+def test_a_collective_that_breaks(server, monkeypatch):
+    """An error of one side alone is not taken for a lack of room."""
+    monkeypatch.setattr(server.host, "grow", lambda *arguments: os.stat("/missing"))
+    server.promise(0)
+    with pytest.raises(FileNotFoundError):
+        server.promise(2)
 
 
 def test_taking_a_promise_back(server):

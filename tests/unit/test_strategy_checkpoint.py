@@ -1,7 +1,12 @@
 """Checkpoints on disk."""
 
+import errno
 import json
 import os
+import socket
+import subprocess
+import sys
+import time
 
 import ml_dtypes
 import numpy as np
@@ -56,6 +61,13 @@ def write(directory, step, shards=(), keep=3, servers=1):
     return writing.path
 
 
+def all_of(stored):
+    """All of an array in a checkpoint."""
+    values = np.empty(stored.size, stored.dtype)
+    stored.fill(values)
+    return values
+
+
 def files_in(path):
     return [os.path.join(path, name) for name in names_in(path, index_of(path))]
 
@@ -76,11 +88,11 @@ def test_round_trip(tmp_path, servers):
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
         assert found[name].data.dtype == value.dtype
-        np.testing.assert_array_equal(found[name].data, value.reshape(-1))
+        np.testing.assert_array_equal(all_of(found[name].data), value.reshape(-1))
     weights = found["weights/with.odd name"]
     assert weights.steps == {"Adam": 3, "assign": 1}
     assert set(weights.slots) == {"Adam/m", "Adam/v"}
-    np.testing.assert_array_equal(weights.slots["Adam/v"], np.arange(12.0))
+    np.testing.assert_array_equal(all_of(weights.slots["Adam/v"]), np.arange(12.0))
     assert found["scalar"].slots == {}
 
 
@@ -143,6 +155,24 @@ def test_a_damaged_index(tmp_path, index):
         files_in(path)
 
 
+@pytest.mark.parametrize(
+    "files",
+    ["", ', "files": 5', ', "files": []', ', "files": [7]', ', "files": "ps-0-of-1.safetensors"']
+    + [f', "files": ["{name}"]' for name in ("../x", "/x", "a/ps-0-of-1.safetensors", "x", "")],
+)
+def test_a_foreign_index(tmp_path, files):
+    path = write(tmp_path, 1)
+    with open(os.path.join(path, "index.json"), "w") as file:
+        file.write(f'{{"format": 1{files}}}')
+    with pytest.raises(DataLossError, match=r"step-1' is damaged .*; restore an older one"):
+        files_in(path)
+
+
+def test_an_index_without_an_end():
+    with pytest.raises(DataLossError, match="restore an older one"):
+        names_in("step-1", b"[" * 200_000)
+
+
 @pytest.mark.parametrize("name", ["absent", "folder", "file"])
 def test_what_is_no_checkpoint(tmp_path, name):
     (tmp_path / "folder").mkdir()
@@ -167,6 +197,68 @@ def test_nothing_appears_before_the_end_and_nothing_is_left_by_an_error(tmp_path
     with pytest.raises(KeyError):
         fail()
     assert names(tmp_path / "new") == []
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "link", "link/below"])
+def test_a_folder_that_cannot_be_made(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere/else")
+    with pytest.raises(FailedPreconditionError, match=rf"{where}/step-5': .* must be room for it"):
+        write(tmp_path / where, 5)
+    assert names(tmp_path) == ["file", "link"]
+
+
+def failing(monkeypatch, name, number):
+    """Make a call of the system's fail, as on a full disk, when it is made so many times."""
+    call, calls = getattr(os, name), []
+
+    def fails(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint.os, name, fails)
+
+
+# Of an extra file, a server's, and the index; of what gives the folder its name, which another one
+# has; and of what makes the folder.
+CALLS = [
+    (name, n) for name, numbers in (("fsync", 3), ("rename", 3)) for n in range(1, numbers + 1)
+]
+
+
+@pytest.mark.parametrize(("name", "number"), [*CALLS, ("mkdir", 2)])
+def test_a_full_disk_takes_nothing_away_and_leaves_nothing_behind(
+    tmp_path, monkeypatch, name, number
+):
+    def save():
+        with Writing(str(tmp_path), 4, 1, 3, ["extra"]) as writing:
+            writing.add("extra", b"state")
+            checkpoint.write_shards(writing.paths[0], [owned("a", np.full(2, 9.0))])
+
+    write(tmp_path, 3)
+    path = write(tmp_path, 4, [owned("a", np.ones(2))])
+    failing(monkeypatch, name, number)
+    with pytest.raises(FailedPreconditionError, match=r"step-4.*No space left.*must be room"):
+        save()
+    monkeypatch.undo()
+    (last,) = (one for one in checkpoints(str(tmp_path)) if "step-4" in one)
+    assert names(tmp_path) == ["step-3", os.path.basename(last)]
+    found = dict(saved.read_shards(files_in(last), wanted(["a"])))
+    np.testing.assert_array_equal(all_of(found["a"].data), [1, 1])
+    save()
+    assert checkpoints(str(tmp_path)) == [str(tmp_path / "step-3"), path]
+
+
+def test_old_ones_that_cannot_be_removed_do_not_matter(tmp_path, monkeypatch):
+    for step in (1, 2):
+        write(tmp_path, step, keep=2)
+    failing(monkeypatch, "rename", 2)
+    write(tmp_path, 3, keep=2)
+    monkeypatch.undo()
+    write(tmp_path, 4, keep=2)
+    assert names(tmp_path) == ["step-3", "step-4"]
 
 
 def test_more_files(tmp_path):
@@ -203,6 +295,110 @@ def test_what_killed_jobs_left_is_ignored_and_removed(tmp_path):
     assert names(tmp_path) == ["step-2", "step-3", "step-4.0", "step-x", "xstep-3"]
 
 
+def partial_of(directory, process, host):
+    """A checkpoint that another process is writing, or was."""
+    path = directory / f"step-9.partial-0a-by-{process}-on-{host}"
+    path.mkdir()
+    (path / "file").write_text("")
+    return path
+
+
+def test_what_others_write_now_stays(tmp_path):
+    host = socket.gethostname()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    mine = partial_of(tmp_path, os.getpid(), host)
+    partial_of(tmp_path, ended.pid, host)
+    elsewhere = [partial_of(tmp_path, ended.pid, f"{host}-{n}") for n in range(3)]
+    long_ago = time.time() - 2 * 3600
+    for path in (elsewhere[0], elsewhere[0] / "file", elsewhere[1], elsewhere[2] / "file"):
+        os.utime(path, (long_ago, long_ago))
+    write(tmp_path, 3)
+    assert names(tmp_path) == sorted(["step-3", mine.name, elsewhere[1].name, elsewhere[2].name])
+
+
+def test_two_that_are_written_at_once(tmp_path):
+    with Writing(str(tmp_path), 4, 1, 3) as first:
+        with Writing(str(tmp_path), 4, 1, 3) as second:
+            checkpoint.write_shards(second.paths[0], [owned("a", np.ones(2))])
+        checkpoint.write_shards(first.paths[0], [owned("a", np.full(2, 2.0))])
+    assert names(tmp_path) == ["step-4"]
+    found = dict(saved.read_shards(files_in(first.path), wanted(["a"])))
+    np.testing.assert_array_equal(all_of(found["a"].data), [2, 2])
+
+
+def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatch):
+    """Another job that saves here takes the writer for one that was killed."""
+    path = write(tmp_path, 4)
+    rename, calls = os.rename, []
+
+    def renamed(source, target):
+        rename(source, target)
+        if ".old-" in target and len(calls) < 3:
+            calls.append(target)
+            checkpoint._tidy(str(tmp_path))
+            assert names(tmp_path)[0] == "step-4"
+
+    monkeypatch.setattr(checkpoint.os, "rename", renamed)
+    before = index_of(path)
+    write(tmp_path, 4)
+    assert len(calls) == 3
+    assert names(tmp_path) == ["step-4"]
+    assert index_of(path) not in (None, before)
+
+
+# Ends itself at one point after the other of a save for which there is one of this step already.
+KILLED = """
+import os, sys
+from strategy.checkpoint import Writing
+
+def save(folder, content):
+    with Writing(folder, 4, 1, 3, ["content"]) as writing:
+        writing.add("ps-0-of-1.safetensors", b"")
+        writing.add("content", content)
+
+EVENTS = {"open", "os.listdir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir"}
+
+def killed(folder, point):
+    left = iter(range(point))
+    def hook(event, _):
+        if event in EVENTS and next(left, None) is None:
+            os._exit(1)
+    sys.addaudithook(hook)
+    save(folder, b"new")
+    os._exit(0)
+
+for point in range(1000):
+    folder = f"{sys.argv[1]}/{point}"
+    save(folder, b"old")
+    child = os.fork()
+    if not child:
+        killed(folder, point)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+"""
+
+
+def test_a_save_killed_at_any_point_leaves_one_of_the_two(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
+    found = {}
+    folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    for folder in folders:
+        (last,) = checkpoints(str(folder))
+        assert len(files_in(last)) == 1
+        with open(os.path.join(last, "content")) as file:
+            content = file.read()
+        found.setdefault((os.path.basename(last).partition("-")[2][:5], content), 0)
+        write(folder, 5)
+        assert names(folder) == ["step-4", "step-5"]
+        assert (folder / "step-4" / "content").read_text() == content
+        write(folder, 4)
+        assert names(folder) == ["step-4", "step-5"]
+        assert not (folder / "step-4" / "content").exists()
+    assert list(found) == [("4", "old"), ("4.old", "old"), ("4", "new")]
+    assert len(folders) > 10
+
+
 def test_they_are_in_the_order_of_steps(tmp_path):
     for step in (10, 9, 100, 2):
         write(tmp_path, step, keep=10)
@@ -230,7 +426,7 @@ def test_the_same_step_twice(tmp_path):
     path = write(tmp_path, 4, [owned("a", np.full(2, 9.0))])
     assert names(tmp_path) == ["step-4"]
     found = dict(saved.read_shards(files_in(path), wanted(["a"])))
-    np.testing.assert_array_equal(found["a"].data, [9, 9])
+    np.testing.assert_array_equal(all_of(found["a"].data), [9, 9])
 
 
 def test_values_that_do_not_fit():

@@ -1,6 +1,8 @@
 """Checkpoints are consistent cuts, taken while workers push."""
 
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -91,6 +93,31 @@ def test_two_saves_at_once(make, tmp_path):
     strategy.save(str(tmp_path))
 
 
+def test_workers_that_save_at_once_do_each_other_no_harm(make, tmp_path):
+    cluster = make(servers=2)
+    strategies = [cluster.worker(index) for index in range(2)]
+    v = variable(strategies[0], "v", 3)
+    begin, refusals = threading.Barrier(2), []
+
+    def save(strategy):
+        begin.wait(60)
+        try:
+            return strategy.save(str(tmp_path), extra={"state": b"x" * 100_000})
+        except errors.FailedPreconditionError as error:
+            refusals.append(error.message)
+            return None
+
+    for step in range(30):
+        with ThreadPoolExecutor(2) as pool:
+            paths = list(pool.map(save, strategies))
+        assert set(paths) - {None} == {str(tmp_path / f"step-{step}")}
+        kept = range(max(step - 2, 0), step + 1)
+        assert sorted(os.listdir(tmp_path)) == sorted(f"step-{n}" for n in kept)
+        assert values_in(strategies[0].latest_checkpoint(str(tmp_path)), 2)["v"] == -step
+        optimizers.SGD(1.0).apply_gradients([(np.ones(3), v)]).wait()
+    assert all("is being saved already" in message for message in refusals)
+
+
 @pytest.mark.parametrize("where", ["hold", "save"])
 def test_a_save_that_is_interrupted_holds_nobody_up(make, tmp_path, monkeypatch, where):
     strategy = make(servers=2).worker(0)
@@ -114,7 +141,7 @@ def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
     strategy = make(servers=2).worker(0)
     made = [variable(strategy, name, 3) for name in "ab"]
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(errors.FailedPreconditionError, match=r"file/step-0': .* must be room"):
         strategy.save(str(tmp_path / "file"))
     for n in range(2):
         (tmp_path / f"{n}" / "not a file").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -193,3 +194,82 @@ def test_constants_and_identities():
 def test_what_cannot_be_made(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64"])
+def test_integers_and_bools_are_zeros_by_default(dtype):
+    assert not initial_value(None, (100, 3), np.dtype(dtype)).any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_numbers_are_random_by_default(dtype):
+    value = initial_value(None, (100, 3), np.dtype(dtype)).astype(float)
+    assert 0 < abs(value).max() <= math.sqrt(6 / 103) * 1.01
+    assert len(np.unique(value)) > 30
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "error"),
+    [
+        (1.5, "int32", TypeError),
+        (2.0, "int32", TypeError),
+        (np.float32(2), "uint8", TypeError),
+        ([300, 1.7], "int8", TypeError),
+        ([1, 2.5], "bool", TypeError),
+        (2, "bool", TypeError),
+        (1j, "float32", TypeError),
+        (1j, "bfloat16", TypeError),
+        (np.ones(2, complex), "float64", TypeError),
+        (np.ones(2, np.complex64), "bfloat16", TypeError),
+        (["1", "2"], "float32", TypeError),
+        ([1.0, None], "float32", TypeError),
+        (np.array([1, 2], object), "float32", TypeError),
+        (300, "int8", ValueError),
+        (-1, "uint64", ValueError),
+        (1 << 63, "int64", ValueError),
+        (np.int64(1 << 33), "int32", ValueError),
+        ([1, 300], "uint8", ValueError),
+        (np.array([1, -1]), "uint16", ValueError),
+        (np.array([1, 1 << 40], np.uint64), "int32", ValueError),
+        (lambda shape, dtype: np.full(shape, 2.5), "int32", TypeError),
+        (lambda shape, dtype: None, "float32", TypeError),
+        (initializers.constant(1.5), "int32", TypeError),
+        (initializers.constant(300), "int8", ValueError),
+    ],
+)
+def test_values_that_do_not_fit_the_dtype(given, dtype, error):
+    with pytest.raises(error, match=rf"(cannot become|does not fit) {dtype}, the dtype of"):
+        initial_value(given, (2,), np.dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        (1.5, "bfloat16"),
+        (1.5, "float16"),
+        (True, "int8"),
+        (1 << 70, "float32"),
+        (np.int64(7), "uint8"),
+        (np.float64(0.5), "bfloat16"),
+        ([1.5, 2], "bfloat16"),
+        ([127, -128], "int8"),
+        (np.arange(2), "uint8"),
+        (np.arange(2), "bfloat16"),
+        (np.array([0, (1 << 64) - 1], np.uint64), "uint64"),
+        (np.ones(2, ml_dtypes.bfloat16), "float16"),
+        (np.array([1.5, 2.5], np.longdouble), "float16"),
+        (lambda shape, dtype: np.full(shape, 0.5), "bfloat16"),
+        (initializers.constant(0.5), "float16"),
+        (initializers.constant(), "int32"),
+        (initializers.random_normal(), "bfloat16"),
+    ],
+)
+def test_values_that_fit_the_dtype(given, dtype):
+    value = initial_value(given, (2,), np.dtype(dtype))
+    assert value.dtype == dtype
+    if not callable(given):
+        np.testing.assert_array_equal(value.astype(float), np.broadcast_to(given, 2).astype(float))
+
+
+def test_no_elements_of_any_dtype():
+    assert initial_value([], (0,), np.dtype(np.int8)).dtype == np.int8

@@ -1,22 +1,31 @@
 """Strategies in one plain process: with a Server, and in local mode without one."""
 
+import contextlib
 import copy
+import gc
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from _cases.servers import Cluster, Host, variable
 
 import mpidist
 from mpidist import ClusterSpec
-from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.errors import CancelledError, FailedPreconditionError
+from mpidist.cluster_resolver import (
+    MPIClusterResolver,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+)
+from mpidist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from strategy import (
     ParameterServerStrategy,
     get_variable,
     optimizers,
     parameter_server_strategy,
     variable_creation,
+    variable_scope,
 )
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -97,6 +106,102 @@ class TestLocalMode:
         monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["b:1"]}}')
         assert ParameterServerStrategy().is_chief
 
+    def test_an_evaluator_needs_no_server(self, monkeypatch):
+        config = {"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "evaluator"}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        for arguments in (
+            {"cluster_resolver": TFConfigClusterResolver()},
+            {"cluster_spec": config["cluster"], "task_type": "evaluator"},
+        ):
+            assert ParameterServerStrategy(**arguments).num_workers == 1
+
+    @pytest.mark.parametrize("described", [False, True])
+    @pytest.mark.parametrize(
+        "cluster", [{}, ClusterSpec({}), SimpleClusterResolver(ClusterSpec({}))]
+    )
+    def test_a_cluster_without_jobs_is_none(self, cluster, described, monkeypatch):
+        if described:  # what is given goes before it
+            monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER}))
+        strategy = ParameterServerStrategy(cluster)
+        assert strategy.extended.parameter_devices == ("/device:CPU:0",)
+        v = variable(strategy, "v", 2, 3.0)
+        strategy.configure(cluster_spec={})
+        np.testing.assert_array_equal(v, [3, 3])
+
+    def test_tf_config_that_is_not_set_is_no_cluster(self, monkeypatch):
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        assert ParameterServerStrategy(TFConfigClusterResolver()).num_workers == 1
+
+
+@contextlib.contextmanager
+def tasks_without_others():
+    """What makes a strategy of an evaluator, of a job of two ps tasks, and one without cluster."""
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(stack, servers=2)
+        evaluator = Host(cluster, "evaluator", 0)
+
+        def make(host, **options):
+            return stack.enter_context(ParameterServerStrategy(server=host, **options))
+
+        yield [lambda **o: make(evaluator, **o), lambda **o: make(None, **o)]
+
+
+def step_of(strategy):
+    """What a variable is after a step by SGD."""
+    with strategy.scope():
+        v = get_variable("v", 3, initializer=1.0)
+    optimizers.SGD(1.0).apply_gradients([(np.full(3, 2.0), v)]).wait()
+    return v.read_value().tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "sync", "backup_workers": 1},
+        {"mode": "ssp", "staleness": 0},
+        {"parameter_devices": ["/job:ps/task:1"]},
+        {"parameter_devices": ["/device:CPU:0"]},
+        {"placement": lambda name, shape, dtype: 1},
+        {"transport": "rma"},
+        {"transport": "shared"},
+        {"transport": "p2p"},
+    ],
+)
+def test_options_that_need_other_tasks_have_no_effect_without_them(options):
+    with tasks_without_others() as makes:
+        for make in makes:
+            strategy = make(**options)
+            assert step_of(strategy) == [-1, -1, -1]
+            assert strategy.extended.parameter_devices == ("/device:CPU:0",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "sync", "backup_workers": -1}, "of the workers -1 cannot be for backup"),
+        ({"backup_workers": 1}, "backup_workers are for mode 'sync'"),
+        ({"mode": "ssp", "staleness": -1}, "staleness must be a number of steps"),
+        ({"parameter_devices": []}, r"parameter_devices \[\] are not among"),
+        ({"parameter_devices": ["/job:worker/task:0"]}, "parameter_devices .* are not among"),
+        ({"parameter_devices": ["/job:ps/task:-1"]}, "parameter_devices .* are not among"),
+        ({"placement": lambda name, shape, dtype: -1}, "gives ps -1, and there are 1"),
+        ({"placement": "best"}, "unknown placement 'best'"),
+        ({"mode": "swift"}, "unknown mode 'swift'"),
+    ],
+)
+def test_wrong_options_are_errors_in_local_mode_too(options, message):
+    with tasks_without_others() as makes:
+        for make in makes:
+            with pytest.raises(ValueError, match=message):
+                make(**options)
+
+
+def test_an_evaluator_knows_the_ps_tasks_of_its_job():
+    with tasks_without_others() as (evaluator, alone):
+        with pytest.raises(ValueError, match=r"task:2'\] are not among .*CPU:0.*task:0.*task:1"):
+            evaluator(parameter_devices=["/job:ps/task:2"])
+        alone(parameter_devices=["/job:ps/task:2"])
+
 
 def test_the_cluster_may_be_given_in_many_ways(server):
     resolver = MPIClusterResolver({"ps": 1, "worker": 1})
@@ -123,6 +228,7 @@ def test_the_cluster_may_be_given_in_many_ways(server):
         ({"cluster_spec": {"ps": ["a:1"], "worker": ["b:2"]}}, "the started Server is of"),
         ({"task_type": "chief"}, "task_type is 'chief', and that of the started Server 'worker'"),
         ({"task_id": 1}, "task_id is 1, and that of the started Server 0"),
+        ({"cluster_resolver": {}}, "the started Server is of"),
     ],
 )
 @pytest.mark.usefixtures("server")
@@ -261,3 +367,120 @@ def test_leaving_the_server_drains():
     assert works[-1].result().versions == (6,)
     with pytest.raises((CancelledError, FailedPreconditionError)):
         v.assign(1)
+
+
+@contextlib.contextmanager
+def threads_end(within_s=0.0):
+    """The servers of local mode that the block starts have ended when it is left, or soon."""
+    before = set(threading.enumerate())
+    yield
+    new = [t for t in threading.enumerate() if t not in before and t.name.startswith("ps of ")]
+    for thread in new:
+        thread.join(within_s)
+    assert not any(thread.is_alive() for thread in new)
+
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+
+LARGE = 32 << 18  # float32 elements of 32 MiB
+
+
+class TestClose:
+    def test_local_strategies_give_back_threads_and_memory(self):
+        kept, resident = [], []
+        with threads_end():
+            for size in (5, *[LARGE] * 5):
+                with ParameterServerStrategy() as strategy:
+                    v = variable(strategy, "v", size, "ones", np.float32)
+                    optimizer = optimizers.Adam(0.1)
+                    optimizer.apply_gradients([(np.ones(size, np.float32), v)])
+                kept.append((strategy, v, optimizer))
+                resident.append(resident_mib())
+        assert resident[-1] - resident[0] < 64  # of 5 times 96; the first one loads code
+
+    def test_local_strategies_end_as_garbage(self):
+        before = resident_mib()
+        with threads_end(within_s=10):
+            for _ in range(6):
+                variable(ParameterServerStrategy(), "v", LARGE, "ones", np.float32)
+            gc.collect()
+        assert resident_mib() - before < 64  # of 6 times 32
+
+    def test_a_cluster_that_comes_later_ends_local_mode(self):
+        with threads_end():
+            strategy = ParameterServerStrategy()
+            with mpidist.Server(CLUSTER, "worker", 0):
+                strategy.configure(cluster_spec=CLUSTER)
+
+    def test_nothing_can_be_used_afterwards(self, tmp_path):
+        strategy = ParameterServerStrategy()
+        v = variable(strategy, "v", 40_000)
+        optimizer = optimizers.SGD(1.0)
+        optimizer.apply_gradients([(np.ones(40_000), v)])
+        strategy.close()
+        strategy.close()
+        strategy.finish()
+        for use in (
+            v.read_value,
+            lambda: v.gather([1, 2]),
+            lambda: v.assign(1),
+            lambda: v.scatter_add([0], 1.0),
+            lambda: optimizer.apply_gradients([(np.ones(40_000), v)]),
+            lambda: int(strategy.global_step),
+            lambda: strategy.run(lambda: 1),
+            lambda: strategy.save(str(tmp_path)),
+            lambda: strategy.create_variable("w", (2,), np.float32, "zeros"),
+            lambda: strategy.configure(cluster_spec=CLUSTER),
+            lambda: strategy.scope().__enter__(),
+        ):
+            with pytest.raises(FailedPreconditionError, match="the strategy has been closed"):
+                use()
+
+    def test_what_is_given_stays_open(self):
+        host = _local()
+        for number in range(2):
+            with ParameterServerStrategy(server=host) as strategy, variable_scope(str(number)):
+                assert variable(strategy, "v", 2).assign_add(1) == 2
+        host.close()
+
+    def test_in_a_cluster_the_servers_keep_variables(self):
+        with mpidist.Server(CLUSTER, "worker", 0):
+            with ParameterServerStrategy() as strategy:
+                v = variable(strategy, "v", 400_000)
+                works = [
+                    optimizers.SGD(1.0).apply_gradients([(np.ones(400_000), v)]) for _ in range(3)
+                ]
+            assert all(work.is_success() for work in works)
+            with pytest.raises(FailedPreconditionError, match="the strategy has been closed"):
+                v.read_value()
+            with ParameterServerStrategy() as other:
+                np.testing.assert_array_equal(variable(other, "v", 400_000)[:3], [-3, -3, -3])
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_others_do_not_wait_for_who_has_closed(self, fails):
+        with contextlib.ExitStack() as stack:
+            cluster = Cluster(stack)
+            first, second = (cluster.worker(index, mode="sync") for index in range(2))
+            own, v = (variable(strategy, "v", 3) for strategy in (first, second))
+            with contextlib.suppress(KeyError), first:
+                np.testing.assert_array_equal(own, [0, 0, 0])
+                if fails:
+                    raise KeyError
+            optimizers.SGD(1.0).apply_gradients([(np.ones(3), v)]).wait()
+            np.testing.assert_array_equal(v, [-1, -1, -1])
+
+    @pytest.mark.parametrize(
+        ("own", "seen"), [(ZeroDivisionError, ZeroDivisionError), (None, InvalidArgumentError)]
+    )
+    def test_an_error_of_the_block_hides_that_of_a_push(self, own, seen):
+        def train():
+            with ParameterServerStrategy() as strategy:
+                v = variable(strategy, "v", 3)
+                optimizers.SGD(lambda step: {}["rate"]).apply_gradients([(np.ones(3), v)])
+                if own is not None:
+                    raise own
+
+        with threads_end(), pytest.raises(seen):
+            train()

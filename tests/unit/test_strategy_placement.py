@@ -8,8 +8,16 @@ from _cases.servers import Cluster, variable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist import ClusterSpec
 from mpidist.errors import InvalidArgumentError
-from strategy import optimizers
+from strategy import (
+    GreedyLoadBalancingStrategy,
+    ParameterServerStrategy,
+    RandomStrategy,
+    byte_size_load_fn,
+    optimizers,
+    replica_device_setter,
+)
 from strategy.placement import PLACEMENTS, Placement
 from strategy.shard import Layout
 
@@ -83,6 +91,101 @@ def test_what_is_no_placement():
         placement = Placement(lambda *_, answer=answer: answer, 2)
         with pytest.raises(error, match="placement of variable 'v' gives"):
             placement.choose("v", Layout((), np.uint8))
+
+
+def test_in_local_mode_the_last_ps_stands_for_others():
+    for answer in (0, 1, 2, 7):
+        placement = Placement(lambda *_, answer=answer: answer, 2, alone=True)
+        assert placement.choose("v", Layout((), np.uint8)) == min(answer, 1)
+    with pytest.raises(ValueError, match="gives ps -1"):
+        Placement(lambda *_: -1, 1, alone=True).choose("v", Layout((), np.uint8))
+
+
+class TestTensorFlowsNames:
+    SPEC = {"ps": ["ps0:2222", "ps1:2222"], "worker": ["w0:2222", "w1:2222"]}  # noqa: RUF012
+
+    def test_by_load(self):
+        lengths = [5, 1, 1, 1, 2, 2]
+        for load_fn, expected in (
+            (byte_size_load_fn, [0, 1, 1, 1, 1, 0]),
+            (lambda name, shape, dtype: 1, [0, 1, 0, 1, 0, 1]),
+        ):
+            chosen = GreedyLoadBalancingStrategy(2, load_fn)
+            assert places(Placement(chosen, 2), layouts_of(lengths)) == expected
+
+    def test_bytes(self):
+        assert byte_size_load_fn("v", (3, 5), np.dtype("float32")) == 60
+        assert byte_size_load_fn("v", (), np.dtype("int64")) == 8
+
+    def test_by_name(self):
+        """As TensorFlow's own tests have it."""
+        names = ["Variable", "Variable_1", "Variable_2", "Variable_3"]
+        chooser = RandomStrategy(2, seed=0)
+        assert [chooser(name, (), np.dtype(int)) for name in names] == [1, 0, 1, 1]
+        assert chooser("A unicode \u018e string \xf1", (), np.dtype(int)) == 1
+        others = [RandomStrategy(2, seed)("Variable", (), np.dtype(int)) for seed in range(20)]
+        assert set(others) == {0, 1}
+
+    def test_a_device_setter(self):
+        layouts = layouts_of([9, 1, 1, 0, 5])
+        for arguments in (
+            {"cluster": self.SPEC},
+            {"cluster": ClusterSpec(self.SPEC), "ps_tasks": 7},
+            {"cluster": ClusterSpec(self.SPEC).as_cluster_def()},
+            {"ps_tasks": 2, "ps_device": "/job:ps/cpu:0", "worker_device": "/job:worker/task:1"},
+            {"ps_tasks": 2, "ps_ops": ["Variable", "Other"], "merge_devices": False},
+        ):
+            placement = Placement(replica_device_setter(**arguments), 2)
+            assert places(placement, layouts) == [0, 1, 0, 1, 0]
+        greedy = GreedyLoadBalancingStrategy(2, byte_size_load_fn)
+        assert replica_device_setter(cluster=self.SPEC, ps_strategy=greedy) is greedy
+
+    @pytest.mark.parametrize("arguments", [{}, {"cluster": {"worker": ["a:1"]}}, {"cluster": {}}])
+    def test_a_device_setter_without_ps_tasks(self, arguments):
+        assert replica_device_setter(**arguments) is None
+        assert places(Placement(None, 2), layouts_of([9, 1, 1])) == [0, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("make", "error", "message"),
+        [
+            (lambda: GreedyLoadBalancingStrategy(0, len), ValueError, "num_tasks is 0"),
+            (lambda: GreedyLoadBalancingStrategy(2, 7), TypeError, "load_fn is 7, not a function"),
+            (lambda: RandomStrategy(-1), ValueError, "num_ps_tasks is -1"),
+            (lambda: RandomStrategy(2, "x"), TypeError, "seed must be a whole number"),
+            (lambda: replica_device_setter(-1), ValueError, "ps_tasks is -1"),
+            (lambda: replica_device_setter(2.5), TypeError, "ps_tasks must be a whole number"),
+            (lambda: replica_device_setter(2, "/job:w"), ValueError, "on tasks of job 'ps'"),
+            (lambda: replica_device_setter(2, ""), ValueError, "on tasks of job 'ps'"),
+            (
+                lambda: replica_device_setter(2, worker_device="there"),
+                ValueError,
+                "is no name of a device",
+            ),
+            (
+                lambda: replica_device_setter(2, ps_ops=["MatMul"]),
+                ValueError,
+                "only variables are placed",
+            ),
+            (
+                lambda: replica_device_setter(2, ps_strategy="round_robin"),
+                TypeError,
+                "'round_robin', not a function",
+            ),
+            (lambda: replica_device_setter(cluster=3), TypeError, "ClusterSpec is made"),
+        ],
+    )
+    def test_what_makes_no_sense(self, make, error, message):
+        with pytest.raises(error, match=message):
+            make()
+
+    def test_strategies_take_them(self, cluster):
+        setter = replica_device_setter(cluster=cluster.spec)
+        strategy = cluster.worker(0, placement=setter)
+        made = [variable(strategy, f"v{n}", 3) for n in range(3)]  # behind the global step
+        found = [strategy._connections.index(v.remotes[0].connection) for v in made]
+        assert found == [1, 2, 0]
+        with ParameterServerStrategy(placement=RandomStrategy(5)) as alone:
+            assert variable(alone, "v", 3).assign_add(1) == 2
 
 
 def test_variables_lie_where_they_are_placed(cluster):

@@ -3,6 +3,7 @@
 import threading
 from contextlib import ExitStack
 
+import ml_dtypes
 import numpy as np
 import pytest
 from _cases.servers import Cluster
@@ -19,6 +20,11 @@ from strategy import (
     in_cross_replica_context,
     optimizers,
 )
+from strategy.reductions import reduced
+
+BF16, FP16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+# Sums of these in their own dtype are 256, 0.25 times 3, and infinite.
+HALVES = [(BF16, [256] + [1] * 7), (BF16, [100, -99, 0]), (FP16, [40000, 40000])]
 
 
 @pytest.fixture
@@ -407,3 +413,98 @@ def test_steps_of_replicas_and_workers(make):
             thread.join(60)
         for result in results:
             np.testing.assert_array_equal(result, np.full(2, -(1 + 4 + 16 + 64) / 4))
+
+
+@pytest.mark.parametrize(("dtype", "values"), HALVES)
+@pytest.mark.parametrize("of_variable", ["own", np.float32])
+def test_gradients_of_halves_are_added_in_float32(make, dtype, values, of_variable):
+    strategy = make(len(values))
+    own = dtype if of_variable == "own" else of_variable
+    with strategy.scope():
+        v = get_variable("v", (3,), own, "zeros")
+        table = get_variable("table", (5, 2), own, "zeros")
+
+    def step():
+        grad = np.full(3, values[number()], dtype)
+        rows = IndexedSlices(np.full((1, 2), values[number()], dtype), [4])
+        return optimizers.SGD(1.0).apply_gradients([(grad, v), (rows, table)])
+
+    strategy.run(step).values[0].wait()
+    mean = np.float32(sum(values)) / np.float32(len(values))
+    expected = -mean.astype(own).astype(np.float32)  # rounded once
+    np.testing.assert_allclose(v.read_value().astype(float), [expected] * 3, rtol=1e-6)
+    # Of rows each is divided before all are added.
+    changed = table.read_value().astype(float)
+    np.testing.assert_allclose(changed[4], [expected] * 2, rtol=1e-5)
+    assert not changed[:4].any()
+
+
+@pytest.mark.parametrize(("dtype", "values"), HALVES)
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_assigned_halves_are_added_in_float32(make, dtype, values, name):
+    strategy = make(len(values))
+    with strategy.scope():
+        v = get_variable("v", (3,), np.float32, "zeros", aggregation=name)
+        table = get_variable("table", (5, 2), np.float32, "zeros", aggregation=name)
+
+    def step():
+        v.assign_add(np.full(3, values[number()], dtype))
+        table.scatter_add([4], np.full((1, 2), values[number()], dtype))
+
+    strategy.run(step)
+    expected = sum(values) / (len(values) if name == "mean" else 1)
+    np.testing.assert_allclose(v, [expected] * 3, rtol=1e-6)
+    np.testing.assert_allclose(table.gather(4), [expected] * 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "values"), HALVES)
+def test_halves_that_are_reduced_are_rounded_once(make, dtype, values):
+    def step():
+        context, own = get_replica_context(), np.full(3, values[number()], dtype)
+        return context.all_reduce("mean", [own]), own
+
+    (means,), own = make(len(values)).run(step)
+    mean = np.float32(sum(values)) / np.float32(len(values))
+    for one in means.values:
+        assert one.dtype == dtype
+        np.testing.assert_array_equal(one, np.full(3, mean.astype(dtype)))
+    for axis in (None, 0):
+        wide, rounded = (reduced("mean", own, axis, rounded=given) for given in (False, True))
+        assert (wide.dtype, rounded.dtype) == (np.float32, dtype)
+        np.testing.assert_array_equal(wide, np.full(wide.shape, mean))
+        np.testing.assert_array_equal(rounded, wide.astype(dtype))
+    slices = PerReplica([IndexedSlices(one, [0, 1, 2]) for one in own.values])
+    wide, rounded = (reduced("mean", slices, rounded=given).values for given in (False, True))
+    assert (wide.dtype, rounded.dtype) == (np.float32, dtype)
+
+
+def test_many_halves_along_an_axis():
+    ones = PerReplica([np.ones(1000, BF16)] * 2)
+    assert reduced("sum", ones, axis=0) == 2000
+    assert reduced("sum", ones, axis=0, rounded=True).dtype == BF16
+    mixed = PerReplica([np.full(2, 256, BF16), np.ones(2, FP16)])
+    assert reduced("sum", mixed, rounded=True).tolist() == [257, 257]
+
+
+def test_variables_as_values_of_replicas(make):
+    strategy = make(2)
+    with strategy.scope():
+        v = get_variable("v", (2,), initializer=[1.0, 2.0], aggregation="sum")
+        w = get_variable("w", (2,), initializer=0.0)
+        table = get_variable("table", (3, 2), initializer=0.0, aggregation="mean")
+
+    def step():
+        context = get_replica_context()
+        table.scatter_add([number()], np.asarray(v)[None])
+        slices = IndexedSlices(table, np.arange(3))
+        optimizers.SGD(1.0).apply_gradients([(v, w), (slices, table)])
+        v.assign_add(v)
+        return context.all_reduce("sum", {"v": v}), context.all_gather(v, 0)
+
+    totals, gathered = strategy.run(step)
+    np.testing.assert_array_equal(w, [-1, -2])
+    np.testing.assert_array_equal(table, np.zeros((3, 2)))
+    np.testing.assert_array_equal(v, [3, 6])
+    for total, both in zip(totals["v"].values, gathered.values, strict=True):
+        np.testing.assert_array_equal(total, [6, 12])
+        np.testing.assert_array_equal(both, [3, 6, 3, 6])

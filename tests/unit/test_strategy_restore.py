@@ -1,6 +1,7 @@
 """Saving and restoring a strategy."""
 
 import os
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from mpidist.errors import (
     NotFoundError,
 )
 from strategy import ParameterServerStrategy, checkpoint, get_variable, optimizers
+from strategy.partitioners import FlatPartitioner, fixed_size_partitioner
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -23,11 +25,11 @@ def program():
     """``program(**variables)``: a strategy in a new Server, and its variables."""
     servers = []
 
-    def start(**values):
+    def start(partitioner=None, **values):
         for server in servers:
             server.stop()
         servers.append(mpidist.Server(CLUSTER, "worker", 0))
-        strategy = ParameterServerStrategy()
+        strategy = ParameterServerStrategy(variable_partitioner=partitioner)
         with strategy.scope():
             made = [get_variable(name, initializer=v) for name, v in values.items()]
         return strategy, made
@@ -60,6 +62,42 @@ def test_training_resumes_bit_for_bit(program, tmp_path, shape, new_process, dty
     np.testing.assert_array_equal(v, saved)
     np.testing.assert_array_equal(train(optimizer, v, range(3, 6)), goal)
     assert int(strategy.global_step) == 6
+
+
+WAYS = {
+    "whole": None,
+    "rows": fixed_size_partitioner(3),
+    "columns": fixed_size_partitioner(3, axis=1),
+    "flat": FlatPartitioner(3),
+}
+
+
+@pytest.mark.parametrize("slots", ["the same", "none", "others"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("whole", "whole"), ("whole", "columns"), ("columns", "flat"), ("flat", "columns"),
+     ("columns", "rows"), ("columns", "columns")],
+)  # fmt: skip
+def test_a_restore_takes_memory_for_new_slots_alone(program, tmp_path, first, then, slots):
+    shape, own = (4096, 4096), np.ones((1, 4096), np.float32)  # 64 MiB
+    grad = np.broadcast_to(own, shape)
+    strategy, (v,) = program(WAYS[first], v=np.zeros(shape, np.float32))
+    optimizers.Adam(0.1).apply_gradients([(grad, v)]).wait()
+    path = strategy.save(str(tmp_path))
+    del strategy, v
+    strategy, (v,) = program(WAYS[then], v=np.ones(shape, np.float32))
+    tracemalloc.start()
+    try:
+        if slots != "none":
+            kind = optimizers.Adam if slots == "the same" else optimizers.Adagrad
+            kind(0.1).apply_gradients([(grad, v)]).wait()
+        tracemalloc.reset_peak()
+        strategy.restore(path)
+        nbytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert nbytes < (2 * 64 + 16) << 20  # with the slots
+    np.testing.assert_allclose(v.read_value()[::97, ::101], -0.1, rtol=1e-5)
 
 
 def test_state_that_the_checkpoint_does_not_have_is_gone(program, tmp_path):
@@ -165,6 +203,22 @@ def test_a_save_that_fails_leaves_nothing(program, tmp_path, monkeypatch):
         strategy.save(str(tmp_path))
     assert os.listdir(tmp_path) == []
     np.testing.assert_array_equal(v, [1, 1])
+
+
+def test_a_full_disk_at_the_worker(program, tmp_path, monkeypatch):
+    strategy, (v,) = program(v=np.ones(2))
+    path = strategy.save(str(tmp_path))
+    train(optimizers.SGD(1.0), v, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", _full)
+        with pytest.raises(FailedPreconditionError, match=r"step-1': .*No space left.* be room"):
+            strategy.save(str(tmp_path), extra={"state": bytes(1000)})
+    assert os.listdir(tmp_path) == ["step-0"]
+    assert strategy.restore(path) == 0
+
+
+def _full(_):
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("name", ["../x.json", "index.json", "ps-0-of-1.safetensors", "a/b"])

@@ -1,6 +1,9 @@
 """Restores by several workers, and from several servers: all of a checkpoint or nothing of it."""
 
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -8,7 +11,8 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
-from strategy import ParameterServerStrategy, optimizers, saved
+from strategy import ParameterServerStrategy, optimizers, saved, staging
+from strategy.shard import BLOCK_BYTES
 
 SIZES = {"a": 1000, "b": 10, "c": 5, "d": 3000}
 
@@ -143,6 +147,85 @@ def test_one_that_failed_half_way_can_be_repeated(make, tmp_path, monkeypatch, a
         v.assign(4)
     strategies[1].restore(paths[again])
     check_all(made[1], 4)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_file_that_is_damaged_while_it_is_read(make, tmp_path, monkeypatch, blocks):
+    strategy = make(workers=1).worker(0)
+    v = variable(strategy, "v", 300_000)
+    path = strategy.save(str(tmp_path))
+    v.assign(1)
+    read_into, left = saved.read_into, iter(range(blocks))
+
+    def cut(out, file, start):
+        if out.size > 1 and next(left, None) is None:
+            os.truncate(file, start + 8)
+        read_into(out, file, start)
+
+    with open(f"{path}/ps-0-of-1.safetensors", "rb") as file:
+        content = file.read()
+    monkeypatch.setattr(saved, "read_into", cut)
+    with pytest.raises(errors.DataLossError, match=r"ps-0-of-1.*restore an older one"):
+        strategy.restore(path)
+    monkeypatch.undo()
+    assert v.remotes[0].shared.try_read(np.empty(300_000)) is not None  # of one version
+    with open(f"{path}/ps-0-of-1.safetensors", "wb") as file:
+        file.write(content)
+    strategy.restore(path)
+    check_all({"v": v}, 0)
+
+
+def test_one_that_is_replaced_while_it_is_read(make, tmp_path, monkeypatch):
+    strategy = make(workers=1).worker(0)
+    made = create(strategy, SIZES)
+    path = strategy.save(str(tmp_path / "first"))
+    made["a"].assign(1)
+    other = strategy.save(str(tmp_path / "second"))
+    read_into, calls = saved.read_into, []
+
+    def replaced(*arguments):
+        read_into(*arguments)
+        calls.append(arguments)
+        if len(calls) == 2:
+            os.rename(path, tmp_path / "gone")
+            os.rename(other, path)
+
+    monkeypatch.setattr(saved, "read_into", replaced)
+    with pytest.raises(errors.DataLossError, match="step-0' is gone, or another one is in its"):
+        strategy.restore(path)
+    monkeypatch.undo()
+    strategy.restore(path)
+    np.testing.assert_array_equal(made["a"], np.ones(SIZES["a"]))
+
+
+def test_it_waits_for_a_push_that_is_half_way(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "PATIENCE_S", 0.002)
+    cluster = make()
+    strategies = [cluster.worker(i) for i in range(2)]
+    size, block = 300_000, BLOCK_BYTES // 8
+    one, two = (variable(strategy, "v", size) for strategy in strategies)
+    path = strategies[0].save(str(tmp_path))
+    (connection,) = strategies[1]._connections
+    write, reached, go_on = connection._ring.write, threading.Event(), threading.Event()
+
+    def slowly(flat, *arguments):
+        write(flat[:block], *arguments)
+        reached.set()
+        assert go_on.wait(60)
+        write(flat[block:], *arguments)
+
+    monkeypatch.setattr(connection._ring, "write", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(optimizers.SGD(1.0).apply_gradients, [(np.ones(size), two)])
+        assert reached.wait(60)
+        restoring = pool.submit(strategies[0].restore, path)
+        (server,) = cluster.parameter_servers
+        while not server._pushes._later and not restoring.done():
+            time.sleep(0.001)
+        go_on.set()
+        late.result(60).wait()
+        assert restoring.result(60) == 0
+    np.testing.assert_array_equal(one, np.zeros(size))
 
 
 def test_two_strategies_of_a_worker(make, tmp_path):

@@ -260,6 +260,47 @@ def test_bags(combiner, dtype):
             np.testing.assert_allclose(one.lookup(v), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
+def test_bags_of_integers(dtype):
+    v = get_variable("v", (4, 1), dtype, np.arange(4).reshape(4, 1).astype(dtype))
+    for bags in (
+        Bags([[1, 3], [2]]),
+        Bags([[1, 3], [2]], combiner="sqrtn"),
+        Bags([[1, 3], [2]], [[0.5, 1], [1]], "sum"),
+    ):
+        with pytest.raises(TypeError, match=r"variable 'v' of .* cannot be combined by"):
+            bags.lookup(v)
+    if dtype != np.bool_:
+        assert Bags([[1, 3], [], [2]], combiner="sum").lookup(v).tolist() == [[4], [0], [2]]
+        assert Bags([[1, 3]], [[2, 1]], "sum").lookup(v).tolist() == [[5]]
+
+
+def test_gradients_of_bags_in_other_dtypes():
+    slices = Bags([[1, 2, 1], [0]]).gradient(np.full((2, 1), 3))
+    np.testing.assert_allclose(slices.values, [[1], [1], [1], [3]])
+    slices = Bags([[1, 2, 1], [0]]).gradient(np.ones((2, 1), ml_dtypes.bfloat16))
+    np.testing.assert_allclose(slices.values, [[1 / 3]] * 3 + [[1]], rtol=1e-6)
+    assert Bags([[1], [0]], combiner="sum").gradient(np.ones((2, 1), int)).values.dtype == int
+
+
+def test_variables_as_rows():
+    v = get_variable("v", (4, 2), initializer=0.0)
+    rows = get_variable("rows", initializer=np.float32([[1, 2], [3, 4]]))
+    ids = get_variable("ids", initializer=np.array([3, 1]))
+    v.scatter_add(ids, rows)
+    np.testing.assert_array_equal(v.gather(ids), rows)
+    v.scatter_sub(IndexedSlices(rows, ids))
+    np.testing.assert_array_equal(v, np.zeros((4, 2)))
+    optimizers.SGD(1.0).apply_gradients([(IndexedSlices(rows, ids), v)])
+    np.testing.assert_array_equal(-v.gather(ids), rows)
+
+
+def test_rows_of_halves_are_rounded_once():
+    v = get_variable("v", (2, 1), ml_dtypes.bfloat16, "zeros")
+    v.scatter_add([1, 1, 1], np.float32([[100 / 3], [-33], [0]]))
+    assert v[1, 0] == np.float32(1 / 3).astype(v.dtype)
+
+
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_gradients_of_bags(combiner):
     """Against differences of the loss."""

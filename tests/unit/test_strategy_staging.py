@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.errors import DeadlineExceededError
+from mpidist.config import Config
+from strategy import staging
 from strategy.shard import BLOCK_BYTES
-from strategy.staging import POOL_BYTES, Ring, ring_bytes, slots_for
+from strategy.staging import POOL_BYTES, Ring, RingBrokenError, ring_bytes, slots_for
 
 GUARD = 64
 FLOATS = BLOCK_BYTES // 4
@@ -19,11 +20,11 @@ def nothing():
     return None
 
 
-def make(slots, pump=nothing, limit_s=60.0):
+def make(slots, pump=nothing, lost=lambda: False):
     """Both ends of a ring, and the memory around it."""
     memory = np.zeros(ring_bytes(slots) + 2 * GUARD, np.uint8)
     memory[:GUARD] = memory[-GUARD:] = 0xAB
-    ends = [Ring(memory, GUARD, slots, nothing, pump, limit_s) for _ in range(2)]
+    ends = [Ring(memory, GUARD, slots, nothing, pump, "its mate", lost) for _ in range(2)]
     return (*ends, memory)
 
 
@@ -31,6 +32,8 @@ def read_all(ring, size, dtype):
     """What a server reads; it overwrites each block before it asks for the next."""
     blocks = []
     for block in ring.read(size, dtype):
+        if block is None:
+            continue
         blocks.append(block.copy())
         block[...] = 0
     return np.concatenate(blocks) if blocks else np.empty(0, dtype)
@@ -88,30 +91,53 @@ def test_a_side_that_waits_pumps():
     assert len(written) == 5
 
 
-def test_a_server_that_takes_nothing():
-    pumps = []
-    writer, _, _ = make(2, lambda: pumps.append(1), limit_s=0.01)
-    with pytest.raises(DeadlineExceededError, match=r"did not empty a block .* within 0\.01 s"):
+def test_a_server_that_takes_nothing_is_waited_for(monkeypatch, caplog):
+    """As long as it is there; who waits says so once."""
+    monkeypatch.setattr(staging, "_LOOK_S", 0.0)
+    monkeypatch.setattr(staging, "settings", Config(stall_s=0.0))
+    looks = []
+
+    def lost():
+        looks.append(1)
+        return len(looks) > 50
+
+    writer, _, _ = make(2, lost=lost)
+    with pytest.raises(RingBrokenError, match="its mate has left"):
         writer.write(np.zeros(3 * FLOATS, np.float32), np.float32)
-    assert pumps
+    assert len(looks) == 51
+    assert [record.message for record in caplog.records if "its mate" in record.message][1:] == []
+    assert "its mate, which takes nothing" in caplog.text
 
 
-def test_a_worker_that_puts_nothing():
-    _, reader, _ = make(2, limit_s=0.01)
-    with pytest.raises(DeadlineExceededError, match=r"did not fill a block .* within 0\.01 s"):
-        next(reader.read(1, np.float32))
+def test_a_worker_that_is_late(monkeypatch):
+    monkeypatch.setattr(staging, "PATIENCE_S", 0.001)
+    writer, reader, _ = make(1)
+    blocks = reader.read(FLOATS + 1, np.float32)
+    assert [next(blocks) for _ in range(3)] == [None] * 3
+    writer.write(np.ones(FLOATS, np.float32), np.float32)
+    assert next(blocks).min() == 1
+    assert next(blocks) is None
+    assert reader._emptied[0] == 1  # it was given back when more was asked for
+    writer.write(np.full(1, 7, np.float32), np.float32)
+    assert next(blocks).tolist() == [7]
+    assert list(blocks) == []
 
 
-def test_a_block_is_given_back_only_when_more_is_asked_for():
-    writer, reader, _ = make(1, limit_s=0.01)
+@pytest.mark.parametrize("reason", ["lost", "broken"])
+def test_a_worker_that_puts_nothing_more(monkeypatch, reason):
+    monkeypatch.setattr(staging, "PATIENCE_S", 0.001)
+    gone = []
+    writer, reader, _ = make(2, lost=lambda: bool(gone))
     writer.write(np.ones(FLOATS, np.float32), np.float32)
     blocks = reader.read(2 * FLOATS, np.float32)
     assert next(blocks).min() == 1
-    with pytest.raises(DeadlineExceededError, match="empty"):
-        writer.write(np.ones(1, np.float32), np.float32)
-    with pytest.raises(DeadlineExceededError, match="fill"):
+    assert next(blocks) is None
+    if reason == "lost":
+        gone.append(1)
+    else:
+        reader.broken = "was interrupted"
+    with pytest.raises(RingBrokenError, match=r"its mate (has left|was interrupted)"):
         next(blocks)
-    writer.write(np.ones(1, np.float32), np.float32)
 
 
 def test_a_conversion_that_loses_more_than_precision():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import mpidist
 from mpidist.errors import InvalidArgumentError
 from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.partitioners import FixedShardsPartitioner
 
 
 @pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
@@ -56,6 +57,58 @@ def test_fractions_do_not_become_integers(dtype, value):
     v.assign([1, 2])
     v.assign_add(3)
     np.testing.assert_array_equal(v, [4, 5])
+
+
+@pytest.mark.parametrize(
+    "value", [1 << 33, np.int64(1 << 33), [0, 1 << 33], np.array([0, 1 << 33]), np.uint32(1 << 31)]
+)
+def test_integers_that_do_not_fit(value):
+    v = get_variable("v", 2, np.int32, 7)
+    for change in (v.assign, v.assign_add, v.assign_sub):
+        with pytest.raises(ValueError, match=r"\d+ does not fit int32, the dtype of variable 'v'"):
+            change(value)
+    with pytest.raises(ValueError, match="does not fit int32"):
+        v.scatter_add([1], value if np.ndim(value) == 0 else value[1:])
+    np.testing.assert_array_equal(v, [7, 7])
+
+
+def test_integers_that_fit():
+    small, large = get_variable("s", 2, np.uint8), get_variable("l", 2, np.int64)
+    for value in (np.int64(255), np.array([255, 0], np.uint16), [255, 0]):
+        small.assign(value)
+        assert small[0] == 255
+    large.assign(np.int32(-5))
+    np.testing.assert_array_equal(large, [-5, -5])
+
+
+@pytest.mark.parametrize("value", [1j, np.complex64(1j), np.ones(2, complex), [1j, 0]])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_complex_numbers_do_not_become_others(dtype, value):
+    v = get_variable("v", 2, dtype, 7.0)
+    with pytest.raises(TypeError, match="cannot become"):
+        v.assign(value)
+    np.testing.assert_array_equal(v.read_value().astype(float), [7, 7])
+
+
+@pytest.mark.parametrize("parts", [None, FixedShardsPartitioner(2)])
+@pytest.mark.parametrize("size", [4, 300_000])
+def test_variables_as_values(parts, size):
+    start = random(0, size)
+    v = get_variable("v", size, np.float64, "zeros", partitioner=parts)
+    w = get_variable("w", size, np.float64, start, partitioner=parts)
+    v.assign(w)
+    np.testing.assert_array_equal(v, start)
+    v.assign_add(w)
+    v.assign_sub(v)
+    np.testing.assert_array_equal(v, np.zeros(size))
+    optimizers.SGD(1.0).apply_gradients([(w, v)])
+    np.testing.assert_array_equal(v, -start)
+    np.testing.assert_array_equal(w, start)
+    counts = get_variable("n", size, int)
+    with pytest.raises(TypeError, match="has dtype float64, which cannot become int64"):
+        counts.assign(w)
+    with pytest.raises(ValueError, match="has shape"):
+        v.assign(get_variable("x", size + 1))
 
 
 @pytest.mark.parametrize("value", [np.zeros(3), np.zeros((2, 1)), [1], np.array(1.0)])

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.errors import ResourceExhaustedError
 from strategy import ParameterServerStrategy, get_variable
+from strategy.partitioners import FixedShardsPartitioner
 
 
 @pytest.fixture(autouse=True, params=["auto", "rma", "p2p"])
@@ -42,6 +44,8 @@ def variable(value):
         ({"initializer": np.ones(2, ">f4")}, (2,), "float32"),
         ({"initializer": 5.0, "shape": (2,)}, (2,), "float32"),
         ({"initializer": lambda shape, dtype: np.ones(shape), "shape": 2}, (2,), "float32"),
+        ({"initializer": None, "shape": 2}, (2,), "float32"),
+        ({"initializer": None, "shape": 2, "dtype": int}, (2,), "int64"),
     ],
 )
 def test_shape_and_dtype(arguments, shape, dtype):
@@ -122,6 +126,43 @@ def test_dtypes_that_work(strategy, tmp_path, dtype, size):
     value = v.read_value()
     assert value.dtype == v.dtype
     np.testing.assert_array_equal(value, three)
+
+
+@pytest.mark.parametrize("given", [{}, {"initializer": None}])
+def test_variables_without_an_initializer(given):
+    weights = get_variable("weights", (20, 30), **given).read_value()
+    assert 0 < abs(weights).max() <= np.sqrt(6 / 50)
+    assert len(np.unique(weights)) > 500
+    for name in ("bool", "int8", "int64", "uint16"):
+        assert not get_variable(name, (20, 30), name, **given).read_value().any()
+    with pytest.raises(ValueError, match="needs a shape"):
+        get_variable("w", **given)
+
+
+@pytest.mark.parametrize("parts", [None, FixedShardsPartitioner(2)])
+def test_first_values_that_do_not_fit(parts):
+    with pytest.raises(TypeError, match=r"1.5 cannot become int32, the dtype of variable 'v'"):
+        get_variable("v", 4, np.int32, 1.5, partitioner=parts)
+    with pytest.raises(ValueError, match=r"300 does not fit int8, the dtype of variable 'w'"):
+        get_variable("w", 4, np.int8, [1, 2, 3, 300], partitioner=parts)
+    v = get_variable("v", 4, np.int32, [1, 2, 3, 4], partitioner=parts)
+    np.testing.assert_array_equal(v, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("parts", [None, FixedShardsPartitioner(2)])
+def test_a_variable_as_first_value(parts):
+    v = get_variable("v", initializer=np.arange(6.0).reshape(3, 2), partitioner=parts)
+    w = get_variable("w", initializer=v, partitioner=parts)
+    assert (w.shape, w.dtype) == (v.shape, v.dtype)
+    np.testing.assert_array_equal(get_variable("x", (3, 2), initializer=w), v)
+
+
+@pytest.mark.parametrize("elements", [1 << 45, 1 << 60, 1 << 62])  # which no process can address
+def test_a_variable_that_is_far_too_large(elements):
+    match = rf"ps 0 has no room for variable 'h' of {4 * elements} bytes: its host has"
+    with pytest.raises(ResourceExhaustedError, match=match):
+        get_variable("h", (elements,))
+    np.testing.assert_array_equal(get_variable("h", 3, initializer=1.0), np.ones(3))
 
 
 @pytest.mark.parametrize("bad", ["nonsense", np.ones(3), lambda shape, dtype: 1 / 0])

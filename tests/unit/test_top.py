@@ -7,6 +7,7 @@ import time
 import pytest
 
 from mpidist.cli import main, records
+from mpidist.cli.timeline import events_of
 from mpidist.cli.top import Snapshot
 from mpidist.config import Config
 from mpidist.runtime import metrics
@@ -94,6 +95,20 @@ def test_a_timeline_that_cannot_be_drawn(tmp_path, caplog, monkeypatch):
     metrics.start_timeline(0)
     assert "no timeline is drawn: MPIDIST_TIMELINE=" in caplog.text
     metrics.write_timeline()
+
+
+def test_staleness_in_a_timeline_is_a_mean(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "_tasks", {})
+    task = metrics._tasks["ps 0"] = metrics.TaskMetrics("ps 0")
+    timeline = metrics.Timeline(str(tmp_path), 0)
+    for changes, staleness in ((10, 15), (20, 60), (0, 0), (4, 2)):
+        task.values["changes"] += changes
+        task.values["staleness"] += staleness
+        timeline.write()
+    events = list(events_of(tmp_path / "timeline-0.json"))
+    drawn = [e["args"]["staleness"] for e in events if e["name"] == "ps 0: staleness"]
+    assert drawn == [1.5, 3.0, 0.5]
+    assert [e["args"]["changes"] for e in events if e["name"] == "ps 0: changes"] == [10, 20, 0, 4]
 
 
 def test_a_rank_without_numbers(tmp_path):
