@@ -8,8 +8,9 @@ from mpidist.cluster.roles import (
     validate_cluster_spec,
     worker_count,
 )
-from mpidist.cluster.server import Server, started_server
+from mpidist.cluster.server import Server
 from mpidist.cluster.spec import ClusterSpec
+from mpidist.cluster.started import started_server
 
 __all__ = [
     "ClusterDeviceFilters",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpidist.cluster.arguments import is_message, text, whole_number
 from mpidist.cluster.spec import ClusterSpec
 from mpidist.endpoint import check_protocol
 from mpidist.proto.mpidist_pb2 import ConfigProto, ServerDef
@@ -30,24 +31,29 @@ def server_def(
         A ServerDef of our own.
 
     Raises:
-        TypeError: The first argument, or config, has a wrong type.
+        TypeError: An argument has a wrong type.
         ValueError: The job or the task is missing or unknown, or the protocol is unknown.
     """
-    definition = ServerDef()
-    if _is_server_def(server_or_cluster_def):
-        definition.MergeFromString(server_or_cluster_def.SerializeToString())
+    if is_message(server_or_cluster_def, "ServerDef"):
+        definition = ServerDef.FromString(server_or_cluster_def.SerializeToString())
     else:
-        definition.cluster.CopyFrom(ClusterSpec(server_or_cluster_def).as_cluster_def())
+        definition = ServerDef(cluster=ClusterSpec(server_or_cluster_def).as_cluster_def())
     spec = ClusterSpec(definition.cluster)
-    # A ServerDef with a job name has a task index too: proto3 does not tell 0 from unset.
-    given_index = definition.task_index if definition.job_name else None
-    job = job_name if job_name is not None else definition.job_name or _only_job(spec)
-    index = task_index if task_index is not None else given_index
-    definition.job_name = job
-    definition.task_index = _only_task(spec, job) if index is None else int(index)
-    spec.task_address(job, definition.task_index)
+    # Proto3 does not tell an index of 0 from none: it is one where the ServerDef has a job name.
+    has_index = definition.job_name or definition.task_index
+    if job_name is not None:
+        definition.job_name = text(job_name, "job_name")
+    elif not definition.job_name:
+        definition.job_name = _only_job(spec)
+    job = definition.job_name
+    if task_index is not None:
+        index = whole_number(task_index, "task_index")
+    else:
+        index = definition.task_index if has_index else _only_task(spec, job)
+    spec.task_address(job, index)
+    definition.task_index = index
     if protocol is not None:
-        definition.protocol = protocol
+        definition.protocol = text(protocol, "protocol")
     if definition.protocol:
         check_protocol(definition.protocol)
     if config is not None:
@@ -55,12 +61,8 @@ def server_def(
     return definition
 
 
-def _is_server_def(value: Any) -> bool:
-    return hasattr(value, "SerializeToString") and value.DESCRIPTOR.name == "ServerDef"
-
-
 def _config(config: Any) -> ConfigProto:
-    if not hasattr(config, "SerializeToString"):
+    if not is_message(config, "ConfigProto"):
         raise TypeError(f"config must be a ConfigProto, not {type(config).__name__}")
     return ConfigProto.FromString(config.SerializeToString())
 

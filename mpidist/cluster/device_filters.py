@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from mpidist.cluster.arguments import index_of_task, text
 from mpidist.proto import mpidist_pb2
 
 
@@ -28,11 +29,18 @@ class ClusterDeviceFilters:
             device_filters: Such as ``["/job:ps", "/job:worker/task:1"]``.
 
         Raises:
-            TypeError: They are not strings in a list.
+            TypeError: They are not strings in a list, the job's name is no string, or the index no
+                number.
+            ValueError: There is no such index.
         """
-        if isinstance(device_filters, str) or any(not isinstance(f, str) for f in device_filters):
+        if isinstance(device_filters, str) or not isinstance(device_filters, Iterable):
             raise TypeError(f"device_filters is a list of strings, not {device_filters!r}")
-        self._filters.setdefault(job_name, {})[int(task_index)] = list(device_filters)
+        filters = list(device_filters)
+        if any(not isinstance(each, str) for each in filters):
+            raise TypeError(f"device_filters is a list of strings, not {filters!r}")
+        job = text(job_name, "job_name")
+        index = index_of_task(task_index, f"index of a task of job {job!r}")
+        self._filters.setdefault(job, {})[index] = filters
 
     def as_cluster_device_filters(self) -> mpidist_pb2.ClusterDeviceFilters:
         """Local. The protobuf message: jobs by name, tasks by index."""

@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 
 from mpidist.arena import REMEDY, SHARED_MEMORY, arena_bytes, shared_memory_space
-from mpidist.cluster.members import Members, Task
-from mpidist.cluster.spec import ClusterSpec
+from mpidist.cluster.members import Members
+from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.config import config as settings
 from mpidist.errors import DeadlineExceededError, ResourceExhaustedError
 from mpidist.runtime import world

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mpidist.cluster.arguments import is_message
 from mpidist.cluster.spec import ClusterSpec
 
 TRAINING_JOBS = ("chief", "worker", "evaluator", "ps")
@@ -14,10 +15,9 @@ def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
     """Local. A ClusterSpec of a dict, a ClusterDef or a ClusterSpec.
 
     Raises:
-        ValueError: It is none of these.
-        TypeError: A job's name or an address is not a string.
+        ValueError: It is none of these; or see :class:`ClusterSpec`, as for TypeError.
     """
-    if isinstance(cluster_spec, Mapping | ClusterSpec) or hasattr(cluster_spec, "DESCRIPTOR"):
+    if isinstance(cluster_spec, Mapping | ClusterSpec) or is_message(cluster_spec, "ClusterDef"):
         return ClusterSpec(cluster_spec)
     raise ValueError(
         f"a cluster spec is a dict, a ClusterDef or a ClusterSpec, not {cluster_spec!r}"

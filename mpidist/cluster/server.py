@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
+from mpidist.cluster.addresses import check_addresses, check_alone, check_ranks, ranks_by_address
 from mpidist.cluster.definition import server_def
-from mpidist.cluster.members import Members, Task, ranks_by_address
+from mpidist.cluster.members import Members
 from mpidist.cluster.memory import Memory
-from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec
+from mpidist.cluster.services import Service, make_services
+from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
+from mpidist.cluster.started import forget, make_room, set_started
 from mpidist.config import config as settings
 from mpidist.endpoint import Endpoint, open_endpoint, transport_of
 from mpidist.errors import (
     AlreadyExistsError,
+    DistBackendError,
+    DistNetworkError,
     FailedPreconditionError,
-    InvalidArgumentError,
     NotFoundError,
 )
 from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
 from mpidist.runtime.exits import is_good_end
-
-_started: Server | None = None
-
-
-class Service(Protocol):
-    """What a Server runs for a task of a service job; made as ``factory(server)``."""
-
-    def close(self) -> None:
-        """Local. Serve no more."""
 
 
 class Server:
@@ -41,6 +37,10 @@ class Server:
 
     There is no session: ``target`` names the server, and nothing connects to it by that name
     alone. Use it as a context manager: leaving it drains what is under way.
+
+    A process has one started Server. One that nobody holds any more stays for strategies to find,
+    and is stopped when the process starts the next one. Strategies that use it, a ``join`` that
+    runs and its services hold it.
 
     Args:
         server_or_cluster_def: A ServerDef, a ClusterDef, a ClusterSpec, or a dict.
@@ -53,9 +53,11 @@ class Server:
 
     Raises:
         ValueError: The task cannot be told, or does not exist; or the protocol is unknown.
-        TypeError: The first argument, or config, has a wrong type.
+        TypeError: An argument has a wrong type.
         OpError: Or one of its subclasses, if it cannot start.
     """
+
+    _endpoint: Endpoint | None = None  # also of a Server whose arguments are wrong
 
     def __init__(
         self,
@@ -76,7 +78,6 @@ class Server:
                 "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "
                 "ranks of one MPI world ('mpi'), or all in one process ('inproc')"
             )
-        self._endpoint: Endpoint | None = None
         self._members: Members | None = None
         self._memory: Memory | None = None
         self._own_tasks: list[Task] = []
@@ -130,29 +131,38 @@ class Server:
 
         A Server that could not start is stopped; make a new one to try again.
 
+        A rank is in one cluster at a time: a task that needs a rank that is in another one gives it
+        a second to leave it.
+
         Raises:
-            AlreadyExistsError: Another Server of this process has been started.
+            AlreadyExistsError: Another Server of this process has been started and is held, or
+                another endpoint has the number of this task's.
             DeadlineExceededError: A task has not started in time; the message names it.
-            FailedPreconditionError: The server was stopped, or the cluster needs ranks that a
-                plain process does not have.
-            InvalidArgumentError: Tasks believe in different clusters; the message names them.
+            FailedPreconditionError: The server was stopped, the cluster needs more ranks than there
+                are, or there is no MPI.
+            InvalidArgumentError: Tasks believe in different clusters, an address is no
+                ``<host>:<port>``, or two tasks of a job have the same; the message names them.
         """
-        global _started
         if self._stopped:
             raise FailedPreconditionError("a Server that was stopped cannot start; make a new one")
         if self._endpoint is not None:
             return
-        if _started is not None:
-            raise AlreadyExistsError(f"this process has a Server already: {_started.target}")
+        make_room()
         try:
+            check_addresses(self._spec)
             if self._transport == "mpi":
                 self._start_in_world()
             else:
                 self._start_alone()
-            _started = self
+            set_started(self)
             self._start_services()
-        except BaseException:
+        except BaseException as error:
             self._close()
+            who = f"{self._task[0]} {self._task[1]} cannot start"
+            if isinstance(error, DistNetworkError):  # of the endpoint's number
+                raise AlreadyExistsError(f"{who}: {error}; close that endpoint first") from error
+            if isinstance(error, DistBackendError):
+                raise FailedPreconditionError(f"{who}: {error}") from error
             raise
 
     def join(self) -> None:
@@ -177,6 +187,11 @@ class Server:
                     drain()
         finally:
             self._close()
+
+    def __del__(self) -> None:
+        # A running one gets here through make_room only, which holds it until then.
+        if self._endpoint is not None and not sys.is_finalizing():
+            self.stop()
 
     def __enter__(self) -> Server:
         self.start()
@@ -208,6 +223,11 @@ class Server:
     def own_tasks(self) -> list[Task]:
         """All (job, index) that live in this process, the script's first."""
         return list(self._own_tasks)
+
+    @property
+    def serves(self) -> bool:
+        """Whether services of this process run."""
+        return bool(self._services) and not self._stopped
 
     def own_index(self, job: str) -> int:
         """Local. Index of this process's task of a job; NotFoundError if it has none."""
@@ -259,22 +279,9 @@ class Server:
     # Inside
 
     def _start_alone(self) -> None:
-        own = self._spec.task_address(*self._task)
-        elsewhere = [t for t in self._spec.tasks() if self._spec.task_address(*t) != own]
-        if elsewhere:
-            counts = " ".join(f"--{job} {self._spec.num_tasks(job)}" for job in self._spec.jobs)
-            raise FailedPreconditionError(
-                f"the cluster has {len(elsewhere) + 1} tasks, and this is a plain process: start "
-                f"the script with  mpidist run {counts} SCRIPT"
-            )
-        for job in self._spec.jobs:
-            if self._spec.num_tasks(job) > 1:
-                raise InvalidArgumentError(
-                    f"tasks {self._spec.task_indices(job)} of job {job!r} have the same address "
-                    f"{own}: give each its own"
-                )
-        port = own.rpartition(":")[2]
-        number = int(port) if self._task[0] != "local" and port.isdigit() else None
+        check_alone(self._spec, self._task)
+        port = self._spec.task_address(*self._task).rpartition(":")[2]
+        number = None if self._task[0] == "local" else int(port)
         self._endpoint = open_endpoint("inproc", number)
         self._own_tasks = [self._task, *(t for t in self._spec.tasks() if t != self._task)]
         self._memory = Memory(self._spec, self._own_ps())
@@ -284,6 +291,8 @@ class Server:
         here = world()
         exits().identify(*self._task)
         by_address = ranks_by_address(self._spec, here.hosts)
+        if by_address is None:
+            check_ranks(self._spec, self._task, here.rank, here.size)
         shared = {t: r for t, r in (by_address or {}).items() if self._spec.task_of(r) != t}
         if by_address is not None and by_address[self._task] != here.rank:
             raise FailedPreconditionError(
@@ -305,39 +314,21 @@ class Server:
         return next((index for job, index in self._own_tasks if job == "ps"), None)
 
     def _start_services(self) -> None:
-        from importlib.metadata import entry_points  # slow, and of no use to process groups
-
-        endpoint = self.endpoint
-        known = {point.name: point for point in entry_points(group="mpidist.services")}
-        for job, index in self._own_tasks:
-            if job not in SERVICE_JOBS:
-                continue
-            if job not in known:
-                raise NotFoundError(
-                    f"nothing is installed that serves {job} {index}: the distribution mpidist "
-                    "brings it along; install it (pip install mpidist), do not only put it on the "
-                    "path"
-                )
-            self._services.append(known[job].load()(self))
+        tasks = [task for task in self._own_tasks if task[0] in SERVICE_JOBS]
+        for service in make_services(tasks, self):
+            self._services.append(service)
         # A dedicated task serves in join(); beside a script, services need a thread.
         if self._services and self._task[0] not in SERVICE_JOBS:
-            endpoint.serve_in_thread()
+            self.endpoint.serve_in_thread()
 
     def _close(self) -> None:
-        global _started
         if self._stopped:
             return
         self._stopped = True
-        if _started is self:
-            _started = None
+        forget(self)
         for service in reversed(self._services):
             service.close()
         if self._endpoint is not None:
             if self._members is not None:
                 self._members.announce(TaskState.CLOSED)
             self._endpoint.close()
-
-
-def started_server() -> Server | None:
-    """Local. The Server that this process has started, if it is running."""
-    return _started

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mpidist.cluster.arguments import index_of_task, is_message, text, whole_number
 from mpidist.errors import NotFoundError
 from mpidist.proto.mpidist_pb2 import ClusterDef
 
+Task = tuple[str, int]
 Tasks = dict[int, str]
 
 # Jobs that a Server runs by itself; a script on a rank that has another task too sees the other.
@@ -23,18 +25,24 @@ class ClusterSpec:
             a ClusterDef, ours or another library's; or a ClusterSpec.
 
     Raises:
-        TypeError: It is none of these, or a job's name or an address is not a string.
+        TypeError: It is none of these, a job's name or an address is not a string, or an index is
+            no number.
+        ValueError: There is no such index, or a job or an index is there twice.
     """
 
     def __init__(self, cluster: Any) -> None:
         self._jobs: dict[str, Tasks]
+        # The message that it was made from: it may have fields that are not known here.
+        self._message: ClusterDef | None = None
         if isinstance(cluster, ClusterSpec):
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
-        elif hasattr(cluster, "SerializeToString"):
-            definition = ClusterDef.FromString(cluster.SerializeToString())
-            self._jobs = {job.name: dict(job.tasks) for job in definition.job}
+            self._message = cluster._message  # which nobody changes
+        elif is_message(cluster, "ClusterDef"):
+            self._message = ClusterDef.FromString(cluster.SerializeToString())
+            self._jobs = _jobs([(job.name, dict(job.tasks)) for job in self._message.job])
+            self._message.job.sort(key=lambda job: job.name)
         elif isinstance(cluster, Mapping):
-            self._jobs = {_text(job, "job name"): _tasks(job, t) for job, t in cluster.items()}
+            self._jobs = _jobs(cluster.items())
         else:
             raise TypeError(
                 "a ClusterSpec is made from a dict, a ClusterDef or a ClusterSpec, not from "
@@ -56,9 +64,15 @@ class ClusterSpec:
             A spec whose addresses are ``<host>:<rank>``.
 
         Raises:
+            TypeError: The counts are no dict, or one is no whole number.
             ValueError: The counts do not fit the number of ranks; the message says how.
         """
-        asked = {job: int(count) for job, count in counts.items()}
+        if not isinstance(counts, Mapping):
+            raise TypeError(f"counts is a dict of jobs to numbers of tasks, not {counts!r}")
+        asked = {
+            job: whole_number(count, f"number of tasks of job {job!r}")
+            for job, count in counts.items()
+        }
         open_jobs = [job for job, count in asked.items() if count == -1]
         if len(open_jobs) > 1 or any(count < -1 for count in asked.values()):
             raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {asked}")
@@ -108,11 +122,10 @@ class ClusterSpec:
 
     def as_cluster_def(self) -> ClusterDef:
         """Local. The protobuf message: jobs by name, tasks by index."""
+        if self._message is None:
+            return self._known_def()
         definition = ClusterDef()
-        for name in sorted(self._jobs):
-            job = definition.job.add(name=name)
-            for index in sorted(self._jobs[name]):
-                job.tasks[index] = self._jobs[name][index]
+        definition.CopyFrom(self._message)
         return definition
 
     @property
@@ -170,8 +183,16 @@ class ClusterSpec:
 
     def digest(self) -> bytes:
         """Local. 16 bytes that are equal for equal specs."""
-        data = self.as_cluster_def().SerializeToString(deterministic=True)
+        data = self._known_def().SerializeToString(deterministic=True)
         return hashlib.blake2b(data, digest_size=16).digest()
+
+    def _known_def(self) -> ClusterDef:
+        definition = ClusterDef()
+        for name in sorted(self._jobs):
+            job = definition.job.add(name=name)
+            for index in sorted(self._jobs[name]):
+                job.tasks[index] = self._jobs[name][index]
+        return definition
 
     def _job(self, name: str) -> Tasks:
         if name not in self._jobs:
@@ -179,31 +200,37 @@ class ClusterSpec:
         return self._jobs[name]
 
 
-def _tasks(job: Any, tasks: Any) -> Tasks:
+def _jobs(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Tasks]:
+    jobs: dict[str, Tasks] = {}
+    for name, tasks in pairs:
+        job = text(name, "job name")
+        if job in jobs:
+            raise ValueError(f"job {job!r} is there twice: give all its tasks in one place")
+        jobs[job] = _tasks(job, tasks)
+    return jobs
+
+
+def _tasks(job: str, tasks: Any) -> Tasks:
     if isinstance(tasks, list | tuple):
-        pairs: Any = enumerate(tasks)
+        pairs: Iterable[tuple[Any, Any]] = enumerate(tasks)
     elif isinstance(tasks, Mapping):
-        pairs = ((int(index), address) for index, address in tasks.items())
+        pairs = tasks.items()
     else:
         raise TypeError(
             f"the tasks of job {job!r} must be a list of addresses or a dict of index to address, "
             f"not {type(tasks).__name__}"
         )
-    return {
-        index: _text(address, f"address of task {index} of {job!r}") for index, address in pairs
-    }
-
-
-def _text(value: Any, what: str) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str):
-        raise TypeError(f"the {what} must be a string, not {value!r}")
-    return value
+    addresses: Tasks = {}
+    for key, address in pairs:
+        index = index_of_task(key, f"index of a task of job {job!r}")
+        if index in addresses:
+            raise ValueError(f"task {index} of job {job!r} is there twice: give it one address")
+        addresses[index] = text(address, f"address of task {index} of {job!r}")
+    return addresses
 
 
 def _port(address: str) -> int:
     _, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
+    if not colon or not (port.isascii() and port.isdigit()):
         raise ValueError(f"{address!r} is not <host>:<rank>")
     return int(port)

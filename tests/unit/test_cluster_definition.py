@@ -3,7 +3,7 @@
 import pytest
 
 from mpidist import ClusterSpec, Server
-from mpidist.proto.mpidist_pb2 import ConfigProto, ServerDef
+from mpidist.proto.mpidist_pb2 import ClusterDef, ConfigProto, JobDef, ServerDef
 
 CLUSTER = {"ps": ["a:1"], "worker": ["b:2", "c:3"]}
 
@@ -46,6 +46,10 @@ def test_the_only_job_and_its_only_task_are_inferred():
         ((CLUSTER, "chief", 0), "no such job: 'chief'"),
         ((CLUSTER, "worker", 2), "has no task 2"),
         ((CLUSTER, "worker", -1), "has no task -1"),
+        ((CLUSTER, "worker", 2**40), f"has no task {2**40}"),
+        ((CLUSTER, "", 0), "no such job: ''"),
+        ((given(), "worker"), r"task_index is missing, and job 'worker' has several.*\[0, 1\]"),
+        ((given(task_index=1), "ps"), "job 'ps' has no task 1"),
         ((given(job_name="worker", task_index=7),), "has no task 7"),
         ((CLUSTER, "ps", 0, "pigeon"), "unknown protocol 'pigeon'.*mpi.*grpc"),
         ((given(job_name="ps", protocol="pigeon"),), "unknown protocol 'pigeon'"),
@@ -57,12 +61,56 @@ def test_what_cannot_be_told(arguments, message):
         definition(*arguments)
 
 
-@pytest.mark.parametrize("cluster", [None, 3, ["a:1"], "a:1"])
-def test_wrong_types(cluster):
-    with pytest.raises(TypeError):
+def test_all_arguments_by_name():
+    server = Server(
+        server_or_cluster_def=given(job_name="ps"),
+        job_name="worker",
+        task_index=1,
+        protocol="grpc",
+        config=ConfigProto(allow_soft_placement=True),
+        start=False,
+    )
+    assert server.server_def == given(
+        job_name="worker",
+        task_index=1,
+        protocol="grpc",
+        default_session_config=ConfigProto(allow_soft_placement=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        (None, "NoneType"),
+        (3, "int"),
+        (["a:1"], "list"),
+        ("a:1", "str"),
+        (JobDef(name="worker", tasks={0: "a:1"}), "JobDef"),
+        (ConfigProto(), "ConfigProto"),
+    ],
+)
+def test_what_is_no_cluster(cluster, name):
+    with pytest.raises(TypeError, match=f"not from {name}"):
         definition(cluster)
-    with pytest.raises(TypeError, match="config must be a ConfigProto, not dict"):
-        definition(CLUSTER, "ps", config={})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": {}}, "config must be a ConfigProto, not dict"),
+        ({"config": ClusterDef()}, "config must be a ConfigProto, not ClusterDef"),
+        ({"config": ConfigProto}, "config must be a ConfigProto, not"),
+        ({"job_name": 3}, "the job_name must be a string, not 3"),
+        ({"protocol": 3}, "the protocol must be a string, not 3"),
+        ({"task_index": "x"}, "the task_index must be a whole number, not 'x'"),
+        ({"task_index": "0"}, "the task_index must be a whole number, not '0'"),
+        ({"task_index": 1.7}, "the task_index must be a whole number, not 1.7"),
+        ({"task_index": True}, "the task_index must be a whole number, not True"),
+    ],
+)
+def test_wrong_types(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        definition(CLUSTER, **{"job_name": "worker", "task_index": 0, **arguments})
 
 
 def test_a_server_def_is_taken_as_it_is():
@@ -86,6 +134,18 @@ def test_a_server_def_without_a_job():
     assert (result.job_name, result.task_index) == ("worker", 4)
     with pytest.raises(ValueError, match="job_name is missing"):
         definition(given())
+
+
+def test_a_task_index_without_a_job():
+    workers = {"worker": ["a:1", "b:2", "c:3"]}
+    for result in (
+        definition(given(cluster=workers, task_index=2)),
+        definition(given(cluster=workers, task_index=2), "worker"),
+        definition(given(cluster=workers, task_index=1), "worker", 2),
+        definition(given(task_index=2, cluster={**CLUSTER, **workers}), job_name=b"worker"),
+    ):
+        assert (result.job_name, result.task_index) == ("worker", 2)
+    assert definition(given(cluster=workers, task_index=1), task_index=0).task_index == 0
 
 
 def test_configs_are_merged():

@@ -33,7 +33,7 @@ def test_clusters_in_every_form():
     spec = ClusterSpec(EQUAL)
     for form in (EQUAL, spec, spec.as_cluster_def()):
         assert normalize_cluster_spec(form) == spec
-    for other in (None, ["a:1"], "a:1", 3):
+    for other in (None, ["a:1"], "a:1", 3, mpidist_pb2.ServerDef(), mpidist_pb2.ClusterDef):
         with pytest.raises(ValueError, match="a cluster spec is"):
             normalize_cluster_spec(other)
 
@@ -79,6 +79,27 @@ def test_device_filters():
     )
     assert [job.name for job in message.jobs] == ["ps", "worker"]
     assert list(message.jobs[1].tasks[1].device_filters) == ["/job:ps", "/job:worker/task:1"]
-    for wrong in ("/job:ps", [1], [b"/job:ps"]):
+    for wrong in ("/job:ps", [1], [b"/job:ps"], None, 3):
         with pytest.raises(TypeError, match="a list of strings"):
             filters.set_device_filters("ps", 0, wrong)
+    same.set_device_filters(b"ps", "0", (each for each in ["/job:worker"]))
+    assert filters == same
+
+
+@pytest.mark.parametrize(
+    ("job", "index", "error", "text"),
+    [
+        (3, 0, TypeError, "the job_name must be a string, not 3"),
+        (None, 0, TypeError, "the job_name must be a string, not None"),
+        ("ps", None, TypeError, "index of a task of job 'ps' must be a whole number, not None"),
+        ("ps", True, TypeError, "must be a whole number, not True"),
+        ("ps", -1, ValueError, "must be a whole number from 0 to 2147483647, not -1"),
+        ("ps", 2**40, ValueError, f"must be a whole number from 0 to 2147483647, not {2**40}"),
+        ("ps", "x", ValueError, "must be a whole number from 0 to 2147483647, not 'x'"),
+    ],
+)
+def test_device_filters_of_what_is_no_task(job, index, error, text):
+    filters = ClusterDeviceFilters()
+    with pytest.raises(error, match=text):
+        filters.set_device_filters(job, index, ["/job:ps"])
+    assert filters == ClusterDeviceFilters()

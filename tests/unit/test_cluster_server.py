@@ -1,5 +1,8 @@
 """Servers in a plain process."""
 
+import re
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist import Server, errors, open_endpoint, started_server
+from mpidist import Endpoint, Server, errors, open_endpoint, started_server
 from mpidist.proto.mpidist_pb2 import ConfigProto
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -38,7 +41,11 @@ def test_a_local_server():
         assert server.cluster_spec == {"local": {0: "localhost:0"}}
         assert server.server_def.default_session_config == config
         assert server.own_tasks == [("local", 0)]
-    assert Server.create_local_server(start=False).server_def.job_name == "local"
+    config = ConfigProto(intra_op_parallelism_threads=3)
+    server = Server.create_local_server(config=config, start=False)
+    assert server.server_def.job_name == "local"
+    assert server.server_def.default_session_config == config
+    assert started_server() is None
 
 
 def test_what_is_given_out_is_a_copy():
@@ -81,11 +88,63 @@ def test_one_server_at_a_time():
         assert started_server() is second
 
 
+def test_one_that_nobody_holds_makes_room():
+    server = Server({"a": ["h:9005"]})
+    endpoint = server.endpoint
+    del server
+    assert endpoint.address.port == 9005
+    assert started_server().endpoint is endpoint  # as a strategy finds it
+    with Server({"a": ["h:9005"]}) as second:
+        assert second.endpoint is not endpoint
+        with pytest.raises(errors.CancelledError, match="is closed"):
+            endpoint.call(second.endpoint.address, "a/B")
+
+
+def test_one_that_only_its_strategy_held_is_drained():
+    drained = []
+
+    def script():
+        server = Server({"a": ["h:9005"]})
+        server.on_drain(lambda: drained.append(server.target))  # they hold each other
+
+    script()
+    with Server({"a": ["h:9005"]}):
+        assert drained == ["inproc://h:9005"]
+
+
+def test_one_that_joins_is_held(monkeypatch):
+    begun, serve = threading.Event(), Endpoint.serve
+    monkeypatch.setattr(Endpoint, "serve", lambda self, until: begun.set() or serve(self, until))
+    joined = threading.Thread(target=lambda: Server({"a": ["h:9005"]}).join())
+    joined.start()
+    assert begun.wait(30)
+    fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match=r"stop\(\) it first")
+    assert joined.is_alive()
+    started_server().stop()
+    joined.join(30)
+    assert not joined.is_alive()
+
+
+def test_one_whose_services_run_is_held(services):
+    Server(CLUSTER, "worker")
+    fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match=r"stop\(\) it first")
+    ask(started_server())
+    started_server().stop()
+    assert services == ["made", "closed"]
+
+
+def test_one_that_is_left_at_the_end_of_a_script():
+    script = "import mpidist; mpidist.Server({'a': ['h:1']}); s = mpidist.Server({'a': ['h:1']})"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("cluster", "line"),
     [
         ({"worker": ["a:1", "b:2"]}, "mpidist run --worker 2 SCRIPT"),
         ({"ps": ["a:1"], "worker": ["b:1"]}, "mpidist run --ps 1 --worker 1 SCRIPT"),
+        ({"x": [], "chief": ["a:1"], "worker": ["b:1"]}, "run --job chief=1 --worker 1 SCRIPT"),
     ],
 )
 def test_a_cluster_of_several_hosts_needs_a_launcher(cluster, line):
@@ -99,11 +158,50 @@ def test_two_tasks_of_a_job_at_one_address(job):
     fails_to_start(cluster, "worker", 0, error=ValueError, match=f"job '{job}' have the same")
 
 
+@pytest.mark.parametrize("cluster", [{"w": {1: "b:1", 4: "b:1", 2: "c:1"}}, {"w": ["b:1", "b:01"]}])
+def test_two_tasks_of_a_job_at_one_address_elsewhere(cluster):
+    fails_to_start(
+        {"ps": ["a:1"], **cluster},
+        "ps",
+        0,
+        error=errors.InvalidArgumentError,
+        match=r"tasks \[., .\] of job 'w' have the same address b:1: give each its own",
+    )
+    assert started_server() is None
+
+
+@pytest.mark.parametrize(
+    "address", ["garbage", "", "a:", ":1", "a:x", "a:-1", "a:²", "a:1 ", "a:1\n", "a:" + "1" * 5000]
+)
+def test_addresses_without_a_port(address):
+    for cluster, job in (({"w": [address]}, "w"), ({"a": ["h:1"], "w": [address]}, "a")):
+        fails_to_start(
+            cluster,
+            job,
+            0,
+            error=errors.InvalidArgumentError,
+            match=re.escape(f"the address {address!r} of w 0 has no host or no port: give each"),
+        )
+
+
 def test_an_endpoint_number_in_use():
     with open_endpoint("inproc", 77):
-        fails_to_start({"a": ["localhost:77"]}, error=errors.DistNetworkError, match="in use")
+        fails_to_start(
+            {"a": ["localhost:77"]},
+            error=errors.AlreadyExistsError,
+            match="a 0 cannot start: inproc://localhost:77 is in use already; close that endpoint",
+        )
     with Server({"a": ["localhost:77"]}) as server:
         assert server.endpoint.address.port == 77
+
+
+def test_without_mpi(monkeypatch):
+    def world():
+        raise errors.DistBackendError("mpi4py finds no MPI library")
+
+    monkeypatch.setattr("mpidist.cluster.server.world", world)
+    fails_to_start({"a": ["h:1"]}, protocol="mpi", match="a 0 cannot start: mpi4py finds no MPI")
+    assert started_server() is None
 
 
 def test_all_jobs_of_one_process():

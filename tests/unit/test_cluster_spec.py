@@ -1,12 +1,15 @@
 """ClusterSpec: TensorFlow's rules, and ranks."""
 
+from math import inf, nan
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import ClusterSpec
 from mpidist.errors import NotFoundError
-from mpidist.proto.mpidist_pb2 import ClusterDef
+from mpidist.proto.mpidist_pb2 import ClusterDef, ConfigProto, JobDef, ServerDef
 
 SPARSE = {"ps": ["a:1", "b:2"], "worker": {3: "d:4", 1: "c:3"}}
 
@@ -98,15 +101,46 @@ def test_equality_with_other_things():
 
 
 def test_bytes_and_keys_become_text_and_numbers():
-    assert ClusterSpec({b"a": [b"x"], "b": {"7": "y"}}) == {"a": {0: "x"}, "b": {7: "y"}}
+    tasks = {"7": "y", 3.0: "z", b"4": "v", np.int32(5): "w"}
+    assert ClusterSpec({b"a": [b"x"], "b": tasks}) == {
+        "a": {0: "x"},
+        "b": {7: "y", 3: "z", 4: "v", 5: "w"},
+    }
+    assert ClusterSpec({"a": {2**31 - 1: "x"}}).task_indices("a") == [2**31 - 1]
 
 
 @pytest.mark.parametrize(
     "cluster",
-    [None, 3, "worker", ["a:1"], {"a": "b:1"}, {"a": 3}, {"a": [3]}, {"a": {0: None}}, {1: ["x"]}],
+    [
+        *(None, 3, "worker", ["a:1"], {"a": "b:1"}, {"a": 3}, {"a": [3]}, {"a": {0: None}}),
+        *({1: ["x"]}, {"a": {None: "x"}}, {"a": {True: "x"}}, {"a": {(1,): "x"}}),
+        *(ServerDef(job_name="a"), JobDef(name="a", tasks={0: "x"}), ConfigProto(), ClusterDef),
+    ],
 )
 def test_wrong_types(cluster):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"must be|is made from"):
+        ClusterSpec(cluster)
+
+
+@pytest.mark.parametrize("index", ["x", "", b"x", "1.5", 1.7, nan, inf, -1, "-1", 2**31, 2.0**40])
+def test_indices_that_cannot_be(index):
+    message = f"index of a task of job 'w' must be a whole number from 0 to .*, not {index!r}"
+    with pytest.raises(ValueError, match=message):
+        ClusterSpec({"w": {index: "a:1"}})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "what"),
+    [
+        ({"w": {1: "a:1", "1": "b:1"}}, "task 1 of job 'w' is there twice"),
+        ({"w": {1: "a:1", "1": "a:1"}}, "task 1 of job 'w' is there twice"),
+        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is there twice"),
+        (ClusterDef(job=[JobDef(name="w"), JobDef(name="w")]), "job 'w' is there twice"),
+        (ClusterDef(job=[JobDef(name="w", tasks={-1: "a:1"})]), "must be a whole number from 0"),
+    ],
+)
+def test_nothing_is_lost_where_two_are_one(cluster, what):
+    with pytest.raises(ValueError, match=what):
         ClusterSpec(cluster)
 
 
@@ -185,6 +219,18 @@ def test_ranks_in_the_order_of_the_jobs(numbers, first_rank, data):
 def test_counts_that_do_not_fit(counts, ranks, message):
     with pytest.raises(ValueError, match=message):
         ClusterSpec.from_counts(counts, ["h"] * ranks)
+
+
+@pytest.mark.parametrize("counts", [["worker"], "worker", 4, None])
+def test_counts_that_are_no_dict(counts):
+    with pytest.raises(TypeError, match="counts is a dict of jobs to numbers of tasks, not "):
+        ClusterSpec.from_counts(counts, ["h"] * 4)
+
+
+@pytest.mark.parametrize("count", [None, [0, 1], 1.7, 2.0, True, "2"])
+def test_counts_that_are_no_numbers(count):
+    with pytest.raises(TypeError, match="the number of tasks of job 'worker' must be a whole numb"):
+        ClusterSpec.from_counts({"worker": count}, ["h"] * 2)
 
 
 def test_the_script_of_a_shared_rank_is_not_the_service():

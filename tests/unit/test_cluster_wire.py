@@ -10,8 +10,8 @@ TYPES = descriptor_pb2.FieldDescriptorProto
 # Field number, name and type of each message: cluster.proto, tensorflow_server.proto,
 # device_filters.proto and config.proto. A type in braces is a map's; one with a star is repeated.
 MESSAGES = {
-    "JobDef": ["1 name string", "2 tasks {int32,string}"],
-    "ClusterDef": ["1 job JobDef*"],
+    "JobDef": ["1 name string", "2 tasks {int32,string}", "99 future string"],
+    "ClusterDef": ["1 job JobDef*", "99 future string"],
     "TaskDeviceFilters": ["1 device_filters string*"],
     "JobDeviceFilters": ["1 name string", "2 tasks {int32,TaskDeviceFilters}"],
     "ClusterDeviceFilters": ["1 jobs JobDeviceFilters*"],
@@ -124,6 +124,59 @@ def test_unknown_fields_survive(other):
     theirs.default_session_config.future = "y"
     server = Server(theirs, start=False)
     assert other["ServerDef"].FromString(to_bytes(server.server_def)) == theirs
+
+
+def test_unknown_fields_of_a_cluster_survive(other):
+    theirs = server_def(other.__getitem__).cluster
+    theirs.future, theirs.job[1].future = "x", "y"
+    spec = ClusterSpec(theirs)
+    known = ClusterSpec(spec.as_dict())
+    spec.as_cluster_def().job[0].name = "changed"  # a copy
+    theirs_sorted = other["ClusterDef"]()
+    theirs_sorted.CopyFrom(theirs)
+    theirs_sorted.job.sort(key=lambda job: job.name)
+    for message in (
+        spec.as_cluster_def(),
+        ClusterSpec(spec).as_cluster_def(),
+        Server(theirs, "ps", start=False).server_def.cluster,
+        Server(spec, "ps", start=False).server_def.cluster,
+        Server(theirs, "ps", start=False).cluster_spec.as_cluster_def(),
+    ):
+        assert other["ClusterDef"].FromString(to_bytes(message)) == theirs_sorted
+    # They are no part of what tasks believe in.
+    assert spec == known
+    assert spec.digest() == known.digest()
+
+
+def test_other_messages_of_another_library(other):
+    cluster = {"worker": ["a:1"]}
+    for name in ("ServerDef", "JobDef", "ConfigProto"):
+        with pytest.raises(TypeError, match=f"not from {name}"):
+            ClusterSpec(other[name]())
+    for name in ("ClusterDef", "ServerDef", "JobDef"):
+        with pytest.raises(TypeError, match=f"config must be a ConfigProto, not {name}"):
+            Server(cluster, config=other[name](), start=False)
+    with pytest.raises(TypeError, match="not from JobDef"):
+        Server(other["JobDef"](), start=False)
+
+
+def test_messages_of_tensorflow():
+    tensorflow = pytest.importorskip("tensorflow")
+    theirs = tensorflow.train.ClusterSpec({"ps": ["a:1"], "worker": {3: "b:2", 1: "c:3"}})
+    cluster = theirs.as_cluster_def()
+    config = tensorflow.compat.v1.ConfigProto(intra_op_parallelism_threads=4)
+    definition = tensorflow.train.ServerDef(cluster=cluster, job_name="worker", task_index=3)
+    for server in (
+        Server(definition, config=config, start=False),
+        Server(cluster, "worker", 3, config=config, start=False),
+    ):
+        assert ClusterSpec(server.server_def.cluster) == ClusterSpec(theirs.as_dict())
+        assert (server.job_name, server.task_index) == ("worker", 3)
+        assert server.server_def.default_session_config.intra_op_parallelism_threads == 4
+    for wrong in (definition, config, cluster.job[0], tensorflow.train.ClusterDef):
+        for kind in (ClusterSpec, tensorflow.train.ClusterSpec):
+            with pytest.raises(TypeError):
+                kind(wrong)
 
 
 def test_messages_of_another_library(other):

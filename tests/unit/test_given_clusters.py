@@ -140,7 +140,9 @@ def test_master_of_a_session_and_of_one_task(tf_config):
         assert TFConfigClusterResolver().master() == ""
 
 
-@pytest.mark.parametrize("text", ["", "  ", "{}"])
+@pytest.mark.parametrize(
+    "text", ["", "  ", "{}", '{"cluster": {}, "task": {}}', '{"cluster": null, "task": null}']
+)
 def test_without_tf_config(tf_config, text):
     tf_config(text)
     resolver = TFConfigClusterResolver()
@@ -164,18 +166,33 @@ def test_a_task_that_is_not_named(tf_config):
         "{", "[]", "7", '"x"', "nonsense", '{"cluster": 7}', '{"cluster": ["a:1"]}',
         '{"cluster": {"worker": "a:1"}}', '{"cluster": {"worker": [1]}}',
         '{"cluster": {"worker": {"x": "a:1"}}}', '{"cluster": {"worker": 3}}',
+        '{"cluster": []}', '{"cluster": false}', '{"cluster": 0}', '{"cluster": ""}',
+        '{"cluster": {"worker": {"0": "a:1", "00": "b:1"}}}',
+        '{"cluster": {"worker": {"0": "a:1", "0": "b:1"}}}',
+        '{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}}',
+        '{"cluster": {"worker": ["a:1"]}, "cluster": {}}',
+        '{"cluster": {"worker": {"%s": "a:1"}}}' % ("9" * 5000), "9" * 5000,
+        '{"cluster": {}, "task": {"index": %s}}' % ("9" * 5000),
     ],
 )  # fmt: skip
 def test_broken_tf_config(tf_config, text):
     tf_config(text)
-    with pytest.raises(InvalidArgumentError, match="TF_CONFIG"):
+    with pytest.raises(InvalidArgumentError, match="TF_CONFIG") as caught:
         TFConfigClusterResolver().cluster_spec()
+    assert len(str(caught.value)) < 1000
+
+
+def test_indices_in_tf_config(tf_config):
+    tf_config({"cluster": {"worker": {"0": "a:1", "10": "b:1", "2": "c:1"}}})
+    spec = TFConfigClusterResolver().cluster_spec()
+    assert spec == {"worker": {0: "a:1", 2: "c:1", 10: "b:1"}}
 
 
 @pytest.mark.parametrize(
     "task",
     ['"worker"', "[1]", '{"index": "one"}', '{"index": [1]}', '{"index": 1.7}', '{"index": true}',
-     '{"index": 1e400}', '{"type": ["worker"]}'],
+     '{"index": 1e400}', '{"type": ["worker"]}', "[]", "false", "0", '""',
+     '{"index": 1, "index": 2}', '{"index": "%s"}' % ("9" * 5000)],
 )  # fmt: skip
 def test_broken_task_in_tf_config(tf_config, task):
     tf_config(f'{{"cluster": {{}}, "task": {task}}}')

@@ -1,0 +1,56 @@
+"""Names, numbers and messages as users give them. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+from operator import index
+from typing import Any
+
+# What a protobuf message has room for.
+_LAST_INDEX = 2**31 - 1
+
+
+def text(value: Any, what: str) -> str:
+    """Local. A name or an address as a str; TypeError if it is neither str nor bytes."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"the {what} must be a string, not {value!r}")
+    return value
+
+
+def whole_number(value: Any, what: str) -> int:
+    """Local. A number as Python's; TypeError if it is none, not whole, or a bool."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return index(value)
+    raise TypeError(f"the {what} must be a whole number, not {value!r}")
+
+
+def index_of_task(value: Any, what: str) -> int:
+    """Local. The index of a task; ``"7"`` and ``7.0`` are 7, as for TensorFlow.
+
+    Args:
+        value: What was given.
+        what: What it is the index of, for messages.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not whole, or there is no such index.
+    """
+    try:
+        number = int(value) if isinstance(value, str | bytes | float) else whole_number(value, what)
+    except (ValueError, OverflowError):  # another text, NaN, infinity
+        number = -1
+    if not 0 <= number <= _LAST_INDEX or (isinstance(value, float) and value != number):
+        raise ValueError(
+            f"the {what} must be a whole number from 0 to {_LAST_INDEX}, not {value!r}"
+        )
+    return number
+
+
+def is_message(value: Any, name: str) -> bool:
+    """Local. Whether a value is a protobuf message of that name, ours or another library's."""
+    if isinstance(value, type) or not hasattr(value, "SerializeToString"):
+        return False
+    return bool(value.DESCRIPTOR.name == name)

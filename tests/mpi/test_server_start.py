@@ -1,0 +1,265 @@
+"""What keeps the Servers of a cluster from starting on real ranks, and what does not."""
+
+import time
+
+import pytest
+from _cases.clusters import spec_of
+from _cases.endpoints import LIMIT_S
+from _cases.jobs import run_ranks
+
+from mpidist import ClusterSpec, Server, errors, open_endpoint, started_server
+from mpidist.cluster import members
+from mpidist.cluster.members import mailbox
+from mpidist.runtime import world as start_world
+from strategy import ParameterServerStrategy
+
+
+@pytest.fixture
+def world(world):
+    start_world()  # collective: not where a test has some ranks wait for others
+    return world
+
+
+def by_rank(count):
+    """A cluster of the first ranks."""
+    return ClusterSpec.from_counts({"worker": count}, start_world().hosts[:count])
+
+
+def wait_until(condition):
+    """Serve the mailbox of this rank until a condition holds."""
+    assert mailbox().endpoint.serve(condition, time.monotonic() + LIMIT_S)
+
+
+def names_both(rank):
+    return pytest.raises(
+        errors.InvalidArgumentError,
+        match=rf"rank [01] \(worker [01]\) has another cluster spec than rank {rank} ",
+    )
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("addresses", ["of another kind", "with ranks"])
+def test_more_tasks_than_ranks(world, addresses):
+    host = start_world().host
+    cluster = ClusterSpec.from_counts({"ps": 1, "worker": 2}, [host] * 3)
+    if addresses == "of another kind":
+        cluster = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:1"]})
+    job, task = cluster.tasks()[world.rank]
+    began = time.monotonic()
+    with pytest.raises(
+        errors.FailedPreconditionError,
+        match=rf"{job} {task} on rank {world.rank} cannot start: the cluster has 3 tasks, and the "
+        r"world has 2 ranks\..* mpidist run --ps 1 --worker 2 SCRIPT",
+    ):
+        Server(cluster, job, task)
+    took_s = time.monotonic() - began
+    world.Barrier()
+    assert took_s < 5
+    assert started_server() is None
+
+
+@pytest.mark.ranks(2)
+def test_more_tasks_than_ranks_where_some_share_one(world):
+    hosts = start_world().hosts
+    spec = ClusterSpec(
+        {"ps": [f"{hosts[0]}:0"], "worker": [f"{h}:{r}" for r, h in enumerate(hosts)]}
+    )
+    with Server(spec, "worker", world.rank) as server:
+        tasks = server.own_tasks
+        server.job_group("worker").barrier()
+    assert tasks == [("worker", world.rank), *([("ps", 0)] if world.rank == 0 else [])]
+
+
+@pytest.mark.ranks(2)
+def test_two_tasks_of_a_job_at_one_address(world):
+    began = time.monotonic()
+    with pytest.raises(
+        errors.InvalidArgumentError,
+        match=r"tasks \[0, 1\] of job 'worker' have the same address a:2222: give each its own",
+    ):
+        Server({"worker": ["a:2222", "a:2222"]}, "worker", world.rank)
+    took_s = time.monotonic() - began
+    world.Barrier()
+    assert took_s < 5
+
+
+@pytest.mark.ranks(2)
+def test_the_number_of_the_rank_is_in_use(world):
+    with (
+        open_endpoint("mpi", world.rank) as endpoint,
+        pytest.raises(
+            errors.AlreadyExistsError,
+            match=f"worker {world.rank} cannot start: {endpoint.address} is in use already; close",
+        ),
+    ):
+        Server(by_rank(2), "worker", world.rank)
+    world.Barrier()
+    with Server(by_rank(2), "worker", world.rank):
+        world.Barrier()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("first", ["those who need nobody", "who needs them"])
+def test_a_cluster_that_counts_on_ranks_of_another(world, first):
+    """Two ranks believe in a cluster of two and start; the third believes in one of three."""
+    if world.rank < 2:
+        if first == "who needs them":
+            wait_until(lambda: mailbox().said[2])
+        with Server(by_rank(2), "worker", world.rank):
+            world.Barrier()
+            world.Barrier()
+    else:
+        if first == "those who need nobody":
+            world.Barrier()
+        began = time.monotonic()
+        with names_both(2):
+            Server(by_rank(3), "worker", 2)
+        took_s = time.monotonic() - began
+        if first == "who needs them":
+            world.Barrier()
+        world.Barrier()
+        assert took_s < 10
+    # What they have said of the clusters that were is forgotten.
+    with Server(by_rank(3), "worker", world.rank):
+        world.Barrier()
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_of_a_cluster_of_its_own_is_missed(world):
+    """Two ranks wait for the third, which believes that it is alone."""
+    if world.rank == 2:
+        alone = ClusterSpec.from_counts({"worker": 1}, [start_world().host], 2)
+        with Server(alone, "worker", 0):
+            world.Barrier()
+    else:
+        with pytest.raises(
+            errors.InvalidArgumentError,
+            match=rf"rank 2 \(worker 0\) has another cluster spec than rank {world.rank} \(worker",
+        ):
+            Server(by_rank(3), "worker", world.rank)
+        world.Barrier()
+    with Server(by_rank(3), "worker", world.rank):
+        world.Barrier()
+
+
+@pytest.mark.ranks(3)
+def test_specs_that_differed_before_a_rank_came(world):
+    """Two ranks have found it out, and have given up, when the third starts."""
+    spec = ClusterSpec({"worker": ["a:1", "b:1", "c:2" if world.rank == 1 else "c:1"]})
+    if world.rank == 2:
+        world.Barrier()
+    with pytest.raises(errors.InvalidArgumentError, match=r"has another cluster spec than rank"):
+        Server(spec, "worker", world.rank)
+    if world.rank < 2:
+        world.Barrier()
+    world.Barrier()
+    # And all may try again, some later than others.
+    if world.rank == 2:
+        digest = by_rank(3).digest()
+        wait_until(lambda: any(word.cluster_digest == digest for word in mailbox().said[0]))
+    with Server(by_rank(3), "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(3)
+def test_ranks_that_claim_one_task_before_another_does(world):
+    if world.rank == 2:
+        world.Barrier()
+    with pytest.raises(errors.InvalidArgumentError, match=r"ranks . and . both say that they are"):
+        Server({"worker": ["a:1", "b:1", "c:1"]}, "worker", 0)
+    if world.rank < 2:
+        world.Barrier()
+    world.Barrier()
+    with Server(by_rank(3), "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(3)
+def test_clusters_beside_each_other(world, monkeypatch):
+    """One of rank 0, and one of the others, whose addresses do not say so."""
+    monkeypatch.setattr(members, "_PATIENCE_S", 0.0)
+    if world.rank == 0:
+        with Server(by_rank(1), "worker", 0):
+            world.Barrier()
+            world.Barrier()
+    else:
+        world.Barrier()
+        if world.rank == 2:
+            wait_until(lambda: mailbox().said[1])
+        with Server({"worker": ["a:1", "b:1"]}, "worker", world.rank - 1) as server:
+            server.job_group("worker").barrier()
+        world.Barrier()
+    world.Barrier()
+    spec = by_rank(3)
+    if world.rank == 0:
+        digest = spec.digest()
+        wait_until(lambda: any(word.cluster_digest == digest for word in mailbox().said[1]))
+    with Server(spec, "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_may_come_from_another_cluster(world, monkeypatch):
+    """The third rank is early: the others are still in a cluster without it."""
+    monkeypatch.setattr(members, "_PATIENCE_S", LIMIT_S)
+    if world.rank < 2:
+        with Server(by_rank(2), "worker", world.rank) as server:
+            group = server.job_group("worker")
+            wait_until(lambda: mailbox().said[2])
+            group.barrier()
+    with Server(by_rank(3), "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(3)
+def test_hellos_of_a_cluster_that_is_over_are_forgotten(world):
+    """Where addresses do not say which ranks are meant, all ranks get them."""
+    if world.rank < 2:
+        with Server({"worker": ["a:1", "b:1"]}, "worker", world.rank) as server:
+            server.job_group("worker").barrier()
+    world.Barrier()
+    with Server({"worker": ["a:1", "b:1", "c:1"]}, "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(2)
+def test_servers_and_strategies_that_nobody_holds_any_more(world):
+    """A strategy finds a Server without a name; both end when the next Server starts."""
+    spec = spec_of(world, 1)
+    values = []
+    for _ in range(3):
+        if world.rank == 0:
+            with Server(spec, "ps", 0) as server:
+                server.join()
+        else:
+            Server(spec, "worker", 0)
+            values.append(train())
+    if world.rank == 1:
+        started_server().stop()
+    assert values == ([] if world.rank == 0 else [3.0] * 3)
+
+
+def test_a_server_that_nobody_holds_at_the_end_of_a_script(tmp_path):
+    source = """
+        import mpidist
+        from mpidist.cluster_resolver import MPIClusterResolver
+        resolver = MPIClusterResolver({"ps": 1, "worker": -1})
+        job, task = resolver.task_type, resolver.task_id
+        if job == "ps":
+            mpidist.Server(resolver.cluster_spec(), job, task).join()
+        else:
+            mpidist.Server(resolver.cluster_spec(), job, task)
+        print(job + "\\n", end="")
+    """
+    ended = run_ranks(tmp_path, 2, source)
+    assert ended.status == 0, ended.err
+    assert sorted(ended.out.split()) == ["ps", "worker"]
+    assert "ignored" not in ended.err
+
+
+def train():
+    strategy = ParameterServerStrategy()
+    assert strategy.extended.parameter_devices == ("/job:ps/task:0",)
+    variable = strategy.create_variable("v", (), "f8", "zeros")
+    variable.assign_add(3.0)
+    return float(variable.read_value())
