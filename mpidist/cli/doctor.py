@@ -132,14 +132,30 @@ def _launcher(library: Finding) -> tuple[Launcher | None, Finding]:
         launcher = find_launcher()
     except LauncherError as error:
         return None, Finding("launcher", PROBLEM, "none that is known", str(error))
+    return launcher, _compared(launcher, library)
+
+
+def _compared(launcher: Launcher, library: Finding) -> Finding:
     fact = f"{launcher.path} ({launcher.vendor.name})"
     vendor = vendor_of(library.fact)
     if library.verdict == OK and vendor is not None and vendor != launcher.vendor:
-        return launcher, Finding(
+        return Finding(
             "launcher", PROBLEM, f"{fact}, but the library is {vendor.name}'s",
             "its ranks would each be alone: put the library's own mpiexec first in PATH",
         )  # fmt: skip
-    return launcher, Finding("launcher", OK, fact)
+    return Finding("launcher", OK, fact)
+
+
+def mismatch(launcher: Launcher) -> str:
+    """Local. What to say if a launcher is not that of the library that mpi4py loads; else empty.
+
+    Loads the library, in a process of its own.
+
+    Args:
+        launcher: The launcher.
+    """
+    finding = _compared(launcher, _library())
+    return f"the launcher is {finding.fact}: {finding.remedy}" if finding.remedy else ""
 
 
 def _shared_memory() -> Finding:

@@ -1,14 +1,19 @@
-"""On which hosts the ranks of a job run. Pure, but for reading a file."""
+"""On which hosts the ranks of a job run. Pure, but for reading a file and looking up names."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import re
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from mpidist.cluster_resolver.host_list import expand_hosts
 
 Slots = list[tuple[str, int | None]]
+_MOST_LOOKED_UP = 64  # each by a thread
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LINE = re.compile(r"([^\s:]+)(?:\s*:\s*([0-9]+)|\s+slots\s*=\s*([0-9]+))?(?:\s+max[-_]slots\S*)?")
 
@@ -67,6 +72,37 @@ def _checked(host: str) -> str:
     if not _HOST.fullmatch(host):
         raise ValueError(f"{host!r} is no name of a host")
     return host
+
+
+def without_address(hosts: Iterable[str], limit_s: float = 3.0) -> dict[str, str]:
+    """Local. The hosts that no name service of this host knows, and what it says of them.
+
+    Args:
+        hosts: Names.
+        limit_s: After which those whose answer is still awaited count as known.
+    """
+    import socket  # a job that runs well looks nothing up
+
+    answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    names = list(dict.fromkeys(hosts))[:_MOST_LOOKED_UP]
+
+    def look_up(name: str) -> None:
+        try:
+            socket.getaddrinfo(name, None)
+        except (OSError, UnicodeError) as error:  # the latter of labels that are too long
+            answers.put((name, getattr(error, "strerror", None) or str(error)))
+        else:
+            answers.put((name, ""))
+
+    for name in names:
+        threading.Thread(target=look_up, args=(name,), daemon=True).start()
+    deadline = time.monotonic() + limit_s
+    found = {}
+    with contextlib.suppress(queue.Empty):
+        for _ in names:
+            name, problem = answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+            found[name] = problem
+    return {name: found[name] for name in names if found.get(name)}
 
 
 def place(slots: Iterable[tuple[str, int | None]], ranks: int) -> tuple[tuple[str, int], ...]:

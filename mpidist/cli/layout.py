@@ -120,6 +120,27 @@ def make_layout(
     return Layout(ranks, tuple((name, tasks[name]) for name in order if name in tasks))
 
 
+def check_nodes(layout: Layout, nodes: int) -> None:
+    """Local. Whether a layout leaves ranks for workers on that many nodes.
+
+    Args:
+        layout: The ranks and their jobs.
+        nodes: How many nodes have ranks.
+
+    Raises:
+        ValueError: A ps on each node, and the other jobs, take all ranks.
+    """
+    jobs = dict(layout.jobs)
+    if jobs.get("ps") != PER_NODE:
+        return
+    least = nodes + sum(count for count in jobs.values() if isinstance(count, int) and count > 0)
+    if layout.ranks <= least:
+        raise ValueError(
+            f"-n {layout.ranks} leaves no worker with a ps on each of {nodes} nodes: give -n "
+            f"{least + 1} or more, or fewer nodes"
+        )
+
+
 def _check_rule(rule: str, jobs: dict[str, int | None], ranks: int | None) -> None:
     """ValueError if numbers of tasks do not go with ps tasks that follow the nodes."""
     if "ps" in jobs:

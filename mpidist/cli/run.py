@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from mpidist.cli.hosts import parse_hosts, place, read_host_file
 from mpidist.cli.layout import Layout
 from mpidist.cli.layout_options import add_layout_options, layout_of
 from mpidist.cli.shared_files import SharedFiles
-from mpidist.cli.supervise import Ending, Limits, Result, asked_to_end, supervise
+from mpidist.cli.supervise import Limits, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
+from mpidist.cli.verdict import verdict
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TIMEOUT_STATUS = 124  # as timeout(1)
 _FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED", "MPIDIST_RUN_LABELS")
 _EPILOG = (
     "Ranks are ordered by job: ps, worker, data, then the others as given. The exit status is that "
@@ -102,7 +101,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
                 parser.error(f"--run-dir must be a folder that you can write ({error})")
             return _run_in(folder, scratch, launcher, layout, namespace, signals)
         finally:
-            # A process that cannot be killed may still write here; _survivors() has told of it.
+            # A process that cannot be killed may still write here; the verdict has told of it.
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -245,51 +244,12 @@ def _run_in(
         )
     finally:
         shared_files.close()
-    status, message = _verdict(folder, layout, result, namespace.timeout)
+    hosts = [host for host, _ in places]
+    status, said = verdict(folder, layout, result, launcher, hosts, namespace.timeout)
     with contextlib.suppress(OSError):  # the folder was removed: nobody looks there
         records.write_end(folder, status)
-    lines = [f"mpidist run: {line}\n" for line in (_survivors(result, status), message) if line]
-    if lines:
+    if said:
         # A rank may have been ended in the middle of a line of its own.
-        sys.stderr.write("".join(["\n", *lines]))
+        sys.stderr.write("".join(["\n", *(f"mpidist run: {line}\n" for line in said)]))
         sys.stderr.flush()
     return status
-
-
-def _verdict(
-    folder: Path, layout: Layout, result: Result, timeout_s: float | None
-) -> tuple[int, str]:
-    """Local. The exit status, and the line to print, if any."""
-    ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
-    if result.ending is Ending.SIGNAL:
-        name = (
-            "Ctrl-C" if result.signal == signal.SIGINT else records.describe_signal(result.signal)
-        )
-        return 128 + result.signal, f"interrupted by {name}; {ended}"
-    if result.ending is Ending.TIMEOUT:
-        return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
-    failure = records.first_failure(folder)
-    if failure is not None:
-        task = records.task_name(folder, layout, failure.rank)
-        rank = "" if task == f"rank {failure.rank}" else f"rank {failure.rank}, "
-        place = f"{rank}pid {failure.pid} on {failure.host}"
-        return failure.exit_code, f"{task} ({place}) failed first: {failure.reason}; {ended}"
-    left = records.ended_well(folder)
-    if result.status == 0 and len(left) == layout.ranks:
-        return 0, ""
-    why = "no task said why, but MPI may have, above"
-    if left and len(left) < layout.ranks:
-        # Some launchers call it success when a rank leaves without ending MPI.
-        names = ", ".join(records.task_name(folder, layout, rank) for rank in left)
-        why = f"it ended the others after {names} had left with status 0"
-    return result.status or 1, f"the launcher ended with status {result.status}; {why}"
-
-
-def _survivors(result: Result, status: int) -> str:
-    """Local. The line about processes that outlived the launcher, if any."""
-    if result.alive:
-        return f"{result.alive} processes of the job cannot be killed; look for them with ps"
-    if result.killed and status == 0:
-        number = "1 process" if result.killed == 1 else f"{result.killed} processes"
-        return f"killed {number} that the job left behind"
-    return ""

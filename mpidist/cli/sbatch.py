@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpidist.cli.layout import check_nodes
 from mpidist.cli.layout_options import add_layout_options, layout_of, layout_words
 from mpidist.cli.run import as_path
 
@@ -57,11 +58,13 @@ def batch_script(namespace: argparse.Namespace) -> str:
         namespace: The command line.
 
     Raises:
-        ValueError: The numbers make no job, or there are more nodes than ranks.
+        ValueError: The numbers make no job, there are more nodes than ranks, or a ps on each node
+            leaves no rank for a worker.
     """
     layout = layout_of(namespace)
     if not 1 <= namespace.nodes <= layout.ranks:
         raise ValueError(f"{layout.ranks} ranks do not run on {namespace.nodes} nodes")
+    check_nodes(layout, namespace.nodes)
     options: list[tuple[str, object]] = [
         ("job-name", namespace.job_name or Path(namespace.script).stem),
         ("nodes", namespace.nodes),

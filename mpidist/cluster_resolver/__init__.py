@@ -2,7 +2,11 @@
 
 from mpidist.cluster_resolver.auto import auto
 from mpidist.cluster_resolver.base import ClusterResolver
-from mpidist.cluster_resolver.kubernetes import KubernetesClusterResolver, MPIJobClusterResolver
+from mpidist.cluster_resolver.kubernetes import (
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    MPIJobClusterResolver,
+)
 from mpidist.cluster_resolver.lsf import LSFClusterResolver
 from mpidist.cluster_resolver.mpi import MPIClusterResolver
 from mpidist.cluster_resolver.pbs import PBSClusterResolver
@@ -15,6 +19,7 @@ from mpidist.cluster_resolver.union import UnionResolver
 __all__ = [
     "ClusterResolver",
     "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "LSFClusterResolver",
     "MPIClusterResolver",
     "MPIJobClusterResolver",

@@ -10,8 +10,7 @@ from mpidist.cluster_resolver.base import ClusterResolver
 from mpidist.cluster_resolver.lsf import LSFClusterResolver
 from mpidist.cluster_resolver.mpi import MPIClusterResolver
 from mpidist.cluster_resolver.pbs import PBSClusterResolver
-from mpidist.cluster_resolver.placed import is_number
-from mpidist.cluster_resolver.slurm import SlurmClusterResolver
+from mpidist.cluster_resolver.slurm import SlurmClusterResolver, is_step_of_several
 from mpidist.cluster_resolver.tf_config import VARIABLE, TFConfigClusterResolver
 from mpidist.config import config
 from mpidist.runtime import launched
@@ -56,10 +55,10 @@ def _first_that_fits(jobs: Mapping[str, int] | None) -> tuple[ClusterResolver, s
         return described, f"{VARIABLE} is set"
     if launched():
         return MPIClusterResolver(jobs), f"{launcher_of(env)} started this process as a rank of MPI"
-    tasks = env.get("SLURM_STEP_NUM_TASKS", "")
-    if "SLURM_PROCID" in env and is_number(tasks) and int(tasks) > 1:
+    if is_step_of_several(env):
+        tasks = env.get("SLURM_STEP_NUM_TASKS")
         return SlurmClusterResolver(jobs), f"srun started it as one of {tasks} tasks"
-    if "PBS_NODEFILE" in env and "PBS_VNODENUM" in env:
+    if "PBS_VNODENUM" in env:
         return PBSClusterResolver(jobs), "pbsdsh started it"
     for name in ("JSM_NAMESPACE_RANK", "LSF_PM_TASKID"):
         if name in env:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import subprocess
@@ -62,6 +63,13 @@ class MPIJobClusterResolver(PlacedResolver):
         return Placement(slots([_slot(line) for line in lines]), own_rank())
 
 
+class KubernetesExecutableLocation(enum.Enum):
+    """Where a process runs that asks the Kubernetes API: in a pod, or elsewhere."""
+
+    WITHIN_CLUSTER = 0
+    OFF_CLUSTER = 1
+
+
 class KubernetesClusterResolver(ClusterResolver):
     """Asks the Kubernetes API for the pods that labels select, one task a pod.
 
@@ -74,12 +82,16 @@ class KubernetesClusterResolver(ClusterResolver):
         tf_server_port: Port of every task.
         rpc_layer: Protocol of the addresses.
         override_client: A ``kubernetes.client.CoreV1Api``, or what acts as one; by default that of
-            the configuration of this pod, or of the user.
+            the configuration that fits ``executable_location``.
+        executable_location: Whether this process runs in a pod, and uses the configuration that
+            Kubernetes gives to pods, or elsewhere, and uses the user's. By default what the
+            environment says. As ``tf.distribute``'s.
         task_type: Job of this process.
         task_id: Index of this process in its job.
 
     Raises:
         ImportError: No client was given, and the package kubernetes is not installed.
+        ValueError: ``executable_location`` is none.
     """
 
     def __init__(
@@ -88,6 +100,8 @@ class KubernetesClusterResolver(ClusterResolver):
         tf_server_port: int = 8470,
         rpc_layer: str | None = "grpc",
         override_client: Any = None,
+        executable_location: KubernetesExecutableLocation | None = None,
+        *,
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
@@ -97,7 +111,8 @@ class KubernetesClusterResolver(ClusterResolver):
             for job, selectors in labels.items()
         }
         self._port = tf_server_port
-        self._client = override_client if override_client is not None else _client()
+        location = _checked_location(executable_location)
+        self._client = override_client if override_client is not None else _client(location)
         self.rpc_layer, self.task_type, self.task_id = rpc_layer, task_type, task_id
 
     def cluster_spec(self) -> ClusterSpec:
@@ -135,7 +150,21 @@ class KubernetesClusterResolver(ClusterResolver):
         return addresses
 
 
-def _client() -> Any:
+def _checked_location(
+    location: KubernetesExecutableLocation | None,
+) -> KubernetesExecutableLocation:
+    """The location, found out if it is not given; ValueError if it is none."""
+    within, off = KubernetesExecutableLocation
+    if location is None:
+        return within if "KUBERNETES_SERVICE_HOST" in os.environ else off
+    if location not in (within, off):
+        raise ValueError(
+            f"executable_location must be a KubernetesExecutableLocation, not {location!r}"
+        )
+    return location
+
+
+def _client(location: KubernetesExecutableLocation) -> Any:
     try:
         from kubernetes import client, config
     except ImportError as error:
@@ -143,7 +172,7 @@ def _client() -> Any:
             'KubernetesClusterResolver needs the package kubernetes: pip install "mpidist['
             'kubernetes]", or give override_client'
         ) from error
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
+    if location is KubernetesExecutableLocation.WITHIN_CLUSTER:
         config.load_incluster_config()
     else:
         config.load_kube_config()

@@ -10,6 +10,7 @@ from mpidist.cluster_resolver.placed import (
     Placement,
     is_number,
     needed,
+    number,
     own_rank,
     slots,
 )
@@ -57,9 +58,14 @@ class LSFClusterResolver(PlacedResolver):
         if skips or (skips is None and "JSM_NAMESPACE_RANK" in env):
             pairs = pairs[1:]
         rank = own_rank(env, "JSM_NAMESPACE_RANK")
-        if rank is None and is_number(env.get("LSF_PM_TASKID", "0")):
-            rank = int(env.get("LSF_PM_TASKID", "0")) - 1
-        return Placement(slots(pairs), rank if rank is None or rank >= 0 else None)
+        if rank is None and "LSF_PM_TASKID" in env:
+            rank = number(env, "LSF_PM_TASKID") - 1
+            if rank < 0:
+                raise InvalidArgumentError(
+                    "LSF_PM_TASKID is 0, but blaunch counts tasks from 1: unset it, or start the "
+                    "script with blaunch"
+                )
+        return Placement(slots(pairs), rank)
 
 
 def _pairs(text: str) -> list[tuple[str, int]]:

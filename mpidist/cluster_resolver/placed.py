@@ -11,6 +11,7 @@ from operator import index
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
+from mpidist.cluster_resolver.rank_layout import check_jobs
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 from mpidist.runtime.launch import rank_hint
 
@@ -48,6 +49,7 @@ class PlacedResolver(ClusterResolver):
         InvalidArgumentError: The jobs do not fit the number of tasks, or the batch system's words
             contradict each other; also a ValueError.
         FailedPreconditionError: This process was not started by that batch system.
+        TypeError: The tasks of a job are no number, or ``jobs`` is no dict.
     """
 
     source = "the batch system"
@@ -59,7 +61,7 @@ class PlacedResolver(ClusterResolver):
         port_base: int = 8888,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        self._jobs = dict({"worker": -1} if jobs is None else jobs)
+        self._jobs = _counts({"worker": -1} if jobs is None else jobs)
         self._port_base = index(port_base)
         if not 0 < self._port_base <= _LAST_PORT:
             raise InvalidArgumentError(f"port_base {port_base} is no port: 1 to {_LAST_PORT}")
@@ -123,6 +125,21 @@ class PlacedResolver(ClusterResolver):
             raise InvalidArgumentError(f"{error} ({self.source})") from None
 
 
+def _counts(jobs: Mapping[str, int]) -> dict[str, int]:
+    """Numbers of tasks of the jobs that have some; see :class:`PlacedResolver` for errors."""
+    try:
+        checked = check_jobs(jobs)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
+    counts = {job: tasks for job, tasks in checked.items() if isinstance(tasks, int)}
+    for job in set(checked) - set(counts):
+        raise TypeError(
+            f"{job} needs a number of tasks, not {jobs[job]!r}: ranks and rules are for "
+            "MPIClusterResolver"
+        )
+    return counts
+
+
 def needed(env: Mapping[str, str], names: tuple[str, ...], source: str, remedy: str) -> list[str]:
     """Local. Variables that a batch system sets for each task.
 
@@ -162,12 +179,15 @@ def own_rank(env: Mapping[str, str] | None = None, *others: str) -> int | None:
     Args:
         env: By default ``os.environ``.
         others: Variables that say it where no MPI launcher does.
+
+    Raises:
+        InvalidArgumentError: The first of them that is set is no number.
     """
     env = os.environ if env is None else env
     rank = rank_hint(env)
     for name in others:
-        if rank is None and is_number(env.get(name, "")):
-            rank = int(env[name])
+        if rank is None and name in env:
+            rank = number(env, name)
     return rank
 
 

@@ -12,7 +12,7 @@ from mpidist.cluster_resolver.host_list import expand_hosts
 from mpidist.cluster_resolver.placed import PlacedResolver, Placement, needed, number, read_lines
 from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
-from mpidist.runtime.launch import rank_hint
+from mpidist.runtime.launch import launcher_of, rank_hint
 
 _REMEDY = (
     "Start the script with srun; under mpirun and mpidist run, MPIClusterResolver knows the tasks"
@@ -50,7 +50,8 @@ class SlurmClusterResolver(PlacedResolver):
         FailedPreconditionError: srun did not start this process, or a node has fewer GPUs than are
             asked for.
         InvalidArgumentError: The jobs do not fit the tasks, or Slurm's variables contradict each
-            other; also a ValueError.
+            other, or a number of GPUs is negative; also a ValueError.
+        TypeError: A number of GPUs is none; or as :class:`PlacedResolver`.
     """
 
     source = "the Slurm job step"
@@ -66,6 +67,8 @@ class SlurmClusterResolver(PlacedResolver):
         rpc_layer: str | None = "grpc",
     ) -> None:
         self._tasks_per_node = tasks_per_node
+        _check_gpus("gpus_per_node", gpus_per_node)
+        _check_gpus("gpus_per_task", gpus_per_task)
         super().__init__(jobs, port_base, rpc_layer)
         self._gpus = self._own_gpus(gpus_per_node, gpus_per_task)
         if auto_set_gpu and self._gpus and not _are_bound():
@@ -141,6 +144,34 @@ class SlurmClusterResolver(PlacedResolver):
                 f"{len(names)} for them"
             )
         return names[before * share : (before + 1) * share]
+
+
+def _check_gpus(name: str, count: object) -> None:
+    """InvalidArgumentError or TypeError unless it is a number of GPUs, or None."""
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, SupportsIndex):
+        raise TypeError(f"{name} must be a number of GPUs, or None, not {count!r}")
+    if index(count) < 0:
+        raise InvalidArgumentError(f"{name} must be 0 or more, or None, not {count}")
+
+
+def is_step_of_several(env: Mapping[str, str]) -> bool:
+    """Local. Whether srun started this process as one of several tasks, as far as is said.
+
+    It did not where no variable of a step is set, as in the body of a batch script, which is task
+    0, or where a step has one task, as in an interactive shell. Variables that are half-set count
+    as a step: the resolver says what is wrong with them.
+
+    Args:
+        env: Usually ``os.environ``, of a process that is not one of several ranks.
+    """
+    rank = env.get("SLURM_PROCID")
+    if not any(name in env for name in _STEP[1:]):
+        return rank not in (None, "0")
+    # The step of mpirun -n 1 is its helpers', one on each node of the job.
+    alone = env.get("SLURM_STEP_NUM_TASKS") == "1" or launcher_of(env) == "prte"
+    return rank != "0" or not alone
 
 
 def _are_bound() -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
+from mpidist.cluster_resolver.placed import is_number
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 VARIABLE = "TF_CONFIG"
+_SHOWN = 500  # characters of it, in messages
 _NO_TASK = (
     f'{VARIABLE} does not say which task this process is: it needs "task": {{"type": ..., '
     '"index": ...}; or give task_type and task_id'
@@ -48,7 +50,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """Job of this process, or None."""
         if self._given[0] is not None:
             return self._given[0]
-        return _text(_part(_read(), "task", dict), "type")
+        return _text(_part(_read(), "task"), "type")
 
     @task_type.setter
     def task_type(self, value: str | None) -> None:
@@ -59,13 +61,15 @@ class TFConfigClusterResolver(ClusterResolver):
         """Index of this process in its job, or None."""
         if self._given[1] is not None:
             return self._given[1]
-        index = _part(_read(), "task", dict).get("index")
+        index = _part(_read(), "task").get("index")
         if index is None:
             return None
-        if isinstance(index, str) and index.isascii() and index.isdigit():
+        if isinstance(index, str) and is_number(index):
             return int(index)
         if isinstance(index, bool) or not isinstance(index, int):
-            raise InvalidArgumentError(f"the task's index in {VARIABLE} is {index!r}")
+            raise InvalidArgumentError(
+                f"the task's index in {VARIABLE} is {_shown(index)}, and must be a number"
+            )
         return index
 
     @task_id.setter
@@ -90,11 +94,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Local. The cluster; without tasks if the variable is not set, or has none."""
-        cluster = _part(_read(), "cluster", dict)
+        cluster = _part(_read(), "cluster")
         try:
             return ClusterSpec(cluster)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"the cluster in {VARIABLE} is none: {error}") from error
+            problem = _cut(str(error))
+            raise InvalidArgumentError(f"the cluster in {VARIABLE} is none: {problem}") from error
 
     def master(
         self,
@@ -139,23 +144,45 @@ def _read() -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"{VARIABLE} is no JSON ({error}): {text!r}") from None
+        value = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:  # JSONDecodeError, or too many digits
+        raise InvalidArgumentError(
+            f"{VARIABLE} cannot be read as JSON ({error}): {_shown(text)}"
+        ) from None
     if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{VARIABLE} must be a JSON object, not {text!r}")
+        raise InvalidArgumentError(f"{VARIABLE} must be a JSON object, not {_shown(text)}")
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError if a key repeats, of which JSON itself would keep the last."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {_shown(key)} repeats")
+        found[key] = value
+    return found
 
 
 def _text(value: dict[str, Any], name: str) -> str | None:
     text = value.get(name)
     if text is not None and not isinstance(text, str):
-        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be a string, not {text!r}')
+        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be a string, not {_shown(text)}')
     return text
 
 
-def _part(value: dict[str, Any], name: str, kind: type) -> Any:
-    part = value.get(name) or kind()
-    if not isinstance(part, kind):
-        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be an object, not {part!r}')
+def _part(value: dict[str, Any], name: str) -> dict[str, Any]:
+    part = value.get(name)
+    if part is None:
+        return {}
+    if not isinstance(part, dict):
+        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be an object, not {_shown(part)}')
     return part
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

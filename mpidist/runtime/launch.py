@@ -11,6 +11,10 @@ _MARKS = (
     ("PMI_RANK", "hydra"),
     ("PMI_FD", "hydra"),
 )
+_OWN_LAUNCHER = (
+    "Start the script with the mpiexec of the library that mpi4py loads: the one beside this "
+    "Python, or the one that its MPI module puts first in PATH; mpidist run takes these"
+)
 
 
 def launcher_of(env: Mapping[str, str]) -> str | None:
@@ -90,4 +94,48 @@ def foreign_step(env: Mapping[str, str], vendor: str = "") -> str | None:
         "is alone in a world of one. Start the script with the library's own launcher inside the "
         "allocation (mpidist run, or mpiexec), or give srun the PMI that the library speaks "
         "(srun --mpi=pmi2 for MPICH, srun --mpi=pmix for Open MPI, where Slurm has it)"
+    )
+
+
+def foreign_launcher(env: Mapping[str, str], vendor: str, size: int) -> str | None:
+    """Local. What to say if another library's mpiexec started this rank; None if all is well.
+
+    Each of its ranks is alone in a world of one. Other worlds are never refused, nor children of
+    MPI_Comm_spawn: they may have the variables of a job around theirs.
+
+    Args:
+        env: Usually ``os.environ``.
+        vendor: Of the MPI library.
+        size: Of its world.
+    """
+    sizes = ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"]  # that of the library's own launcher counts first
+    if vendor == "Open MPI":
+        sizes = ["OMPI_COMM_WORLD_SIZE"] if "PMIX_RANK" in env else sizes[::-1]
+    name = next((name for name in sizes if _number(env, name) is not None), "")
+    number = _number(env, name) or 1
+    if size > 1 or number == 1 or launcher_of(env) is None:
+        return None
+    return (
+        f"rank {rank_hint(env)} is alone in a world of {size}, but its launcher started {number} "
+        f"ranks ({name}={number}): that is not the mpiexec of this MPI library, {vendor}. "
+        f"{_OWN_LAUNCHER}. A process that shall be alone inside a job must not have {name}"
+    )
+
+
+def unspoken_launcher(env: Mapping[str, str], vendor: str, speaks_pmix: bool) -> str | None:
+    """Local. What to say if MPI would not start under Open MPI's launcher; None if it may.
+
+    MPICH ends the process there, without the remedy, unless it was built with PMIx.
+
+    Args:
+        env: Usually ``os.environ``.
+        vendor: Of the MPI library.
+        speaks_pmix: Whether it has loaded a library of PMIx.
+    """
+    by_open_mpi = {"OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"} <= set(env) and "PMI_SIZE" not in env
+    if vendor != "MPICH" or speaks_pmix or not by_open_mpi:
+        return None
+    return (
+        f"Open MPI's launcher started rank {rank_hint(env)} of {size_hint(env)}, but the MPI "
+        f"library is {vendor}, which cannot join that world. {_OWN_LAUNCHER}"
     )

@@ -47,10 +47,11 @@ def unlink_shared_memory() -> None:
 
     MPICH removes its file only at MPI_Finalize, so that every killed or aborted job would leave
     one behind. Mappings live on without the name. Open MPI's segments are opened by peers at the
-    first message, and its launcher removes them; a rank that is alone removes its own.
+    first message, and its launcher removes them; a rank that is alone removes its own, as it is
+    without a launcher or under MPICH's.
     """
     prefixes = ["/dev/shm/mpich_shm_"]
-    if launcher_of(os.environ) is None:
+    if launcher_of(os.environ) in (None, "hydra"):
         prefixes.append("/dev/shm/sm_segment.")
     names = {line.split()[-1] for line in _text_of(os.getpid(), "maps").splitlines()}
     for name in sorted(names):
@@ -59,6 +60,11 @@ def unlink_shared_memory() -> None:
                 os.unlink(name)
             except FileNotFoundError:
                 continue  # a node-mate was first
+
+
+def has_loaded(library: str) -> bool:
+    """Local. Whether this process has loaded a library whose file's name begins like that."""
+    return f"/{library}" in _text_of(os.getpid(), "maps")
 
 
 def missing_here() -> set[int]:

@@ -17,11 +17,13 @@ from mpidist.errors import DistBackendError
 from mpidist.runtime import fork, shared_memory, start
 from mpidist.runtime.exits import install
 from mpidist.runtime.launch import (
+    foreign_launcher,
     foreign_step,
     launcher_of,
     local_size_hint,
     size_hint,
     start_settings,
+    unspoken_launcher,
 )
 from mpidist.runtime.mates import Mates, share
 
@@ -89,8 +91,9 @@ def world() -> World:
         The world.
 
     Raises:
-        DistBackendError: There is no MPI library, it does not give MPI_THREAD_MULTIPLE, or srun
-            started several tasks that it cannot see. The message has the remedy.
+        DistBackendError: There is no MPI library, it does not give MPI_THREAD_MULTIPLE, or srun or
+            another library's mpiexec started several ranks that it cannot see. The message has the
+            remedy.
         FailedPreconditionError: The process was forked from one that had started MPI, or MPI has
             ended.
     """
@@ -165,6 +168,7 @@ def _start_mpi() -> bool:
         usable = shared_memory.usable_bytes()
         vendor = MPI.get_vendor()[0]
         _refuse(foreign_step(os.environ, vendor))
+        _refuse(unspoken_launcher(os.environ, vendor, start.has_loaded("libpmix")))
         for name, value in start_settings(os.environ, MPI.Get_library_version()).items():
             os.environ.setdefault(name, value)
         shared_memory.prepare(vendor, local, usable, os.environ)
@@ -176,6 +180,13 @@ def _start_mpi() -> bool:
             f"({MPI.THREAD_MULTIPLE}); use an MPI library built with it, and if the script imports "
             "mpi4py itself, leave mpi4py.rc.thread_level at 'multiple'"
         )
+    if MPI.Comm.Get_parent() == MPI.COMM_NULL:
+        problem = foreign_launcher(os.environ, MPI.get_vendor()[0], MPI.COMM_WORLD.size)
+        if problem is not None:
+            start.unlink_shared_memory()
+            if owned:
+                MPI.Finalize()
+        _refuse(problem)
     return owned
 
 

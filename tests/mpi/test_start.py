@@ -1,7 +1,14 @@
 """While ranks start MPI: those that wait say so, and end the job if one can never come."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from _cases.jobs import run_job, run_ranks
+from _cases.leftovers import abandoned, shared_files
+
+from mpidist.cli.vendors import find_launcher
 
 HEAD = """
 import logging, os, pathlib, sys, time
@@ -52,3 +59,75 @@ dist.init_process_group()
     assert len(reasons) == 1, ended.err
     assert reasons[0].startswith("mpidist: rank 0 on ")
     assert reasons[0].endswith("it waits for rank 1 to start MPI, whose script has ended")
+
+
+HELLO = "import mpidist as dist; print(dist.init_process_group().size())"
+
+
+@pytest.fixture
+def hello():
+    """Runs a rank as another library's mpiexec would start it: gives status, output, errors."""
+    mpich = find_launcher().vendor.name == "mpich"
+    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK") if mpich else ("PMI_SIZE", "PMI_RANK")
+
+    def hello(size, **more):
+        before = shared_files()
+        done = subprocess.run(
+            [sys.executable, "-c", HELLO], capture_output=True, text=True, timeout=30, check=False,
+            env={**os.environ, names[0]: str(size), names[1]: str(size - 1), **more},
+        )  # fmt: skip
+        assert abandoned(before, 5.0) == set()
+        return done
+
+    hello.mpich = mpich
+    hello.name = names[0]
+    return hello
+
+
+def test_a_rank_of_another_librarys_mpiexec_is_refused(hello):
+    done = hello(3)
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.strip().splitlines()[-1]
+    refused = "mpidist.errors.DistBackendError: rank 2 is alone in a world of 1, but its launcher "
+    assert last.startswith(f"{refused}started 3 ranks ({hello.name}=3): ")
+    assert "the mpiexec of the library that mpi4py loads" in last
+
+
+def test_one_rank_of_another_librarys_mpiexec_is_right(hello):
+    done = hello(1)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_mpich_is_refused_by_pmix_before_it_ends_the_process(hello):
+    if not hello.mpich:
+        pytest.skip("Open MPI speaks PMIx")
+    done = hello(2, PMIX_NAMESPACE="job", PMIX_RANK="1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Open MPI's launcher started rank 1 of 2, but the MPI library is MPICH" in done.stderr
+    assert "Aborting" not in done.stderr
+
+
+CHILD = """
+import os
+from mpi4py import MPI
+# As of a job around this one.
+os.environ.update(dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"), "7"))
+import mpidist as dist
+parent = MPI.Comm.Get_parent()
+parent.send(dist.init_process_group().size(), dest=0)
+parent.Disconnect()
+"""
+PARENT = """
+import sys
+from pathlib import Path
+from mpi4py import MPI
+child = MPI.COMM_SELF.Spawn(sys.executable, [str(Path(__file__).with_name("child.py"))], 1)
+print(child.recv(source=0))
+child.Disconnect()
+"""
+
+
+def test_a_child_of_another_process_may_be_alone(tmp_path):
+    (tmp_path / "child.py").write_text(CHILD)
+    ended = run_ranks(tmp_path, 1, PARENT)
+    assert (ended.status, ended.out) == (0, "1\n"), ended.err

@@ -1,74 +1,29 @@
 """Resolvers of batch systems, on the variables and files that those make."""
 
-import socket
-from types import SimpleNamespace
+import os
 
 import pytest
+from _cases import batch_systems
+from _cases.batch_systems import step
 
 from mpidist import ClusterSpec, errors
 from mpidist.cluster_resolver import (
-    KubernetesClusterResolver,
     LSFClusterResolver,
-    MPIClusterResolver,
-    MPIJobClusterResolver,
     PBSClusterResolver,
     SGEClusterResolver,
     SlurmClusterResolver,
-    TFConfigClusterResolver,
-    accelerators,
-    auto,
 )
 from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
 
-PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "JSM_", "PE_", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG",
-            "CUDA_", "MPI_LOCAL", "MPIDIST_JOBS")  # fmt: skip
-
 
 @pytest.fixture(autouse=True)
-def _no_batch_system(monkeypatch):
-    import os
-
-    for name in list(os.environ):
-        if name.startswith(PREFIXES):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
 def put(monkeypatch):
-    def put(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, str(value))
-
-    return put
+    return batch_systems.setter(monkeypatch)
 
 
 @pytest.fixture
 def gpus(monkeypatch):
-    def gpus(count):
-        monkeypatch.setattr(accelerators, "_count_gpus", lambda: count)
-
-    gpus(0)
-    return gpus
-
-
-def step(put, rank, nodes, counts, distribution=None, **more):
-    """The variables that srun sets for a task, by its own way to lay tasks out."""
-    numbers = parse_counts(counts)
-    names = more.pop("names", None) or [f"n{n + 1}" for n in range(len(numbers))]
-    hosts = lay_out(names, numbers, distribution or "block", int(more.get("plane", 1)))
-    if "plane" in more:
-        more["SLURM_DIST_PLANESIZE"] = more.pop("plane")
-    if distribution:
-        more["SLURM_DISTRIBUTION"] = distribution
-    put(
-        SLURM_PROCID=rank,
-        SLURM_STEP_NUM_TASKS=len(hosts),
-        SLURM_STEP_NODELIST=nodes,
-        SLURM_STEP_TASKS_PER_NODE=counts,
-        SLURM_LOCALID=hosts[:rank].count(hosts[rank]),
-        SLURM_NODEID=names.index(hosts[rank]),
-        **more,
-    )
+    return batch_systems.gpu_counter(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -253,8 +208,6 @@ def test_ranks_of_mpiexec_are_not_the_steps_tasks(put):
     ],
 )
 def test_slurm_and_gpus(put, gpus, monkeypatch, count, visible, arguments, shown):
-    import os
-
     gpus(count)
     step(put, 1, "n1", "2")
     if visible is not None:
@@ -274,8 +227,6 @@ def test_slurm_and_gpus(put, gpus, monkeypatch, count, visible, arguments, shown
 
 
 def test_gpus_that_slurm_has_bound(put, gpus):
-    import os
-
     gpus(4)
     step(put, 1, "n1", "2")
     put(SLURM_GPUS_PER_TASK=2, CUDA_VISIBLE_DEVICES="0,1")
@@ -292,14 +243,17 @@ def test_more_gpus_than_there_are(put, gpus, arguments):
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
-    [(None, "0 1 2 3"), ("", ""), ("2,0", "2 0"), ("1,9,2", "1"), ("-1", ""), ("0,-1,2", "0"),
-     ("1,1", "1"), (" 3 , 1 ", "3 1"), ("GPU-8a,MIG-2", "GPU-8a MIG-2")],
-)  # fmt: skip
-def test_visible_gpus(gpus, visible, names):
+    ("count", "kind"),
+    [(-1, ValueError), ("1", TypeError), (1.5, TypeError), (True, TypeError), ([1], TypeError)],
+)
+@pytest.mark.parametrize("name", ["gpus_per_node", "gpus_per_task"])
+def test_numbers_of_gpus_that_there_are_not(put, gpus, name, count, kind):
     gpus(4)
-    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert accelerators.visible_gpus(env) == names.split()
+    step(put, 0, "n1", "2")
+    with pytest.raises(kind, match=name) as caught:
+        SlurmClusterResolver(**{name: count})
+    assert kind is TypeError or isinstance(caught.value, errors.InvalidArgumentError)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 def test_pbs(put, tmp_path):
@@ -373,99 +327,3 @@ def test_outside_of_the_batch_system(put, tmp_path, resolver, variable):
         (tmp_path / "missing").write_text("# nothing\n")
         with pytest.raises(errors.FailedPreconditionError, match="no hosts"):
             resolver()
-
-
-def test_mpi_job(put, tmp_path):
-    hosts = tmp_path / "hostfile"
-    hosts.write_text("job-worker-0.job slots=2\njob-worker-1.job:1\njob-worker-2.job\n")
-    script = tmp_path / "discover"
-    put(OMPI_COMM_WORLD_RANK=3)
-    resolver = MPIJobClusterResolver(hostfile=str(hosts), discover_script=str(script))
-    names = [f"job-worker-{n}.job:{8888 + m}" for n, m in ((0, 0), (0, 1), (1, 0), (2, 0))]
-    assert resolver.cluster_spec() == ClusterSpec({"worker": names})
-    assert resolver.get_task_info() == ("worker", 3)
-    script.write_text("#!/bin/sh\necho job-worker-0.job:4\n")
-    script.chmod(0o755)
-    assert set(resolver.placement().hosts) == {"job-worker-0.job"}  # those that run now
-    script.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(errors.FailedPreconditionError, match="did not tell"):
-        resolver.cluster_spec()
-    script.unlink()
-    hosts.write_text("a slots=x\n")
-    with pytest.raises(errors.InvalidArgumentError, match="slots="):
-        resolver.cluster_spec()
-
-
-class Client:
-    """The Kubernetes API, as far as it is asked."""
-
-    def __init__(self, **pods):
-        self.pods = pods
-
-    def list_pod_for_all_namespaces(self, label_selector):
-        return SimpleNamespace(items=[
-            SimpleNamespace(metadata=SimpleNamespace(name=name),
-                            status=SimpleNamespace(phase=phase, host_ip=ip))
-            for name, phase, ip in self.pods[label_selector.replace("=", "_").replace("-", "_")]
-        ])  # fmt: skip
-
-
-def test_kubernetes():
-    pods = [(f"worker-{n}", "Running", f"10.0.0.{n}") for n in (10, 2, 1)]
-    client = Client(job_name_tensorflow=pods, role_ps=[("ps-0", "Running", "10.0.1.1")])
-    resolver = KubernetesClusterResolver(override_client=client)
-    assert resolver.cluster_spec() == ClusterSpec(
-        {"worker": ["10.0.0.1:8470", "10.0.0.2:8470", "10.0.0.10:8470"]}
-    )
-    assert resolver.master() == ""
-    assert resolver.master("worker", 2) == "grpc://10.0.0.10:8470"
-    both = KubernetesClusterResolver(
-        {"ps": "role=ps", "worker": ["job-name=tensorflow"]}, 99, "mpi", client, "ps", 0
-    )
-    assert both.cluster_spec().jobs == ["ps", "worker"]
-    assert both.master() == "mpi://10.0.1.1:99"
-    client.pods["role_ps"].append(("ps-1", "Pending", None))
-    with pytest.raises(RuntimeError, match=r"ps-1.*Pending"):
-        both.cluster_spec()
-
-
-def test_kubernetes_without_its_package(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(ImportError, match=r"mpidist\[kubernetes\]"):
-        KubernetesClusterResolver()
-
-
-@pytest.mark.usefixtures("gpus")
-def test_auto(put, monkeypatch, tmp_path, caplog):
-    caplog.set_level("INFO", "mpidist")
-    resolver = auto({"ps": 1, "worker": 1})
-    assert isinstance(resolver, MPIClusterResolver)
-    host = f"{socket.gethostname()}:0"
-    assert resolver.cluster_spec() == ClusterSpec({"ps": [host], "worker": [host]})
-    assert "one process" in caplog.text
-    nodes = tmp_path / "nodes"
-    nodes.write_text("a\nb\n")
-    put(PBS_NODEFILE=nodes)  # in a job's body, one process is one process
-    assert isinstance(auto(), MPIClusterResolver)
-    put(PBS_VNODENUM=1)
-    assert isinstance(auto(), PBSClusterResolver)
-    monkeypatch.delenv("PBS_VNODENUM")
-    put(LSB_HOSTS="a b", LSF_PM_TASKID=1)
-    assert isinstance(auto(), LSFClusterResolver)
-    put(SLURM_PROCID=0, SLURM_NODEID=0, SLURM_LOCALID=0)
-    assert isinstance(auto(), LSFClusterResolver)
-    step(put, 1, "n[1-2]", "1(x2)")
-    assert auto({"ps": 1, "worker": -1}).get_task_info() == ("worker", 0)
-    assert "srun started it as one of 2 tasks" in caplog.text
-    put(TF_CONFIG="{}")
-    assert isinstance(auto(), SlurmClusterResolver)
-    for task, error in (("", errors.FailedPreconditionError), ('"index": 5', ValueError)):
-        cluster = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"%s}}'
-        put(TF_CONFIG=cluster % (task and ", " + task))
-        with pytest.raises(error, match="task"):
-            auto()
-    put(TF_CONFIG='{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
-    assert isinstance(auto({"worker": 2}), TFConfigClusterResolver)
-    assert "TF_CONFIG replaces the script's jobs" in caplog.text

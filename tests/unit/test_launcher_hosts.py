@@ -1,8 +1,12 @@
 """On which hosts ``mpidist run`` puts ranks."""
 
+import socket
+import threading
+import time
+
 import pytest
 
-from mpidist.cli.hosts import parse_hosts, place, read_host_file
+from mpidist.cli.hosts import parse_hosts, place, read_host_file, without_address
 from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
@@ -72,3 +76,29 @@ def test_commands(vendor, flag):
 def test_a_launcher_whose_way_is_not_known():
     with pytest.raises(LauncherError, match="leave out --hosts"):
         Launcher("mpiexec", BY_NAME["intelmpi"]).command(1, cores=1, root=False, places=[("a", 1)])
+
+
+def test_names_without_an_address(monkeypatch):
+    ended = threading.Event()
+
+    def look_up(name, port):
+        if name == "slow":
+            ended.wait()
+        if name == "x" * 64:
+            raise UnicodeError("label too long")
+        if name != "there":
+            raise socket.gaierror(socket.EAI_NONAME, "not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = ["slow", "there", "nowhere", "x" * 64, "no", "nowhere"]
+    began = time.monotonic()
+    found = without_address(names, limit_s=0.3)
+    assert time.monotonic() - began < 5
+    ended.set()
+    assert found == {"nowhere": "not known", "x" * 64: "label too long", "no": "not known"}
+    assert list(found) == ["nowhere", "x" * 64, "no"]
+    assert without_address([]) == {}
+
+
+def test_this_host_has_an_address():
+    assert without_address(["localhost", "127.0.0.1"]) == {}

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import threading
 from dataclasses import dataclass
 
@@ -13,14 +14,16 @@ from mpidist.errors import DistBackendError
 from mpidist.runtime import streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.launch import (
+    foreign_launcher,
     foreign_step,
     launcher_of,
     local_size_hint,
     rank_hint,
     size_hint,
     start_settings,
+    unspoken_launcher,
 )
-from mpidist.runtime.start import missing_here
+from mpidist.runtime.start import has_loaded, missing_here
 from mpidist.runtime.waits import Waits, missing_rank
 from mpidist.runtime.world import _check_versions
 
@@ -103,6 +106,57 @@ def test_open_mpi_does_not_speak_every_pmi():
     assert "srun started 4 tasks" in foreign_step(pmi, "Open MPI")
     for more in ({"PMIX_RANK": "0"}, OPENMPI):
         assert foreign_step({**pmi, **more}, "Open MPI") is None
+
+
+@pytest.mark.parametrize(
+    ("env", "vendor", "shown"),
+    [
+        (MPICH, "Open MPI", "rank 1 is alone in a world of 1, .* 3 ranks .PMI_SIZE=3.*, Open MPI"),
+        (OPENMPI, "MPICH", "4 ranks .OMPI_COMM_WORLD_SIZE=4.*, MPICH"),
+        (OPENMPI, "Intel MPI", "OMPI_COMM_WORLD_SIZE=4"),
+        (OPENMPI, "Open MPI", "OMPI_COMM_WORLD_SIZE=4"),  # of a version that does not fit
+        (MPICH, "MPICH", "PMI_SIZE=3"),
+        ({**OPENMPI, **MPICH, "PMI_SIZE": "2"}, "MPICH", "PMI_SIZE=2"),
+    ],
+)
+def test_an_mpiexec_of_another_library(env, vendor, shown):
+    text = foreign_launcher(env, vendor, 1)
+    assert re.search(shown, text), text
+    assert "mpidist run" in text
+    assert "beside this Python" in text
+    assert foreign_launcher(env, vendor, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "vendor"),
+    [
+        ({}, "MPICH"),
+        ({"PMI_SIZE": "3"}, "Open MPI"),  # the rest was removed: it shall be alone
+        ({**MPICH, "PMI_SIZE": "1"}, "Open MPI"),
+        ({**MPICH, "PMI_SIZE": "1", **OPENMPI}, "MPICH"),  # inside a job of Open MPI's
+        ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "1", **MPICH}, "Open MPI"),
+        ({**MPICH, "PMIX_RANK": "0"}, "Open MPI"),  # srun --mpi=pmix, in a shell of srun
+        ({"PMI_RANK": "0", "PMI_SIZE": "many"}, "MPICH"),
+    ],
+)
+def test_a_rank_that_is_rightly_alone(env, vendor):
+    assert foreign_launcher(env, vendor, 1) is None
+
+
+def test_mpich_under_open_mpis_launcher():
+    env = {**OPENMPI, "PMIX_NAMESPACE": "job"}
+    text = unspoken_launcher(env, "MPICH", speaks_pmix=False)
+    assert "started rank 1 of 4, but the MPI library is MPICH" in text
+    assert "mpidist run" in text
+    assert unspoken_launcher(env, "MPICH", speaks_pmix=True) is None
+    assert unspoken_launcher(env, "Open MPI", speaks_pmix=False) is None
+    assert unspoken_launcher({**env, **MPICH}, "MPICH", speaks_pmix=False) is None
+    assert unspoken_launcher(OPENMPI, "MPICH", speaks_pmix=False) is None
+
+
+def test_which_libraries_are_loaded():
+    assert has_loaded("libc.so") or has_loaded("ld-musl")
+    assert not has_loaded("libnothing")
 
 
 def test_what_mpich_needs_under_srun():

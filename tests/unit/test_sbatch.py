@@ -43,7 +43,10 @@ def test_a_batch_script(capsys):
 
 @pytest.mark.parametrize(
     ("words", "options"),
-    [("-n 4 --ps-per-node", "-n 4 --ps-per-node"), ("--worker 2 --colocate-ps --data 1", "")],
+    [
+        ("-n 4 --ps-per-node", "-n 4 --ps-per-node"),
+        ("--worker 2 --colocate-ps --data 1", ""),
+    ],
 )
 def test_options_of_the_job_stay_as_they_are(words, options, capsys):
     assert main(["sbatch", *words.split(), "train.py"]) == 0
@@ -51,6 +54,19 @@ def test_options_of_the_job_stay_as_they_are(words, options, capsys):
     shown = last.split(" run ")[1].split(" --run-dir")[0]
     assert sorted(shown.split()) == sorted(words.split())
     assert not options or shown == options
+
+
+@pytest.mark.parametrize(
+    "words", ["-n 4 --ps-per-node --nodes 3", "-n 5 --ps-per-node --nodes 3 --data 1"]
+)
+def test_a_ps_on_each_node_with_one_worker(words, capsys):
+    assert main(["sbatch", *words.split(), "train.py"]) == 0
+    assert "#SBATCH --nodes=3" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("capsys")
+def test_a_ps_beside_a_worker_on_each_node():
+    assert main(["sbatch", "--worker", "3", "--colocate-ps", "--nodes", "3", "train.py"]) == 0
 
 
 def test_a_file(tmp_path, capsys):
@@ -75,6 +91,8 @@ def test_submission(tmp_path, monkeypatch, capfd):
         ("train.py", "give --worker N, or -n N"),
         ("-n 2 --nodes 3 train.py", "2 ranks do not run on 3 nodes"),
         ("-n 2 --nodes 0 train.py", "do not run on 0 nodes"),
+        ("-n 3 --ps-per-node --nodes 3 train.py", "leaves no worker with a ps on each of 3 nodes"),
+        ("-n 4 --ps-per-node --nodes 3 --data 1 train.py", "give -n 5 or more, or fewer nodes"),
         ("-n 2 nowhere.py", "give the path of a Python file"),
         ("-n 2 --output none/job train.py", "cannot be written"),
         ("-n 2 --submit train.py", "needs Slurm"),

@@ -1,5 +1,6 @@
 """Our resolvers and cluster specs against TensorFlow's, where it is installed."""
 
+import inspect
 import json
 import random
 
@@ -7,6 +8,7 @@ import pytest
 
 from mpidist import ClusterSpec
 from mpidist import cluster as cluster_package
+from mpidist import cluster_resolver as resolvers
 from mpidist.cluster_resolver import SimpleClusterResolver, TFConfigClusterResolver, UnionResolver
 from mpidist.proto.mpidist_pb2 import ClusterDef
 
@@ -115,6 +117,19 @@ def test_roles(seed):
         # Where the evaluator is not in the cluster, theirs is a KeyError.
         if job in cluster or job != "evaluator":
             same(cluster_package, multi_worker_util, "worker_count", cluster, job)
+
+
+def test_arguments_of_kubernetes():
+    ours, others = (
+        inspect.signature(one.KubernetesClusterResolver).parameters for one in (resolvers, theirs)
+    )
+    places = [name for name, one in ours.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert places == list(others)
+    members = [
+        {member.name: member.value for member in one.KubernetesExecutableLocation}
+        for one in (resolvers, theirs)
+    ]
+    assert members[0] == members[1]
 
 
 def test_device_filters():

@@ -125,6 +125,25 @@ def test_a_folder_that_other_hosts_do_not_see_is_an_error(jobs):
     assert re.search(r"is not there on node[12]; give --run-dir a folder that all h", ended.err)
 
 
+@pytest.mark.parametrize("option", ["--hosts", "--hostfile"])
+def test_a_host_that_is_not_known_is_named(jobs, tmp_path, option):
+    given = "node1,nowhere"
+    if option == "--hostfile":
+        given = tmp_path / "given"
+        given.write_text("node1:2\nnowhere:1\n")
+    words = [*LAYOUT, "--run-dir", tmp_path / "run", option, given]
+    ended = jobs.mpidist_run(PLACES, [*map(str, words), *jobs.script(FACTS)], timeout_s=30)
+    assert ended.status not in (0, 2)
+    last = ended.err.splitlines()[-1].strip(" \0")  # Open MPI ends its own text with these
+    assert re.fullmatch(
+        rf"mpidist run: the launcher ended with status {ended.status}; hosts without an address "
+        r"here: nowhere \(.+\); correct --hosts or --hostfile, or give them one in DNS or "
+        r"/etc/hosts",
+        last,
+    ), ended.err
+    assert '"rank"' not in ended.out  # none has run
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_launcher_that_is_ended_leaves_nothing_on_other_hosts(hosts, jobs, number, tmp_path):
     words = [*LAYOUT, "--run-dir", tmp_path / "run", *jobs.script(WAIT)]

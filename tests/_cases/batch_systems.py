@@ -1,0 +1,69 @@
+"""What batch systems set for their tasks, for tests of resolvers."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+from mpidist.cluster_resolver import accelerators
+from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
+
+PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "JSM_", "PE_", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG",
+            "CUDA_", "MPI_LOCAL", "MPIDIST_JOBS")  # fmt: skip
+
+
+def setter(monkeypatch):
+    """Remove every variable of a batch system; gives a function that sets some, by name."""
+    for name in list(os.environ):
+        if name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+
+    def put(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return put
+
+
+def gpu_counter(monkeypatch):
+    """Have no GPUs; gives a function that has some."""
+
+    def gpus(count):
+        monkeypatch.setattr(accelerators, "_count_gpus", lambda: count)
+
+    gpus(0)
+    return gpus
+
+
+def step(put, rank, nodes, counts, distribution=None, **more):
+    """The variables that srun sets for a task, by its own way to lay tasks out."""
+    numbers = parse_counts(counts)
+    names = more.pop("names", None) or [f"n{n + 1}" for n in range(len(numbers))]
+    hosts = lay_out(names, numbers, distribution or "block", int(more.get("plane", 1)))
+    if "plane" in more:
+        more["SLURM_DIST_PLANESIZE"] = more.pop("plane")
+    if distribution:
+        more["SLURM_DISTRIBUTION"] = distribution
+    put(
+        SLURM_PROCID=rank,
+        SLURM_STEP_NUM_TASKS=len(hosts),
+        SLURM_STEP_NODELIST=nodes,
+        SLURM_STEP_TASKS_PER_NODE=counts,
+        SLURM_LOCALID=hosts[:rank].count(hosts[rank]),
+        SLURM_NODEID=names.index(hosts[rank]),
+        **more,
+    )
+
+
+class Client:
+    """The Kubernetes API, as far as it is asked."""
+
+    def __init__(self, **pods):
+        self.pods = pods
+
+    def list_pod_for_all_namespaces(self, label_selector):
+        return SimpleNamespace(items=[
+            SimpleNamespace(metadata=SimpleNamespace(name=name),
+                            status=SimpleNamespace(phase=phase, host_ip=ip))
+            for name, phase, ip in self.pods[label_selector.replace("=", "_").replace("-", "_")]
+        ])  # fmt: skip

@@ -1,0 +1,94 @@
+"""What ``mpidist run`` says of a job that has ended."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpidist.cli import doctor, verdict
+from mpidist.cli.layout import Layout
+from mpidist.cli.supervise import Ending, Result
+from mpidist.cli.vendors import VENDORS, Launcher
+
+BY_NAME = {vendor.name: vendor for vendor in VENDORS}
+FOREIGN = Launcher("/elsewhere/mpiexec", BY_NAME["mpich"])
+OWN = Launcher(str(Path(sys.executable).with_name("mpiexec")), BY_NAME["mpich"])
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Whose library mpi4py loads; it is an error to ask before this is called."""
+    monkeypatch.setattr(doctor, "_library", lambda: pytest.fail("the library was asked"))
+
+    def library(text):
+        finding = doctor.Finding("MPI library", doctor.OK, text)
+        monkeypatch.setattr(doctor, "_library", lambda: finding)
+
+    return library
+
+
+def ended(folder, status, launcher=OWN, hosts=(), ending=Ending.ITSELF):
+    result = Result(ending, status, 15, 0, 0)
+    return verdict.verdict(folder, Layout(2), result, launcher, hosts, 5.0)
+
+
+def leave(folder, kind, rank, **facts):
+    record = {"rank": rank, "pid": 7, "host": "n1", "time": 1.0, **facts}
+    (folder / f"{kind}-{rank}.json").write_text(json.dumps(record))
+
+
+def leave_exit(folder, rank, code):
+    leave(folder, "exit", rank, signal=None, exit_code=code, asked=False)
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    def without_address(hosts):
+        return {host: "not known" for host in hosts if host.startswith("no")}
+
+    monkeypatch.setattr(verdict, "without_address", without_address)
+
+
+@pytest.mark.usefixtures("library", "unknown")
+def test_hosts_that_are_not_known(tmp_path):
+    status, (line,) = ended(tmp_path, 255, hosts=["a", "nowhere", "b", "no"])
+    assert status == 255
+    assert line == (
+        "the launcher ended with status 255; hosts without an address here: nowhere (not known), "
+        "no (not known); correct --hosts or --hostfile, or give them one in DNS or /etc/hosts"
+    )
+    for hosts in (["a", "b"], []):
+        assert "MPI may have, above" in ended(tmp_path, 255, hosts=hosts)[1][0]
+    leave_exit(tmp_path, 0, 0)  # so it was found
+    assert "after rank 0 had left" in ended(tmp_path, 255, hosts=["no"])[1][0]
+    leave_exit(tmp_path, 1, 3)
+    assert "rank 1" in ended(tmp_path, 255, hosts=["no"])[1][0]
+
+
+def test_a_launcher_of_another_library(tmp_path, library):
+    leave_exit(tmp_path, 1, 16)
+    library("Open MPI v5.0.11, by mpi4py 4.1.2")
+    status, (first, last) = ended(tmp_path, 16, FOREIGN)
+    assert status == 16
+    assert first == (
+        "the launcher is /elsewhere/mpiexec (mpich), but the library is openmpi's: its ranks would "
+        "each be alone: put the library's own mpiexec first in PATH"
+    )
+    assert last.startswith("rank 1 (pid 7 on n1) failed first: exited with status 16")
+    library("MPICH Version: 5.0.2, by mpi4py 4.1.2")
+    assert ended(tmp_path, 16, FOREIGN) == (16, [last])
+
+
+@pytest.mark.usefixtures("library")
+def test_the_library_is_not_asked_where_it_does_not_matter(tmp_path):
+    for ending, first in ((Ending.SIGNAL, "interrupted by"), (Ending.TIMEOUT, "the job ran")):
+        assert ended(tmp_path, 1, FOREIGN, ending=ending)[1][0].startswith(first)
+    leave_exit(tmp_path, 1, 16)
+    assert len(ended(tmp_path, 16, OWN)[1]) == 1
+    leave(tmp_path, "rank", 0)  # MPI has started
+    assert len(ended(tmp_path, 16, FOREIGN)[1]) == 1
+    (tmp_path / "rank-0.json").unlink()
+    leave_exit(tmp_path, 1, 0)
+    leave_exit(tmp_path, 0, 0)
+    assert ended(tmp_path, 0, FOREIGN) == (0, [])
