@@ -16,6 +16,7 @@ from dataservice.dataset.interleave import Interleave
 from dataservice.dataset.map import Map
 from dataservice.dataset.node import Node
 from dataservice.dataset.padded_batch import PaddedBatch, Padding
+from dataservice.dataset.parallel_map import ParallelMap
 from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.repeat import Repeat
 from dataservice.dataset.shard import Shard
@@ -36,14 +37,33 @@ class Transformations(ABC):
     def of(cls, node: Node) -> Self:
         """Local. A dataset of a description."""
 
-    def map(self, function: Callable[..., Any]) -> Self:
+    def map(
+        self,
+        function: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool = True,
+        processes: bool = False,
+    ) -> Self:
         """Local. A function of each element.
 
         Args:
             function: Gets the element, or the members of a tuple as its arguments. Numbers,
                 strings and lists in its result become NumPy's.
+            num_parallel_calls: How many elements it works on at once, in threads; by default it
+                is called by who asks for elements.
+            deterministic: Whether elements stay in their order; otherwise who is ready goes first.
+            processes: Run it in processes in place of threads, for functions that Python's lock
+                would hold up. They get the function by cloudpickle, and share no memory.
+
+        Raises:
+            ValueError: ``num_parallel_calls`` is below 1, or missing for processes.
         """
-        return self.of(Map(self._node, function))
+        if num_parallel_calls is None:
+            if processes:
+                raise ValueError("map needs num_parallel_calls, the number of its processes")
+            return self.of(Map(self._node, function))
+        calls = num_parallel_calls
+        return self.of(ParallelMap(self._node, function, calls, deterministic, processes))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True

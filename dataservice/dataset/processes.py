@@ -1,0 +1,166 @@
+"""A function that runs in processes of its own, where Python's lock holds up nobody else.
+
+Not by :mod:`multiprocessing`, whose processes run the main script again, or are forks of one that
+MPI has started in; neither is safe under a launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import IO, Any
+
+import cloudpickle
+
+from mpidist.errors import UnavailableError
+
+_LENGTH = struct.Struct("<Q")
+_MAIN = "from dataservice.dataset.processes import main; main()"
+# By which a launcher tells a process that it is a rank.
+_OF_LAUNCHERS = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MPI_LOCAL")
+
+
+class Processes:
+    """Local. Calls a function in processes; each does one call at a time.
+
+    Args:
+        function: The function, which cloudpickle carries.
+        count: How many processes; each starts with the first call that finds none idle.
+    """
+
+    def __init__(self, function: Callable[..., Any], count: int) -> None:
+        self._function = cloudpickle.dumps(function)
+        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._idle.put(None)
+        self._all: list[_Process] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Local. What the function gives; from any thread.
+
+        Raises:
+            UnavailableError: The process ended, for instance for want of memory.
+            Exception: What the function raises, with its traceback as a note.
+        """
+        process = self._idle.get()
+        try:
+            process = process or self._start()
+            return process.call(arguments)
+        except UnavailableError:
+            process = None  # the next call starts another
+            raise
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        """Local. End the processes, whatever they do."""
+        with self._lock:
+            self._closed = True
+            for process in self._all:
+                process.close()
+
+    def _start(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the processes of map have been closed")
+            process = _Process(self._function)
+            self._all.append(process)
+            return process
+
+
+class _Process:
+    def __init__(self, function: bytes) -> None:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(_OF_LAUNCHERS)}
+        environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        _send(self._process.stdin, function)
+
+    def call(self, arguments: tuple[Any, ...]) -> Any:
+        try:
+            _send(self._process.stdin, cloudpickle.dumps(arguments, protocol=5))
+            well, result = pickle.loads(_receive(self._process.stdout))
+        except (OSError, ValueError, EOFError) as error:
+            self.close()
+            raise UnavailableError(
+                f"a process of map ended with status {self._process.wait()} in the middle of a "
+                "call; a negative number is that of a signal, and -9 mostly a want of memory"
+            ) from error
+        if well:
+            return result
+        raise result
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            try:
+                stream.close()
+            except BrokenPipeError:  # what was not sent is not wanted any more
+                continue
+
+
+def _send(stream: IO[bytes] | None, content: bytes) -> None:
+    assert stream is not None
+    stream.write(_LENGTH.pack(len(content)))
+    stream.write(content)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes] | None) -> bytes:
+    assert stream is not None
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(head)
+    content = stream.read(length)
+    if len(content) < length:
+        raise EOFError
+    return content
+
+
+def main() -> None:
+    """Local. Be such a process: calls come on standard input, and answers go to standard output."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What the function prints is not an answer, and what it reads no call.
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    function = pickle.loads(_receive(requests))
+    while True:
+        try:
+            arguments = pickle.loads(_receive(requests))
+        except EOFError:  # whoever has asked has ended
+            return
+        try:
+            answer = cloudpickle.dumps((True, function(*arguments)), protocol=5)
+        except BaseException as error:
+            answer = _failure(error)
+        _send(answers, answer)
+
+
+def _failure(error: BaseException) -> bytes:
+    """An error as an answer; one that cannot be pickled, or would end the caller, in words."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    if isinstance(error, Exception):
+        error.add_note(f"raised in a process of map:\n{text}")
+        with contextlib.suppress(Exception):  # of a constructor that takes other arguments
+            answer: bytes = cloudpickle.dumps((False, error))
+            pickle.loads(answer)
+            return answer
+    told = RuntimeError(f"raised in a process of map:\n{text}")
+    return bytes(cloudpickle.dumps((False, told)))
