@@ -30,6 +30,12 @@ def wait_until(condition):
     assert mailbox().endpoint.serve(condition, time.monotonic() + LIMIT_S)
 
 
+def wait_for_hello(rank, spec):
+    """Serve the mailbox of this rank until another has begun to start a Server of a cluster."""
+    digest = spec.digest()
+    wait_until(lambda: any(word.cluster_digest == digest for word in mailbox().said[rank]))
+
+
 def names_both(rank):
     return pytest.raises(
         errors.InvalidArgumentError,
@@ -155,14 +161,13 @@ def test_specs_that_differed_before_a_rank_came(world):
     world.Barrier()
     # And all may try again, some later than others.
     if world.rank == 2:
-        digest = by_rank(3).digest()
-        wait_until(lambda: any(word.cluster_digest == digest for word in mailbox().said[0]))
+        wait_for_hello(0, by_rank(3))
     with Server(by_rank(3), "worker", world.rank) as server:
         server.job_group("worker").barrier()
 
 
 @pytest.mark.ranks(3)
-def test_ranks_that_claim_one_task_before_another_does(world):
+def test_ranks_that_claim_one_task_before_another_does(world, monkeypatch):
     if world.rank == 2:
         world.Barrier()
     with pytest.raises(errors.InvalidArgumentError, match=r"ranks . and . both say that they are"):
@@ -170,7 +175,14 @@ def test_ranks_that_claim_one_task_before_another_does(world):
     if world.rank < 2:
         world.Barrier()
     world.Barrier()
-    with Server(by_rank(3), "worker", world.rank) as server:
+    # Who tries again is believed, also where somebody else is late.
+    spec = by_rank(3)
+    if world.rank == 0:
+        monkeypatch.setattr(members, "_PATIENCE_S", 0.0)
+        wait_for_hello(2, spec)
+    elif world.rank == 1:
+        wait_for_hello(0, spec)
+    with Server(spec, "worker", world.rank) as server:
         server.job_group("worker").barrier()
 
 
@@ -192,8 +204,7 @@ def test_clusters_beside_each_other(world, monkeypatch):
     world.Barrier()
     spec = by_rank(3)
     if world.rank == 0:
-        digest = spec.digest()
-        wait_until(lambda: any(word.cluster_digest == digest for word in mailbox().said[1]))
+        wait_for_hello(1, spec)
     with Server(spec, "worker", world.rank) as server:
         server.job_group("worker").barrier()
 
@@ -212,13 +223,17 @@ def test_a_rank_may_come_from_another_cluster(world, monkeypatch):
 
 
 @pytest.mark.ranks(3)
-def test_hellos_of_a_cluster_that_is_over_are_forgotten(world):
+def test_hellos_of_a_cluster_that_is_over_are_forgotten(world, monkeypatch):
     """Where addresses do not say which ranks are meant, all ranks get them."""
+    monkeypatch.setattr(members, "_PATIENCE_S", 0.0)
     if world.rank < 2:
         with Server({"worker": ["a:1", "b:1"]}, "worker", world.rank) as server:
             server.job_group("worker").barrier()
     world.Barrier()
-    with Server({"worker": ["a:1", "b:1", "c:1"]}, "worker", world.rank) as server:
+    spec = ClusterSpec({"worker": ["a:1", "b:1", "c:1"]})
+    if world.rank < 2:
+        wait_for_hello(2, spec)
+    with Server(spec, "worker", world.rank) as server:
         server.job_group("worker").barrier()
 
 
