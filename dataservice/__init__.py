@@ -1,16 +1,21 @@
 """Input processing shared by many trainers: datasets, a dispatcher, and data workers."""
 
-from dataservice.client import distribute
+from dataservice.arguments import CrossTrainerCache
+from dataservice.client import distribute, from_dataset_id, register_dataset
 from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
-from dataservice.dataset import Dataset
+from dataservice.dataset import SHARD_HINT, Dataset
 from dataservice.server import DispatchServer, WorkerServer
 
 __all__ = [
+    "CrossTrainerCache",
     "Dataset",
     "DispatchServer",
     "DispatcherConfig",
+    "SHARD_HINT",
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
     "distribute",
+    "from_dataset_id",
+    "register_dataset",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -22,8 +25,16 @@ from mpidist.errors import (
 
 M = TypeVar("M", bound=Message)
 
+# Tells a process from an earlier one with the same number.
+_TOKEN = secrets.token_hex(4)
+
 # How often a waiting thread looks whether it shall stop.
 _STOP_PERIOD_S = 0.1
+
+
+def process_name() -> str:
+    """Local. What this process is called: ``host/pid-token``."""
+    return f"{socket.gethostname()}/{os.getpid()}-{_TOKEN}"
 
 
 class Caller:
@@ -117,13 +128,18 @@ class Caller:
         Raises:
             UnavailableError: It has not within ``limit_s`` seconds.
         """
+        return kind.FromString(self.get_patiently(method, request, limit_s, stall).body)
+
+    def get_patiently(
+        self, method: str, request: Message, limit_s: float, stall: Stall | None = None
+    ) -> Reply:
+        """Local. As :meth:`ask_patiently`, but gives the whole Reply."""
         deadline = time.monotonic() + limit_s
         backoff = Backoff(longest_s=_STOP_PERIOD_S)
         while True:
             remaining = max(deadline - time.monotonic(), 0.0)
             try:
-                reply = self.finish(self.start(method, request, timeout=remaining), stall)
-                return kind.FromString(reply.body)
+                return self.finish(self.start(method, request, timeout=remaining), stall)
             except (DeadlineExceededError, UnavailableError) as error:
                 if time.monotonic() >= deadline:
                     raise UnavailableError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mpidist
-from mpidist.errors import UnimplementedError
 
 # Sooner than for ranks that wait for each other: a trainer gives up after a minute without any
 # data worker, and is to be told before that why it stands still.
@@ -20,10 +20,13 @@ class ShardingPolicy(enum.IntEnum):
         OFF: Every worker gives the whole dataset; also called ``"parallel_epochs"``.
         DYNAMIC: Workers take parts of the source as they go, so that every element comes once;
             also called ``"distributed_epoch"``.
-        FILE: Not implemented.
-        DATA: Not implemented.
-        FILE_OR_DATA: Not implemented.
-        HINT: Not implemented.
+        FILE: Of n workers, each takes every n-th file; all sources must be files.
+        DATA: Each takes every n-th element of the whole dataset.
+        FILE_OR_DATA: FILE if all sources are files, n or more of them; otherwise DATA.
+        HINT: Each takes every n-th element where the dataset has
+            ``shard(SHARD_HINT, SHARD_HINT)``.
+
+    FILE, DATA, FILE_OR_DATA and HINT need ``DispatcherConfig.worker_addresses``, whose length is n.
     """
 
     OFF = 0
@@ -38,23 +41,16 @@ class ShardingPolicy(enum.IntEnum):
         """Local. The policy that a processing mode names.
 
         Raises:
-            UnimplementedError: This version has no such policy.
             ValueError: The mode is unknown.
         """
         if isinstance(processing_mode, ShardingPolicy):
-            policy = processing_mode
-        elif processing_mode in _MODES:
-            policy = _MODES[processing_mode]
-        else:
-            raise ValueError(
-                f"unknown processing_mode {processing_mode!r}; give 'parallel_epochs', "
-                "'distributed_epoch' or a ShardingPolicy"
-            )
-        if policy not in (cls.OFF, cls.DYNAMIC):
-            raise UnimplementedError(
-                f"ShardingPolicy.{policy.name} is not implemented; use OFF or DYNAMIC"
-            )
-        return policy
+            return processing_mode
+        if processing_mode in _MODES:
+            return _MODES[processing_mode]
+        raise ValueError(
+            f"unknown processing_mode {processing_mode!r}; give 'parallel_epochs', "
+            "'distributed_epoch' or a ShardingPolicy"
+        )
 
 
 _MODES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
@@ -67,9 +63,12 @@ class DispatcherConfig:
     Attributes:
         port: Number of its endpoint; 0 takes a free one.
         protocol: As for :class:`DispatchServer`.
-        work_dir: Not implemented; leave None.
-        fault_tolerant_mode: Not implemented; leave False.
-        worker_addresses: Not implemented; leave None.
+        work_dir: Folder of the journal; used with fault_tolerant_mode.
+        fault_tolerant_mode: Whether to write down whatever changes, so that a dispatcher that is
+            started again on the same port and folder goes on as if nothing had happened.
+        worker_addresses: Of all data workers, in the order of the parts that they take under the
+            static policies (FILE, DATA, FILE_OR_DATA, HINT): ``host:port``, or ``host`` or
+            ``host:%port%`` for any one worker of a host. None: there is no static sharding.
         job_gc_check_interval_ms: How often to look for what is abandoned; None means 1,000.
         job_gc_timeout_ms: After how long an iteration without consumers is forgotten; None means
             300,000; -1 never.
@@ -77,15 +76,15 @@ class DispatcherConfig:
         client_timeout_ms: After how long a silent consumer counts as gone; None means 300,000.
 
     Raises:
-        UnimplementedError: A setting that is not implemented is given.
-        ValueError: ``fault_tolerant_mode`` without ``work_dir``, or a time that is no time.
+        ValueError: ``fault_tolerant_mode`` without ``work_dir``, a time that is no time, or
+            ``worker_addresses`` that are no addresses, or name one twice.
     """
 
     port: int = 0
     protocol: str | None = None
     work_dir: str | None = None
     fault_tolerant_mode: bool = False
-    worker_addresses: tuple[str, ...] | None = None
+    worker_addresses: Sequence[str] | None = None
     job_gc_check_interval_ms: int | None = None
     job_gc_timeout_ms: int | None = None
     worker_timeout_ms: int | None = None
@@ -94,14 +93,11 @@ class DispatcherConfig:
     def __post_init__(self) -> None:
         if self.fault_tolerant_mode and self.work_dir is None:
             raise ValueError("fault_tolerant_mode needs a work_dir")
-        for name in ("work_dir", "fault_tolerant_mode", "worker_addresses"):
-            if getattr(self, name):
-                raise UnimplementedError(
-                    f"DispatcherConfig.{name} is not implemented; leave it out"
-                )
         _check_times(self, "job_gc_check_interval_ms", "worker_timeout_ms", "client_timeout_ms")
         if self.job_gc_timeout_ms != -1:
             _check_times(self, "job_gc_timeout_ms")
+        if self.worker_addresses is not None:
+            _check_addresses(self.worker_addresses)
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,13 @@ class WorkerConfig:
         protocol: As for :class:`WorkerServer`.
         heartbeat_interval_ms: How often to tell the dispatcher; None means 1,000.
         dispatcher_timeout_ms: How long to try to reach the dispatcher; None means 60,000.
+        worker_tags: ``"COLOCATED"``: only consumers on the worker's own host read from it, unless
+            they ask for ANY.
+        cross_trainer_cache_size_bytes: How much is kept for trainers that share a cache, for each
+            iteration; None means 1 GiB.
 
     Raises:
-        ValueError: The dispatcher's address is missing, or a time is no time.
+        ValueError: The dispatcher's address is missing, a time is no time, or a tag is empty.
     """
 
     dispatcher_address: str | None
@@ -127,13 +127,22 @@ class WorkerConfig:
     protocol: str | None = None
     heartbeat_interval_ms: int | None = None
     dispatcher_timeout_ms: int | None = None
+    worker_tags: Sequence[str] = ()
+    cross_trainer_cache_size_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
             raise ValueError(
                 "a worker needs the dispatcher_address, as DispatchServer.target gives it"
             )
-        _check_times(self, "heartbeat_interval_ms", "dispatcher_timeout_ms")
+        if isinstance(self.worker_tags, str) or not all(self.worker_tags):
+            raise ValueError(f"worker_tags must be a list of tags, not {self.worker_tags!r}")
+        _check_times(
+            self,
+            "heartbeat_interval_ms",
+            "dispatcher_timeout_ms",
+            "cross_trainer_cache_size_bytes",
+        )
 
 
 def stall_s() -> float:
@@ -146,6 +155,14 @@ def seconds_of(milliseconds: int | None, default_s: float) -> float:
     if milliseconds is None:
         return default_s
     return float("inf") if milliseconds == -1 else milliseconds / 1000
+
+
+def _check_addresses(addresses: Sequence[str]) -> None:
+    if isinstance(addresses, str) or not all(isinstance(one, str) and one for one in addresses):
+        raise ValueError(f"worker_addresses must be a list of addresses, not {addresses!r}")
+    for one in addresses:
+        if one[-1].isdigit() and addresses.count(one) > 1:
+            raise ValueError(f"worker_addresses name the worker {one!r} more than once")
 
 
 def _check_times(config: object, *names: str) -> None:

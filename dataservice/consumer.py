@@ -10,24 +10,30 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dataservice.calls import Caller
+from dataservice.order import Plan
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.reports import Reports
 from dataservice.stream import Frame, Stream
 from dataservice.wire import Parcel, unpack
 from mpidist import Backoff, Endpoint, Work
 from mpidist.errors import (
+    CancelledError,
     DeadlineExceededError,
     Error,
+    FailedPreconditionError,
+    NotFoundError,
     UnavailableError,
 )
 
 logger = logging.getLogger(__name__)
 
-# How often to hear of new and lost workers; more often until there is one.
-_HEARTBEAT_S = 1.0
-_FIRST_WORKER_S = 0.05
+# A heartbeat that has been answered is sent again after so long; the dispatcher holds those that
+# bring no news.
+_HEARTBEAT_S = 0.25
 _REQUESTS_PER_TASK = 2
 _ELEMENTS_PER_REPLY = 4096
 # A worker that is alive answers within some ten seconds, if only with nothing.
+_SILENT_S = 12.0
 _REPLY_LIMIT_S = 60.0
 
 _START_ONE = "Start one with WorkerServer(dispatcher_address=...), or a task of the job 'data'"
@@ -38,21 +44,29 @@ class Terms:
     """What ``distribute`` was told.
 
     Attributes:
-        start_timeout_s: How long the dispatcher, and then the first worker, may be missing.
+        start_timeout_s: How long the dispatcher, and all workers, may be missing.
         max_outstanding: Elements requested or held at a time; None for no bound but memory's.
+        job: What all consumers of the job must agree on.
+        consumer_index: Which of them this is, where they are told apart.
+        trainer_id: Whose window on a cache this reads.
     """
 
     start_timeout_s: float
     max_outstanding: int | None
+    job: pb.Terms
+    consumer_index: int = 0
+    trainer_id: str = ""
 
 
 @dataclass(eq=False)
 class _Call:
-    """Attributes: a call, when it was made, and the elements that it may bring."""
+    """Attributes: a call, when it was made, its elements, and under which plan it was made."""
 
     work: Work
     sent: float
     elements: int
+    seeks: int = 0
+    period: int = 1
 
 
 @dataclass(eq=False)
@@ -62,16 +76,26 @@ class _Task:
     Attributes:
         id: Its id.
         worker: Address of its worker.
+        part: Number of its part.
         sequence: Number of the next request.
         calls: Requests without an answer, oldest first.
         ended: Whether it has no more elements.
+        asked_again: Whether it has been asked once more after that.
+        broken: Why nothing more is asked of it; empty if it is.
+        plan: What its worker was told to give; None if it is to be told anew.
+        seeks: How often it was told.
     """
 
     id: int
     worker: str
+    part: int
     sequence: int = 0
     calls: deque[_Call] = field(default_factory=deque)
     ended: bool = False
+    asked_again: bool = False
+    broken: str = ""
+    plan: Plan | None = None
+    seeks: int = 0
 
 
 class Consumer:
@@ -81,7 +105,7 @@ class Consumer:
         endpoint: Its calls go out from here.
         dispatcher: Calls the dispatcher.
         stream: Where elements go.
-        terms: Bounds.
+        terms: Bounds, and how the job is read.
     """
 
     def __init__(
@@ -91,17 +115,27 @@ class Consumer:
         self._dispatcher = dispatcher
         self._stream = stream
         self._terms = terms
+        self._seeks = terms.job.reading not in (pb.SHARED, pb.CACHED)
+        self._reports = Reports(stream, shared=terms.job.reading == pb.SHARED)
         self._tasks: dict[int, _Task] = {}
-        self._client_id = 0
+        self._state = pb.IterationState()
         self._over = False
-        self._started = time.monotonic()
+        self._came_late = True
+        self._last_loss = ""
+        now = time.monotonic()
+        self._starved_since = self._heard = now
         self._beat: _Call | None = None
         self._beat_is_last = False
-        self._next_beat = self._started
-        self._next_request = self._started
+        self._next_beat = now
+        self._next_request = now
         self._empty_replies = 0
         self._pauses = Backoff(spins=0, longest_s=5e-3)
         self._wake = endpoint.work("a reply to a consumer")
+
+    @property
+    def tasks(self) -> dict[int, tuple[int, str]]:
+        """Local. Task and worker of every part that has one; for other threads."""
+        return {task.part: (task.id, task.worker) for task in list(self._tasks.values())}
 
     def run(self, iteration: pb.IterationReply) -> None:
         """Local. Fetch until the end of the iteration, or until the stream is closed.
@@ -112,7 +146,7 @@ class Consumer:
         Raises:
             Exception: A worker or the dispatcher failed, or a user's function.
         """
-        self._client_id = iteration.client_id
+        self._reports.client_id = iteration.client_id
         own = threading.get_ident()
         # Not on this thread: garbage may be collected anywhere, and what it closes must not wait
         # for a lock that is held here.
@@ -120,15 +154,17 @@ class Consumer:
         self._stream.waits_for = self._waits_for
         try:
             self._update(iteration.state)
-            while not self._over and not self._stream.closed:
+            while not self._stream.closed and not (self._over and self._stream.held == 0):
                 now = time.monotonic()
                 self._send_heartbeat(now)
-                self._send_requests(now)
+                if not self._over:
+                    self._send_requests(now)
                 self._wait(now)
                 self._take_heartbeat()
-                for task in self._tasks.values():
+                for task in list(self._tasks.values()):
                     self._take_replies(task)
                 self._check_deadlines(now)
+                self._look_for_end()
         finally:
             self._stream.on_room = lambda: None
             self._leave()
@@ -140,23 +176,42 @@ class Consumer:
 
     def _wait(self, now: float) -> None:
         """Sleep until a reply has come, the user has taken elements, or something is due."""
-        due = self._next_beat if self._next_request <= now else self._next_request
-        limit = max(min(due, self._next_beat) - now, 0.0)
+        due = [_HEARTBEAT_S]
+        if self._beat is None:
+            due.append(self._next_beat - now)
+        if self._next_request > now:
+            due.append(self._next_request - now)
         with contextlib.suppress(DeadlineExceededError):
-            self._wake.wait(limit)
+            self._wake.wait(max(min(due), 0.0))
         # Made before looking at what has come, so that nothing which comes meanwhile is missed.
         self._wake = self._endpoint.work("a reply to a consumer")
 
     def _check_deadlines(self, now: float) -> None:
-        oldest = [task.calls[0] for task in self._tasks.values() if task.calls]
-        for call in oldest if self._beat is None else [*oldest, self._beat]:
-            if now - call.sent > _HEARTBEAT_S:
+        for task in list(self._tasks.values()):
+            if not task.calls:
+                continue
+            call = task.calls[0]
+            if now - call.sent > 1.0:
                 # Does not wait: whoever drives a call hears that the script there has ended.
                 call.work.block(now)
+            if now - call.sent > _SILENT_S:
+                self._reports.unreachable.add(task.id)
             if now - call.sent > _REPLY_LIMIT_S:
                 raise DeadlineExceededError(
                     f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; it is stuck or gone"
                 )
+        if self._beat is not None and now - self._beat.sent > 1.0:
+            self._beat.work.block(now)
+        limit = self._terms.start_timeout_s
+        working = any(not task.broken for task in self._tasks.values())
+        if working or self._over or self._state.finished:
+            self._starved_since = now
+        elif now - self._starved_since > limit:
+            raise UnavailableError(
+                f"no data worker {'is left' if self._last_loss else 'has registered'} at the "
+                f"dispatcher {self._dispatcher.peer} within {limit:g} s{self._last_loss}. "
+                f"{_START_ONE}"
+            )
 
     def _waits_for(self) -> str:
         """What the user waits for, in words; called on the user's thread, hence the copies."""
@@ -172,9 +227,10 @@ class Consumer:
         for task in tasks:
             calls = list(task.calls)
             silent = f"unanswered for {now - calls[0].sent:.3g} s" if calls else "not asked"
-            workers.append(f"{task.worker} (task {task.id}, {'ended' if task.ended else silent})")
+            state = "lost" if task.broken else "ended" if task.ended else silent
+            workers.append(f"{task.worker} (task {task.id}, {state})")
         beat = self._beat
-        if beat is not None and now - beat.sent > _HEARTBEAT_S:
+        if beat is not None and now - beat.sent > 2.0:
             dispatcher += f" (unanswered for {now - beat.sent:.3g} s)"
         return (
             f"elements from the data workers {', '.join(workers)} of the dispatcher {dispatcher}. "
@@ -187,77 +243,116 @@ class Consumer:
     def _send_heartbeat(self, now: float) -> None:
         if self._beat is not None or now < self._next_beat:
             return
-        request = pb.ClientRequest(client_id=self._client_id)
-        work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
+        self._beat_is_last = self._all_ended()
+        # An answer is wanted at once where it decides about the end.
+        version = -1 if self._beat_is_last and not self._over else self._state.version
+        request = self._reports.request(version)
+        try:
+            work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
+        except UnavailableError as error:
+            self._dispatcher_is_away(error, now)
+            return
         work.add_done_callback(self._ring)
         self._beat = _Call(work, now, 0)
-        self._beat_is_last = self._all_ended()
-        self._next_beat = now + (_HEARTBEAT_S if self._tasks else _FIRST_WORKER_S)
 
     def _take_heartbeat(self) -> None:
         beat = self._beat
         if beat is None or not beat.work.is_completed():
             return
         self._beat = None
-        reply = self._dispatcher.finish(beat.work)
+        now = time.monotonic()
+        try:
+            reply = self._dispatcher.finish(beat.work)
+        except (DeadlineExceededError, UnavailableError) as error:
+            self._dispatcher_is_away(error, now)
+            return
+        self._heard = now
+        self._next_beat = now + _HEARTBEAT_S
+        self._reports.confirm()
         self._update(pb.IterationState.FromString(reply.body))
         # A worker may have come after the others had ended; only an answer given since can tell.
-        self._over |= self._beat_is_last and self._all_ended()
+        if self._beat_is_last and self._all_ended():
+            again = [task for task in self._tasks.values() if not task.asked_again]
+            self._over = not (again and self._terms.job.reading == pb.SHARED)
+            for task in again if not self._over else ():
+                # Another consumer may have left without using what it had.
+                task.ended, task.asked_again = False, True
+
+    def _dispatcher_is_away(self, error: Error, now: float) -> None:
+        """It may be starting again, and workers go on meanwhile."""
+        self._reports.retry()
+        self._next_beat = now + _HEARTBEAT_S
+        if now - self._heard > self._terms.start_timeout_s:
+            raise error
 
     def _update(self, state: pb.IterationState) -> None:
-        for lost in state.lost:
-            if lost.task_id not in self._tasks or not self._tasks[lost.task_id].ended:
-                raise UnavailableError(
-                    f"data worker {lost.worker} is gone before the end of its part (task "
-                    f"{lost.task_id}); its elements are missing from this iteration"
-                )
-        for task in state.tasks:
-            self._tasks.setdefault(task.task_id, _Task(task.task_id, task.worker))
-        if not self._tasks:
-            self._over = state.finished
-            self._check_for_workers()
-            if self._over:
-                logger.info(
-                    "this iteration was over before its consumer came, which gets no elements; a "
-                    "loop over epochs must not apply distribute() anew each time"
-                )
-
-    def _check_for_workers(self) -> None:
-        if not self._over and time.monotonic() - self._started > self._terms.start_timeout_s:
-            raise UnavailableError(
-                f"no data worker has registered at the dispatcher {self._dispatcher.peer} within "
-                f"{self._terms.start_timeout_s:g} s. {_START_ONE}"
+        if state.dropped > self._state.dropped:
+            logger.warning(
+                "%d parts of this iteration are lost with their data workers (delivery="
+                "'at_most_once')",
+                state.dropped - self._state.dropped,
+            )
+        self._state = state
+        live = {task.task_id: task for task in state.tasks}
+        for task_id in state.settle:
+            # From now on nothing of it is taken any more, whatever comes.
+            self._tasks.pop(task_id, None)
+            self._reports.settled.add(task_id)
+            self._next_beat = 0.0
+        for task_id in [task_id for task_id in self._tasks if task_id not in live]:
+            task = self._tasks.pop(task_id)
+            if not (task.ended or task.broken):
+                self._last_loss = f" of the loss of {task.worker}"
+        for task_id, told in live.items():
+            if task_id not in self._tasks:
+                self._tasks[task_id] = _Task(task_id, told.worker, told.part)
+        self._reports.unreachable.intersection_update(self._tasks)
+        self._came_late &= not self._tasks
+        if self._came_late and state.finished and not self._over:
+            self._over = True
+            logger.info(
+                "this iteration was over before its consumer came, which gets no elements; a "
+                "loop over epochs must not apply distribute() anew each time"
             )
 
     def _all_ended(self) -> bool:
-        return bool(self._tasks) and all(task.ended for task in self._tasks.values())
+        if self._state.waiting or self._state.settle:
+            return False
+        if not self._tasks:
+            return self._state.finished
+        return all(task.ended for task in self._tasks.values())
+
+    def _look_for_end(self) -> None:
+        if self._over:
+            self._stream.finish()
+        elif self._all_ended() and not self._beat_is_last and self._beat is not None:
+            # The dispatcher holds a heartbeat that was sent before; the next one decides.
+            self._beat.work.add_done_callback(lambda _: None)
+            self._beat = None
+            self._reports.retry()
+            self._next_beat = 0.0
+        elif self._all_ended() and self._beat is None:
+            self._next_beat = 0.0
 
     def _leave(self) -> None:
         """Tell those who hold something for this consumer; they may be gone already."""
-        request = pb.ClientRequest(client_id=self._client_id)
         try:
-            for task in self._tasks.values():
-                if not task.ended:
-                    self._release(task)
-            self._dispatcher.notify("dispatcher/ReleaseClient", request)
+            self._dispatcher.start("dispatcher/ReleaseClient", self._reports.farewell()).wait(1.0)
         except Error as error:
-            logger.debug("consumer %d left without a word: %s", self._client_id, error)
-
-    def _release(self, task: _Task) -> None:
-        body = pb.ReleaseClientRequest(client_id=self._client_id, task_ids=[task.id])
-        self._endpoint.notify(task.worker, "data_worker/ReleaseClient", body.SerializeToString())
+            logger.debug("a consumer left without a word: %s", error)
 
     # The workers
 
     def _send_requests(self, now: float) -> None:
-        open_tasks = [task for task in self._tasks.values() if not task.ended]
+        open_tasks = [task for task in self._tasks.values() if not (task.ended or task.broken)]
         if not open_tasks or now < self._next_request:
             return
         limit = self._terms.max_outstanding
         if limit is None:
             for task in open_tasks:
-                while len(task.calls) < _REQUESTS_PER_TASK and not self._stream.full:
-                    self._request(task, now, _ELEMENTS_PER_REPLY, hold=True)
+                while len(task.calls) < _REQUESTS_PER_TASK and self._stream.has_room(task.part):
+                    if not self._request(task, now, _ELEMENTS_PER_REPLY, hold=True):
+                        break
             return
         asked = sum(call.elements for task in open_tasks for call in task.calls)
         share = max(limit // (_REQUESTS_PER_TASK * len(open_tasks)), 1)
@@ -268,17 +363,24 @@ class Consumer:
             task = min(open_tasks, key=lambda task: (len(task.calls), task.sequence))
             if len(task.calls) == _REQUESTS_PER_TASK:
                 break
-            self._request(task, now, min(share, budget), hold)
+            if not self._request(task, now, min(share, budget), hold):
+                break
             budget -= share
 
-    def _request(self, task: _Task, now: float, elements: int, hold: bool) -> None:
+    def _request(self, task: _Task, now: float, elements: int, hold: bool) -> bool:
         body = pb.GetElementRequest(
             task_id=task.id,
-            client_id=self._client_id,
+            client_id=self._reports.client_id,
             sequence=task.sequence,
             max_elements=elements,
             hold=hold,
+            consumer_index=self._terms.consumer_index,
+            trainer_id=self._terms.trainer_id,
         )
+        if self._seeks:
+            self._seek(task, body)
+        elif self._terms.job.reading == pb.SHARED:
+            body.used.bounds.extend(self._reports.used_since(task.part))
         task.sequence += 1
         try:
             # Its time is limited by _REPLY_LIMIT_S, however long calls may take otherwise.
@@ -289,39 +391,75 @@ class Consumer:
                 timeout=float("inf"),
             )
         except Error as error:
-            raise _failed(task, error) from error
+            self._break(task, error)
+            return False
         work.add_done_callback(self._ring)
-        task.calls.append(_Call(work, now, elements))
+        period = 1 if task.plan is None else task.plan.period
+        task.calls.append(_Call(work, now, elements, task.seeks, period))
+        return True
+
+    def _seek(self, task: _Task, body: pb.GetElementRequest) -> None:
+        """Say what is wanted, if the worker does not know."""
+        body.acknowledged = self._stream.marks().get(task.part, 0)
+        if task.plan is None:
+            task.plan = plan = self._stream.plan(task.part)
+            task.seeks += 1
+            body.seek, body.start = True, plan.start
+            body.period, body.offset, body.until = plan.period, plan.offset, max(plan.until, 0)
+
+    def _break(self, task: _Task, error: Error) -> None:
+        """A worker is gone, or has been told to forget the task: another one will get the part."""
+        task.broken = str(error)
+        self._last_loss = f" of the loss of {task.worker} ({error})"
+        task.calls.clear()
+        self._reports.unreachable.add(task.id)
+        self._next_beat = min(self._next_beat, time.monotonic() + 0.02)
+        logger.info("data worker %s failed (task %d): %s", task.worker, task.id, error)
 
     def _take_replies(self, task: _Task) -> None:
         while task.calls and task.calls[0].work.is_completed():
-            work = task.calls.popleft().work
+            call = task.calls.popleft()
             try:
-                reply = work.result()
+                reply = call.work.result()
+            except (CancelledError, NotFoundError, UnavailableError) as error:
+                self._break(task, error)
+                return
+            except FailedPreconditionError:
+                raise
             except Error as error:
-                raise _failed(task, error) from error
-            body = pb.GetElementReply.FromString(reply.body)
-            if body.count:
-                size = len(body.pickle) + sum(int(buffer.nbytes) for buffer in reply.buffers)
-                self._stream.put(Frame(Parcel(body.pickle, reply.buffers), body.count, size))
-                self._empty_replies = 0
-                self._pauses.reset()
-            if body.failure:
-                raise unpack(body.failure, ())
-            if body.end:
-                task.ended = True
-                task.calls.clear()
-                if self._all_ended():
-                    self._next_beat = 0.0
-            elif not body.count:
-                self._pause_after_empty_reply()
+                raise UnavailableError(
+                    f"data worker {task.worker} failed (task {task.id}): {error}"
+                ) from error
+            if call.seeks == task.seeks and task.id in self._tasks:
+                self._take_reply(
+                    task, call, pb.GetElementReply.FromString(reply.body), reply.buffers
+                )
+
+    def _take_reply(
+        self, task: _Task, call: _Call, body: pb.GetElementReply, buffers: object
+    ) -> None:
+        if body.count:
+            parcel = Parcel(body.pickle, buffers)  # type: ignore[arg-type]
+            size = len(body.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
+            period = max(call.period, 1)
+            self._stream.put(Frame(parcel, body.count, size, task.part, body.first, period))
+            self._empty_replies = 0
+            self._pauses.reset()
+        if body.failure:
+            raise unpack(body.failure, ())
+        if self._seeks and self._stream.note(task.part, body.stop, body.end):
+            for other in self._tasks.values():
+                other.plan = None
+        if body.end:
+            task.ended = True
+            task.calls.clear()
+        elif task.plan is not None and 0 <= task.plan.until <= body.stop:
+            task.plan = None
+        elif not body.count and not body.stop:
+            self._pause_after_empty_reply()
 
     def _pause_after_empty_reply(self) -> None:
         self._empty_replies += 1
         if self._empty_replies >= len(self._tasks):
             self._empty_replies = 0
             self._next_request = time.monotonic() + self._pauses.next_sleep()
-
-
-def _failed(task: _Task, error: Error) -> UnavailableError:
-    return UnavailableError(f"data worker {task.worker} failed (task {task.id}): {error}")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 from google.protobuf.message import Message
 
-from dataservice.config import DispatcherConfig, ShardingPolicy, seconds_of
+from dataservice.config import DispatcherConfig, seconds_of
+from dataservice.journal import Journal
+from dataservice.leases import may_read
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Iteration, Removal, TaskState, Timeouts
-from dataservice.registry import Registry
+from dataservice.records import Client, Timeouts
+from dataservice.registry import Outcome, Registry
+from dataservice.stored import held_of, record_of, restore
 from dataservice.wire import Array, Parcel
-from mpidist import Endpoint, Reply, Request
-from mpidist.errors import DistNetworkError
+from mpidist import LATER, Endpoint, Reply, Request
+from mpidist.errors import DistNetworkError, Error, NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +29,25 @@ logger = logging.getLogger(__name__)
 # workers and consumers are still there, and what they hold must mean nothing to it. It begins
 # anywhere, for the dispatchers of other processes.
 _IDS = itertools.count(1 + secrets.randbits(31))
+# A consumer that knows everything is answered after so long, if nothing happens before.
+_LONGEST_HOLD_S = 1.0
+_TICK_S = 0.25
+# A worker that a consumer cannot reach is lost if it has been silent for so many of its periods.
+_SILENT_S = 2.5
+
+Handler = Callable[["Dispatcher", Request], Reply]
+
+
+def _handler(method: Handler) -> Callable[[Dispatcher, Request], Reply]:
+    """A method that changes the registry: the answer leaves when the change is durable."""
+
+    @wraps(method)
+    def handle(self: Dispatcher, request: Request) -> Reply:
+        with self._lock:
+            reply = method(self, request)
+            return self._settle(request, reply)
+
+    return handle
 
 
 class Dispatcher:
@@ -31,7 +55,11 @@ class Dispatcher:
 
     Args:
         endpoint: Open; somebody else runs its serving loop.
-        config: Its times.
+        config: Its times, and where its journal is.
+
+    Raises:
+        DataLossError: The journal is damaged.
+        FailedPreconditionError: Another dispatcher uses it.
     """
 
     def __init__(self, endpoint: Endpoint, config: DispatcherConfig) -> None:
@@ -43,14 +71,30 @@ class Dispatcher:
                 iteration_s=seconds_of(config.job_gc_timeout_ms, 300.0),
             ),
             _IDS,
+            config.worker_addresses or (),
         )
         self._check_period_s = seconds_of(config.job_gc_check_interval_ms, 1.0)
         self._next_check = time.monotonic() + self._check_period_s
-        self._datasets: dict[int, Parcel] = {}
+        self._parcels: dict[int, Parcel] = {}
+        self._journal: Journal | None = None
+        if config.work_dir is not None and config.fault_tolerant_mode:
+            self._journal = Journal(config.work_dir)
+            tables = self._journal.load()
+            self._parcels = restore(self._registry, tables, time.monotonic())
+        self._lock = threading.RLock()
+        # Heartbeats of consumers that know everything, and when they came.
+        self._parked: list[tuple[Request, int, int, float]] = []
+        # Answers that leave when what they say is durable, and what is to be written before.
+        self._unwritten: list[tuple[Request, Reply]] = []
+        self._outcome = Outcome()
+        self._wake = threading.Event()
+        self._closed = False
         handlers = (
             self.GetOrRegisterDataset,
             self.GetDataset,
+            self.GetDatasetInfo,
             self.GetOrCreateIteration,
+            self.GetState,
             self.ClientHeartbeat,
             self.ReleaseClient,
             self.RegisterWorker,
@@ -61,116 +105,277 @@ class Dispatcher:
             self.FinishTask,
         )
         endpoint.register("dispatcher", {handler.__name__: handler for handler in handlers})
+        self._thread = threading.Thread(
+            target=self._live, name="dataservice-dispatcher", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
-        """Local. Tell the workers that nobody will coordinate them; the endpoint is closed next."""
-        for worker in self._registry.workers:
+        """Local. Stop; the endpoint is closed next. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        if self._journal is not None:
+            # Workers go on: the next dispatcher of this journal knows them.
+            self._journal.close()
+            return
+        for worker in self._registry.workers.values():
             body = pb.WorkerRequest(worker_id=worker.id)
             self._tell(worker.address, "DispatcherStopped", body)
 
     # Handlers are named as in the .proto file.
 
+    @_handler
     def GetOrRegisterDataset(self, request: Request) -> Reply:
         """Local. Answer with the id of a dataset; 0 if its pickle is needed first."""
         body = pb.RegisterDatasetRequest.FromString(request.body)
-        dataset_id = self._registry.dataset_id(body.digest)
-        if body.pickle and not dataset_id:
-            dataset_id = self._registry.register_dataset(
-                body.digest, body.summary, body.source_length
-            )
-            self._datasets[dataset_id] = Parcel(body.pickle, request.buffers)
-        return _reply(pb.RegisterDatasetReply(dataset_id=dataset_id))
+        dataset = self._registry.find_dataset(body)
+        if dataset is None and body.pickle:
+            dataset = self._registry.register_dataset(body)
+            # Over inproc the arrays are the sender's own.
+            self._parcels[dataset.id] = Parcel(body.pickle, request.buffers)
+        if dataset is None:
+            return _reply(pb.RegisterDatasetReply())
+        return _reply(pb.RegisterDatasetReply(dataset_id=dataset.id, name=dataset.name))
 
     def GetDataset(self, request: Request) -> Reply:
         """Local. Answer with a dataset."""
-        parcel = self._datasets[pb.GetDatasetRequest.FromString(request.body).dataset_id]
+        dataset_id = pb.GetDatasetRequest.FromString(request.body).dataset_id
+        parcel = self._parcels.get(dataset_id)
+        if parcel is None:
+            raise NotFoundError(f"dataset {dataset_id} is not registered")
         return _reply(pb.Dataset(pickle=parcel.pickle), parcel.buffers)
 
+    def GetDatasetInfo(self, request: Request) -> Reply:
+        """Local. Answer with what is known of a dataset."""
+        name = pb.DatasetInfoRequest.FromString(request.body).name
+        with self._lock:
+            dataset = self._registry.dataset_named(name)
+        known = dataset.request
+        return _reply(
+            pb.DatasetInfo(
+                dataset_id=dataset.id,
+                summary=known.summary,
+                spec=known.spec,
+                cardinality=known.cardinality,
+                source_length=known.source_length,
+            )
+        )
+
+    @_handler
     def GetOrCreateIteration(self, request: Request) -> Reply:
         """Local. Make the caller a client of an iteration."""
         body = pb.IterationRequest.FromString(request.body)
-        now = time.monotonic()
-        client_id = self._registry.join_iteration(
-            body.dataset_id,
-            ShardingPolicy(body.policy),
-            body.job_name or None,
-            body.repetition,
-            secrets.randbits(63),
-            now,
+        client = self._registry.join(body, secrets.randbits(63), time.monotonic())
+        reply = pb.IterationReply(client_id=client.id, state=_state(client))
+        if client.iteration.begin is not None:
+            reply.begin.CopyFrom(client.iteration.begin)
+        return _reply(reply)
+
+    @_handler
+    def GetState(self, request: Request) -> Reply:
+        """Local. Complete the state of a client's iteration."""
+        body = pb.StateRequest.FromString(request.body)
+        client = self._registry.heartbeat_client(
+            pb.ClientRequest(client_id=body.client_id), time.monotonic()
         )
-        state = _state(self._registry.heartbeat_client(client_id, now))
-        return _reply(pb.IterationReply(client_id=client_id, state=state))
+        iteration = client.iteration
+        state = pb.State(
+            summary=iteration.job.dataset.request.summary,
+            terms=iteration.job.terms,
+            seed=iteration.seed,
+            repetition=iteration.repetition,
+            cursors=iteration.cursors.state() if iteration.cursors is not None else (),
+        )
+        asked = {part.part: part for part in body.parts}
+        for number, part in sorted(iteration.parts.items()):
+            told = state.parts.add()
+            if number in asked:
+                told.CopyFrom(asked[number])
+            else:
+                told.part, told.start = number, part.start
+            told.total = part.total
+            if not told.HasField("checkpoint"):
+                told.checkpoint.CopyFrom(part.checkpoint)
+            first = told.checkpoint
+            told.splits.extend(part.granted.after(tuple(first.passes), first.split).state())
+        return _reply(state)
 
+    @_handler
     def ClientHeartbeat(self, request: Request) -> Reply:
-        """Local. Answer with the tasks of a client's iteration."""
-        now = self._tick()
-        client_id = pb.ClientRequest.FromString(request.body).client_id
-        return _reply(_state(self._registry.heartbeat_client(client_id, now)))
+        """Local. Answer with the tasks of a client's iteration, when there is anything new."""
+        body = pb.ClientRequest.FromString(request.body)
+        now = time.monotonic()
+        client = self._registry.heartbeat_client(body, now)
+        for task_id in body.unreachable:
+            self._registry.report_unreachable(task_id, now, _SILENT_S)
+        if body.version == client.iteration.version and not body.settled:
+            self._parked.append((request, client.id, body.version, now))
+            return LATER
+        return _reply(_state(client))
 
+    @_handler
     def ReleaseClient(self, request: Request) -> Reply:
         """Local. A client leaves its iteration."""
-        client_id = pb.ClientRequest.FromString(request.body).client_id
-        self._remove(self._registry.release_client(client_id, time.monotonic()))
+        body = pb.ClientRequest.FromString(request.body)
+        self._registry.release_client(body, time.monotonic())
         return Reply()
 
+    @_handler
     def RegisterWorker(self, request: Request) -> Reply:
         """Local. Add a worker."""
-        address = pb.RegisterWorkerRequest.FromString(request.body).address
-        worker_id = self._registry.register_worker(address, time.monotonic())
-        logger.info("worker %s registered", address)
-        return _reply(pb.RegisterWorkerReply(worker_id=worker_id))
+        body = pb.RegisterWorkerRequest.FromString(request.body)
+        worker = self._registry.register_worker(
+            body.address, body.process, list(body.tags), time.monotonic()
+        )
+        logger.info("worker %s registered", body.address)
+        return _reply(pb.RegisterWorkerReply(worker_id=worker.id))
 
+    @_handler
     def WorkerHeartbeat(self, request: Request) -> Reply:
         """Local. Answer with the tasks that a worker shall forget."""
-        now = self._tick()
         body = pb.WorkerRequest.FromString(request.body)
-        forget = self._registry.heartbeat_worker(body.worker_id, list(body.task_ids), now)
+        forget = self._registry.heartbeat_worker(body, time.monotonic())
+        self._finish(body)
         return _reply(pb.RemoveTasksRequest(task_ids=forget))
 
+    @_handler
     def UnregisterWorker(self, request: Request) -> Reply:
         """Local. A worker leaves."""
         self._registry.unregister_worker(pb.WorkerRequest.FromString(request.body).worker_id)
         return Reply()
 
+    @_handler
     def GetTask(self, request: Request) -> Reply:
         """Local. A worker begins a task; answer with what it is."""
         task = self._registry.start_task(pb.TaskRequest.FromString(request.body).task_id)
-        iteration = task.iteration
+        part, iteration = task.part, task.part.iteration
+        terms = iteration.job.terms
+        fixed = terms.num_shards or (terms.policy > pb.DYNAMIC and len(iteration.parts)) or 0
         return _reply(
             pb.Task(
                 dataset_id=iteration.job.dataset.id,
-                policy=pb.ShardingPolicy.Name(iteration.job.policy.value),
+                policy=terms.policy,
                 repetition=iteration.repetition,
                 seed=iteration.seed,
-                worker_number=task.number,
+                part=part.number,
+                reading=terms.reading,
+                num_parts=fixed,
+                num_consumers=terms.num_consumers,
+                checkpoint=part.checkpoint,
+                used=pb.Ranges(part=part.number, bounds=part.used.bounds),
+                held=held_of(part),
+                start=part.start,
+                delivery=terms.delivery,
             )
         )
 
+    @_handler
     def GetSplit(self, request: Request) -> Reply:
         """Local. Answer with source indices; none if the pass has been given out."""
         body = pb.GetSplitRequest.FromString(request.body)
-        split = self._registry.next_split(body.task_id, tuple(body.passes))
+        split = self._registry.next_split(body.task_id, tuple(body.passes), body.number)
         return _reply(pb.Split(start=split.start, stop=split.stop))
 
+    @_handler
     def FinishTask(self, request: Request) -> Reply:
-        """Local. A worker has given all elements of a task to consumers."""
-        task_id = pb.TaskRequest.FromString(request.body).task_id
-        self._remove(self._registry.finish_task(task_id))
+        """Local. A worker knows how many elements a part has."""
+        self._finish(pb.WorkerRequest.FromString(request.body))
         return Reply()
 
     # Inside
 
-    def _tick(self) -> float:
-        now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + self._check_period_s
-            self._remove(self._registry.expire(now))
-        return now
+    def _finish(self, body: pb.WorkerRequest) -> None:
+        for progress in body.progress:
+            if progress.ended:
+                self._registry.finish_task(progress.task_id, progress.total)
 
-    def _remove(self, removals: Sequence[Removal]) -> None:
-        for removal in removals:
-            body = pb.RemoveTasksRequest(task_ids=[removal.task_id])
-            self._tell(removal.worker_address, "RemoveTasks", body)
+    def _settle(self, request: Request | None, reply: Reply) -> Reply:
+        """Take note of what has changed; the answer waits until that is written."""
+        outcome = self._registry.take_outcome()
+        self._outcome.changed.update(outcome.changed)
+        self._outcome.removals += outcome.removals
+        self._outcome.departures += outcome.departures
+        self._answer_parked(time.monotonic())
+        if self._journal is None:
+            self._carry_out()
+            return reply
+        if request is None or reply is LATER or not (outcome.changed or self._unwritten):
+            self._wake.set()
+            return reply
+        self._unwritten.append((request, reply))
+        self._wake.set()
+        return LATER
+
+    def _answer_parked(self, now: float) -> None:
+        """Answer heartbeats of consumers for which there is something new, or that wait long."""
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            request, client_id, version, since = entry
+            client = self._registry.clients.get(client_id)
+            if client is None:
+                request.fail(NotFoundError(f"consumer {client_id} is not known any more"))
+            elif client.iteration.version == version and now - since < _LONGEST_HOLD_S:
+                self._parked.append(entry)
+            elif self._journal is None:
+                request.reply(_state(client).SerializeToString())
+            else:
+                self._unwritten.append((request, _reply(_state(client))))
+
+    def _live(self) -> None:
+        """Look after time, and write the journal."""
+        while not self._closed:
+            self._wake.wait(_TICK_S)
+            self._wake.clear()
+            with self._lock:
+                now = time.monotonic()
+                if now >= self._next_check:
+                    self._next_check = now + self._check_period_s
+                    self._registry.expire(now)
+                self._settle(None, LATER)
+            if self._journal is not None:
+                self._wake.clear()
+                self._write(self._journal)
+
+    def _write(self, journal: Journal) -> None:
+        """Make all that has changed durable, in one transaction, then answer."""
+        with self._lock:
+            changed, self._outcome.changed = self._outcome.changed, {}
+            unwritten, self._unwritten = self._unwritten, []
+            records = {
+                key: None if value is None else record_of(value, self._parcels)
+                for key, value in changed.items()
+            }
+        try:
+            if records:
+                journal.commit(records)
+        except Error as error:
+            logger.exception("the dispatcher's journal cannot be written")
+            with self._lock:
+                self._outcome.changed = changed | self._outcome.changed
+            for request, _ in unwritten:
+                request.fail(error)
+            return
+        for request, reply in unwritten:
+            request.reply(reply.body, reply.buffers)
+        with self._lock:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Tell workers what they shall forget."""
+        outcome, self._outcome = self._outcome, Outcome()
+        if self._journal is not None:
+            self._outcome.changed = outcome.changed
+        for removal in outcome.removals:
+            removed = pb.RemoveTasksRequest(task_ids=[removal.task_id])
+            self._tell(removal.worker, "RemoveTasks", removed)
+        for departure in outcome.departures:
+            left = pb.ReleaseClientRequest(
+                client_id=departure.client_id, task_id=departure.task_id, used=departure.used
+            )
+            self._tell(departure.worker, "ReleaseClient", left)
 
     def _tell(self, worker: str, method: str, body: Message) -> None:
         try:
@@ -183,15 +388,21 @@ def _reply(body: Message, buffers: Sequence[Array] = ()) -> Reply:
     return Reply(body.SerializeToString(), buffers)
 
 
-def _state(iteration: Iteration) -> pb.IterationState:
-    lost = [task for task in iteration.tasks.values() if task.state is TaskState.LOST]
-    open_tasks = [
-        task
-        for task in iteration.tasks.values()
-        if task.state in (TaskState.ASSIGNED, TaskState.RUNNING)
-    ]
-    return pb.IterationState(
-        tasks=[pb.TaskAddress(task_id=t.id, worker=t.worker.address) for t in open_tasks],
-        lost=[pb.TaskAddress(task_id=t.id, worker=t.worker.address) for t in lost],
-        finished=iteration.finished,
+def _state(client: Client) -> pb.IterationState:
+    iteration = client.iteration
+    state = pb.IterationState(
+        finished=iteration.finished, version=iteration.version, dropped=iteration.dropped
     )
+    for part in iteration.parts.values():
+        task = part.task
+        if part.finished:
+            continue
+        if task is None:
+            state.waiting += not part.given_out
+        elif task.lost:
+            state.waiting += 1
+            if client.id in task.unsettled:
+                state.settle.append(task.id)
+        elif may_read(client, task.worker):
+            state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
+    return state

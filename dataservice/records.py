@@ -2,108 +2,232 @@
 
 ::
 
-    dataset -> job (name) -> iteration (job, repetition) -> task (iteration, worker)
+    dataset -> job (name) -> iteration (job, repetition) -> part -> task (part, worker)
                                                          -> client (a consumer's iterator)
+
+A part is what one worker at a time evaluates: a sequence of elements, numbered from 0, which is
+the same whoever evaluates it. A task is a lease of a part by a worker; when the worker is lost,
+another one gets a new task for the part, and goes on where consumers are.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
-from dataservice.config import ShardingPolicy
-from dataservice.splits import Splits
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.ranges import RangeSet
+from dataservice.splits import Cursors, Granted
 
 
-class TaskState(enum.Enum):
-    """Of a task: its worker has not asked for it, runs it, has given all of it, or is gone."""
-
-    ASSIGNED = enum.auto()
-    RUNNING = enum.auto()
-    FINISHED = enum.auto()
-    LOST = enum.auto()
-
-
-@dataclass
+@dataclass(eq=False)
 class Dataset:
-    """Attributes: its id, its description as text, and its source indices (-1: no splits)."""
+    """Attributes: its id, what was registered, without the pickle, and its name."""
 
     id: int
-    summary: str
-    source_length: int
+    request: pb.RegisterDatasetRequest
+
+    @property
+    def name(self) -> str:
+        """Local. What users call it."""
+        return self.request.name or str(self.id)
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
-    """Attributes: its id, where it is, and when it was last heard of."""
+    """Attributes: its id, where it is, its process, its tags, and when it was last heard of."""
 
     id: int
     address: str
+    process: str
+    tags: tuple[str, ...]
     last_seen: float
 
 
-@dataclass
-class Task:
-    """One worker's part in an iteration; ``number`` tells the iteration's tasks apart."""
+@dataclass(eq=False)
+class Job:
+    """What consumers share; ``name`` is empty if it is one consumer's own."""
 
     id: int
-    iteration: Iteration
-    worker: Worker
-    number: int
-    state: TaskState = TaskState.ASSIGNED
-
-
-@dataclass
-class Job:
-    """What consumers share; ``name`` is None if it is one consumer's own."""
-
-    name: str | None
+    name: str
     dataset: Dataset
-    policy: ShardingPolicy
+    terms: pb.Terms
     iterations: dict[int, Iteration] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
 
+    @property
+    def shared(self) -> bool:
+        """Local. Whether elements go to whoever asks first."""
+        return self.terms.reading == pb.SHARED
 
-@dataclass
+
+@dataclass(eq=False)
+class Client:
+    """A consumer's iterator.
+
+    Attributes:
+        id: Its id.
+        iteration: What it reads.
+        process: Where it lives.
+        index: Which of the job's consumers it is, where they are told apart.
+        last_seen: When it was last heard of.
+    """
+
+    id: int
+    iteration: Iteration
+    process: str
+    index: int
+    last_seen: float
+
+
+@dataclass(eq=False)
+class Task:
+    """A lease of a part.
+
+    Attributes:
+        id: Its id.
+        part: What is evaluated.
+        worker: By whom.
+        running: Whether the worker has begun.
+        lost: Whether the worker is gone, and clients are to say what has come of it.
+        unsettled: The ids of those that have not.
+    """
+
+    id: int
+    part: Part
+    worker: Worker
+    running: bool = False
+    lost: bool = False
+    unsettled: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Part:
+    """What one worker at a time evaluates.
+
+    Attributes:
+        id: Its key in the journal.
+        iteration: What it is a part of.
+        number: Tells it from the other parts of the iteration.
+        start: Elements before it had been used when the iteration began.
+        used: Elements that consumers have used.
+        marks: By consumer index, where they are told apart: elements before it are not needed.
+        held: Elements that have come to a client from a worker that was lost, by the client's id.
+        checkpoint: Where it can be taken up again.
+        granted: The splits that it has been given, from the checkpoint on.
+        total: Its number of elements; -1 until it is known.
+        finished: Whether nothing more comes of it.
+        home: Index of the only worker that can begin it; -1 if all can.
+        task: Its lease.
+    """
+
+    id: int
+    iteration: Iteration
+    number: int
+    start: int = 0
+    used: RangeSet = field(default_factory=RangeSet)
+    marks: dict[int, int] = field(default_factory=dict)
+    held: dict[int, RangeSet] = field(default_factory=dict)
+    checkpoint: pb.Checkpoint = field(default_factory=pb.Checkpoint)
+    granted: Granted = field(default_factory=Granted)
+    total: int = -1
+    finished: bool = False
+    home: int = -1
+    task: Task | None = None
+
+    def note_mark(self, consumer: int, mark: int, consumers: int) -> None:
+        """Local. Take note that a consumer needs nothing before a mark."""
+        self.marks[consumer] = max(mark, self.marks.get(consumer, self.start))
+        lowest = min(self.marks.get(index, self.start) for index in range(max(consumers, 1)))
+        self.used.add(0, lowest)
+
+    def look(self) -> bool:
+        """Local. Whether it has just come to its end: all elements are used."""
+        if self.finished or self.total < 0 or self.used.prefix < self.total:
+            return False
+        self.finished = True
+        return True
+
+    @property
+    def given_out(self) -> bool:
+        """Local. Whether every element is used, or held by a consumer that will use it."""
+        if not self.held or self.total < 0:
+            return False
+        everywhere = RangeSet(self.used.bounds)
+        for ranges in self.held.values():
+            everywhere.update(ranges)
+        return everywhere.prefix >= self.total
+
+
+@dataclass(eq=False)
 class Iteration:
     """One repetition of a job.
 
     Attributes:
+        id: Its id.
         job: The job.
         repetition: Its number within the job.
         seed: Randomness of what has no seed of its own.
-        tasks: By id.
-        clients: When each was last heard of, by id.
-        splits: What is left of the source, under ShardingPolicy.DYNAMIC.
+        begin: Where it began, if not at its beginning.
+        cursors: What is left of the source, where workers share it as they go.
+        parts: By number.
+        clients: By id.
+        joined: Indices of the consumers that have come, where they are told apart.
+        served: Ids of the workers that have had a part.
         left: When the last client left.
-        tasks_made: Tasks that there have ever been.
+        dropped: Parts that were given up with their worker.
+        version: Grows with what clients are told.
     """
 
+    id: int
     job: Job
     repetition: int
     seed: int
-    splits: Splits | None
-    tasks: dict[int, Task] = field(default_factory=dict)
-    clients: dict[int, float] = field(default_factory=dict)
+    begin: pb.State | None
+    cursors: Cursors | None
+    parts: dict[int, Part] = field(default_factory=dict)
+    clients: dict[int, Client] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+    served: set[int] = field(default_factory=set)
     left: float = float("inf")
-    tasks_made: int = 0
+    dropped: int = 0
+    version: int = 1
 
     @property
     def finished(self) -> bool:
-        """Local. Whether every element has been given out."""
+        """Local. Whether every element has been used."""
         if self.repetition in self.job.finished:
             return True
-        return bool(self.tasks) and all(
-            task.state is TaskState.FINISHED for task in self.tasks.values()
-        )
+        return bool(self.parts) and all(part.finished for part in self.parts.values())
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Local. The leases of its parts."""
+        return [part.task for part in self.parts.values() if part.task is not None]
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A task that its worker shall forget."""
+    """Attributes: a task, and the address of the worker that shall forget it."""
 
     task_id: int
-    worker_address: str
+    worker: str
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A client that is gone.
+
+    Attributes:
+        client_id: The client.
+        task_id: A task from which it read.
+        worker: Address of the task's worker.
+        used: Bounds of the elements of the task's part that have been used.
+    """
+
+    client_id: int
+    task_id: int
+    worker: str
+    used: tuple[int, ...]
 
 
 @dataclass(frozen=True)

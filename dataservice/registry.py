@@ -1,18 +1,59 @@
 """What the dispatcher knows, as a pure state machine: no messages, no clock, no threads.
 
-The shell around it gives every method the time, and carries out the :class:`Removal` values that
-it returns.
+The shell around it gives every method the time, and afterwards carries out and writes down what
+:attr:`Registry.outcome` says.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from dataservice.config import ShardingPolicy
-from dataservice.records import Dataset, Iteration, Job, Removal, Task, TaskState, Timeouts, Worker
-from dataservice.splits import Passes, Splits
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from dataservice.homes import Homes
+from dataservice.leases import Leases
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.ranges import RangeSet
+from dataservice.records import (
+    Client,
+    Dataset,
+    Departure,
+    Iteration,
+    Job,
+    Part,
+    Removal,
+    Task,
+    Timeouts,
+    Worker,
+)
+from dataservice.splits import Cursors, Passes
+from mpidist.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+
+Key = tuple[str, int]
+
+# What is worth a word where two jobs differ.
+_SPECIAL = (pb.ORDERED, pb.ROUNDS, pb.CACHED)
+
+
+@dataclass
+class Outcome:
+    """What has changed since it was last taken.
+
+    Attributes:
+        changed: Records by kind and id; None if they are gone.
+        removals: Tasks that workers shall forget.
+        departures: Clients that workers shall forget.
+    """
+
+    changed: dict[Key, Any] = field(default_factory=dict)
+    removals: list[Removal] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
 
 
 class Registry:
@@ -21,265 +62,452 @@ class Registry:
     Args:
         timeouts: When to give up on those who say nothing.
         ids: Where the ids come from, 0 not among them.
+        worker_addresses: Those that static sharding counts on.
     """
 
-    def __init__(self, timeouts: Timeouts, ids: Iterator[int] | None = None) -> None:
-        self._timeouts = timeouts
-        self._ids = itertools.count(1) if ids is None else ids
-        self._datasets: dict[int, Dataset] = {}
-        self._dataset_ids: dict[bytes, int] = {}
-        self._workers: dict[int, Worker] = {}
-        self._named_jobs: dict[str, Job] = {}
-        self._tasks: dict[int, Task] = {}
-        self._clients: dict[int, Iteration] = {}
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        ids: Iterator[int] | None = None,
+        worker_addresses: Sequence[str] = (),
+    ) -> None:
+        self.timeouts = timeouts
+        self.ids = itertools.count(1) if ids is None else ids
+        self.homes = Homes(worker_addresses)
+        self.datasets: dict[int, Dataset] = {}
+        self._by_digest: dict[bytes, Dataset] = {}
+        self._by_name: dict[str, Dataset] = {}
+        self.workers: dict[int, Worker] = {}
+        self.jobs: dict[int, Job] = {}
+        self._by_job_name: dict[str, Job] = {}
+        self.iterations: dict[int, Iteration] = {}
+        self.clients: dict[int, Client] = {}
+        self._outcome = Outcome()
+        self.leases = Leases(self.ids, self.homes, self._touch_part)
+
+    def take_outcome(self) -> Outcome:
+        """Local. What has changed since the last call."""
+        self._outcome.removals += self.leases.removals
+        self.leases.removals = []
+        outcome, self._outcome = self._outcome, Outcome()
+        return outcome
 
     # Datasets
 
-    def dataset_id(self, digest: bytes) -> int:
-        """Local. The id of a dataset; 0 if it is not known."""
-        return self._dataset_ids.get(digest, 0)
+    def dataset(self, dataset_id: int) -> Dataset:
+        """Local. A dataset; NotFoundError if it is not known."""
+        dataset = self.datasets.get(dataset_id)
+        if dataset is None:
+            raise NotFoundError(f"dataset {dataset_id} is not registered")
+        return dataset
 
-    def register_dataset(self, digest: bytes, summary: str, source_length: int) -> int:
-        """Local. The id of a dataset, new or known."""
-        if digest not in self._dataset_ids:
-            dataset = Dataset(next(self._ids), summary, source_length)
-            self._datasets[dataset.id] = dataset
-            self._dataset_ids[digest] = dataset.id
-        return self._dataset_ids[digest]
+    def dataset_named(self, name: str) -> Dataset:
+        """Local. A dataset; NotFoundError if it is not known."""
+        dataset = self._by_name.get(name)
+        if dataset is None:
+            raise NotFoundError(f"no dataset {name!r} is registered at this dispatcher")
+        return dataset
+
+    def find_dataset(self, request: pb.RegisterDatasetRequest) -> Dataset | None:
+        """Local. The dataset that a request is about, if it is known.
+
+        Raises:
+            InvalidArgumentError: Its name belongs to a dataset with other elements.
+        """
+        if not request.name:
+            return self._by_digest.get(request.digest)
+        dataset = self._by_name.get(request.name)
+        if dataset is not None and dataset.request.spec != request.spec:
+            raise InvalidArgumentError(
+                f"the dataset {request.name!r} is registered with elements of another structure: "
+                f"existing {dataset.request.summary}, new {request.summary}; datasets of the same "
+                "ID must have the same structure"
+            )
+        return dataset
+
+    def register_dataset(self, request: pb.RegisterDatasetRequest) -> Dataset:
+        """Local. A dataset, new or known; raises as :meth:`find_dataset`."""
+        dataset = self.find_dataset(request)
+        if dataset is None:
+            kept = pb.RegisterDatasetRequest()
+            kept.CopyFrom(request)
+            kept.ClearField("pickle")
+            dataset = Dataset(next(self.ids), kept)
+            self.restore_dataset(dataset)
+            self._outcome.changed["dataset", dataset.id] = dataset
+        return dataset
+
+    def restore_dataset(self, dataset: Dataset) -> None:
+        """Local. Add a dataset as it is."""
+        self.datasets[dataset.id] = dataset
+        self._by_name.setdefault(dataset.name, dataset)
+        if not dataset.request.name:
+            self._by_digest[dataset.request.digest] = dataset
 
     # Workers
 
-    def register_worker(self, address: str, now: float) -> int:
+    def register_worker(
+        self, address: str, process: str, tags: Sequence[str], now: float
+    ) -> Worker:
         """Local. Add a worker, and give it a task in every iteration that goes on.
 
-        A worker of the same address was restarted: what the old one had begun is lost.
+        A worker of the same address was restarted: it comes in its place.
 
-        Returns:
-            The worker's id.
+        Raises:
+            InvalidArgumentError: The dispatcher was configured with the addresses of its workers,
+                and this is none of them.
         """
-        for old in [w.id for w in self._workers.values() if w.address == address]:
-            self.unregister_worker(old)
-        worker = Worker(next(self._ids), address, now)
-        self._workers[worker.id] = worker
-        for iteration in {id(it): it for it in self._clients.values()}.values():
-            if not iteration.finished:
-                self._assign(iteration, worker)
-        return worker.id
+        self.homes.admit(address, [worker.address for worker in self.workers.values()])
+        worker = Worker(next(self.ids), address, process, tuple(tags), now)
+        for old in [w for w in self.workers.values() if w.address == address]:
+            for iteration in self.iterations.values():
+                if old.id in iteration.served:
+                    iteration.served.add(worker.id)
+            self._drop_worker(old)
+        self.workers[worker.id] = worker
+        self._outcome.changed["worker", worker.id] = worker
+        self._place_all()
+        return worker
 
-    def heartbeat_worker(self, worker_id: int, task_ids: list[int], now: float) -> list[int]:
+    def heartbeat_worker(self, request: pb.WorkerRequest, now: float) -> list[int]:
         """Local. Hear of a worker.
 
-        Args:
-            worker_id: Its id.
-            task_ids: The tasks that it holds.
-            now: The time.
-
         Returns:
-            Those of the tasks that it shall forget.
+            The ids of tasks that it holds, and shall forget.
 
         Raises:
             NotFoundError: The worker counts as lost; it must register again.
         """
-        if worker_id not in self._workers:
-            raise NotFoundError(f"worker {worker_id} is not registered; register again")
-        self._workers[worker_id].last_seen = now
-        return [task_id for task_id in task_ids if task_id not in self._tasks]
+        worker = self.workers.get(request.worker_id)
+        if worker is None:
+            raise NotFoundError(f"worker {request.worker_id} is not registered; register again")
+        worker.last_seen = now
+        for progress in request.progress:
+            task = self.leases.tasks.get(progress.task_id)
+            if task is not None and progress.checkpoint.index > task.part.checkpoint.index:
+                part, checkpoint = task.part, progress.checkpoint
+                part.checkpoint.CopyFrom(checkpoint)
+                part.granted = part.granted.after(tuple(checkpoint.passes), checkpoint.split)
+                self._touch_part(part)
+        return [task_id for task_id in request.task_ids if task_id not in self.leases.tasks]
 
     def unregister_worker(self, worker_id: int) -> None:
-        """Local. Forget a worker; what it had begun and not finished is lost."""
-        worker = self._workers.pop(worker_id, None)
-        for task in list(self._tasks.values()):
-            if task.worker is not worker:
-                continue
-            if task.state is TaskState.ASSIGNED:
-                # Nothing had been taken from the source for it.
-                del self._tasks[task.id], task.iteration.tasks[task.id]
-            elif task.state is TaskState.RUNNING:
-                task.state = TaskState.LOST
+        """Local. Forget a worker; others get what it had begun."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            self._drop_worker(worker)
+            self._place_all()
 
-    @property
-    def workers(self) -> list[Worker]:
-        """Local. The workers, in the order of their registration."""
-        return list(self._workers.values())
+    def report_unreachable(self, task_id: int, now: float, patience_s: float) -> None:
+        """Local. A client cannot reach the worker of a task; it is lost if it is silent, too."""
+        task = self.leases.tasks.get(task_id)
+        if task is not None and now - task.worker.last_seen > patience_s:
+            self.unregister_worker(task.worker.id)
 
-    # Consumers
+    # Clients
 
-    def join_iteration(
-        self,
-        dataset_id: int,
-        policy: ShardingPolicy,
-        job_name: str | None,
-        repetition: int,
-        seed: int,
-        now: float,
-    ) -> int:
+    def join(self, request: pb.IterationRequest, seed: int, now: float) -> Client:
         """Local. A client of an iteration, which is created if this is its first.
 
         Args:
-            dataset_id: The dataset.
-            policy: How to divide it.
-            job_name: The name of a job to share; None makes a job of the client's own.
-            repetition: Which iteration of the job.
+            request: Which iteration, and what the job is like.
             seed: Randomness for the iteration, if it is created.
             now: The time.
 
-        Returns:
-            The client's id.
-
         Raises:
-            InvalidArgumentError: The job exists with other parameters.
-            NotFoundError: The dataset is not known.
+            AlreadyExistsError: Another consumer reads as this one.
             FailedPreconditionError: The dataset cannot be split.
+            InvalidArgumentError: The job exists with other parameters, the state is of another
+                dataset or job, or the consumer has no worker in its process.
+            NotFoundError: The dataset is not known.
         """
-        dataset = self._datasets.get(dataset_id)
-        if dataset is None:
-            raise NotFoundError(f"dataset {dataset_id} is not registered")
-        if policy is ShardingPolicy.DYNAMIC and dataset.source_length < 0:
-            raise FailedPreconditionError(f"{dataset.summary} cannot be split between workers")
-        job = self._job(job_name, dataset, policy)
-        iteration = job.iterations.get(repetition)
-        if iteration is None:
-            splits = Splits(dataset.source_length) if policy is ShardingPolicy.DYNAMIC else None
-            iteration = Iteration(job, repetition, seed, splits)
-            job.iterations[repetition] = iteration
-        if not iteration.finished:
-            # Those who came while nobody read have none yet.
-            busy = {task.worker.id for task in iteration.tasks.values()}
-            for worker in self._workers.values():
-                if worker.id not in busy:
-                    self._assign(iteration, worker)
-        client_id = next(self._ids)
-        iteration.clients[client_id] = now
+        dataset = self.dataset(request.dataset_id)
+        iteration = self._iteration(request, dataset, seed)
+        if _told_apart(iteration.job):
+            _check_index_is_free(iteration, request)
+            iteration.joined.add(request.consumer_index)
+        client = Client(next(self.ids), iteration, request.process, request.consumer_index, now)
+        local = [w for w in self.workers.values() if w.process == client.process]
+        if request.terms.target == pb.LOCAL and not local:
+            raise InvalidArgumentError(
+                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, and "
+                f"none of the workers of this dispatcher is in {client.process}"
+            )
+        iteration.clients[client.id] = client
         iteration.left = float("inf")
-        self._clients[client_id] = iteration
-        return client_id
+        self.clients[client.id] = client
+        self._outcome.changed["client", client.id] = client
+        if not iteration.finished:
+            self.leases.place(iteration, self.workers.values())
+        return client
 
-    def heartbeat_client(self, client_id: int, now: float) -> Iteration:
-        """Local. Hear of a client, and give the state of its iteration.
+    def heartbeat_client(self, request: pb.ClientRequest, now: float) -> Client:
+        """Local. Hear of a client, and of what it has used.
 
         Raises:
             NotFoundError: The client has been silent for too long, or has left.
         """
-        iteration = self._clients.get(client_id)
-        if iteration is None:
+        client = self.clients.get(request.client_id)
+        if client is None:
             raise NotFoundError(
-                f"consumer {client_id} is not known: it has left, or has been silent for "
-                f"{self._timeouts.client_s:g} s"
+                f"consumer {request.client_id} is not known: it has left, or has been silent for "
+                f"{self.timeouts.client_s:g} s, or others have taken its job back to a state"
             )
-        iteration.clients[client_id] = now
-        return iteration
+        client.last_seen = now
+        self._take_report(client, request)
+        return client
 
-    def release_client(self, client_id: int, now: float) -> list[Removal]:
-        """Local. A client leaves; nobody else can come to an iteration of its own job.
-
-        Returns:
-            Tasks that workers shall forget.
-        """
-        iteration = self._clients.pop(client_id, None)
-        if iteration is None:
-            return []
-        del iteration.clients[client_id]
+    def release_client(self, request: pb.ClientRequest, now: float) -> None:
+        """Local. A client leaves; nobody else can come to an iteration of its own job."""
+        client = self.clients.get(request.client_id)
+        if client is None:
+            return
+        self._take_report(client, request)
+        iteration = client.iteration
+        del self.clients[client.id], iteration.clients[client.id]
+        self._outcome.changed["client", client.id] = None
+        for part in iteration.parts.values():
+            if part.held.pop(client.id, None) is not None:
+                self._touch_part(part)
+        for task in iteration.tasks:
+            task.unsettled.discard(client.id)
+            if iteration.job.shared and task.running and not task.lost:
+                self._outcome.departures.append(
+                    Departure(client.id, task.id, task.worker.address, tuple(task.part.used.bounds))
+                )
+            self.leases.look(task)
         if iteration.clients:
-            return []
+            self.leases.place(iteration, self.workers.values())
+            return
         iteration.left = now
-        if iteration.job.name is None or iteration.finished:
-            return self._forget(iteration)
-        return []
+        if not iteration.job.name or iteration.finished:
+            self._forget(iteration)
 
     # Tasks
 
     def start_task(self, task_id: int) -> Task:
-        """Local. A worker begins a task.
-
-        Raises:
-            NotFoundError: The task has been forgotten, or its worker counts as lost.
-        """
-        task = self._task(task_id)
-        if task.state is TaskState.LOST:
-            raise NotFoundError(f"task {task_id} is lost: its worker {task.worker.address} is gone")
-        if task.state is TaskState.ASSIGNED:
-            task.state = TaskState.RUNNING
+        """Local. A worker begins a task; raises as :meth:`Leases.get`."""
+        task = self.leases.get(task_id)
+        if not task.running:
+            task.running = True
+            self._touch_part(task.part)
         return task
 
-    def next_split(self, task_id: int, passes: Passes) -> range:
+    def next_split(self, task_id: int, passes: Passes, number: int) -> range:
         """Local. Source indices for a task; empty if the pass has been given out.
 
+        The same number gives the same split again, also to another worker of the part.
+
         Raises:
-            NotFoundError: The task has been forgotten.
+            FailedPreconditionError: A split is asked for before its turn, or after it.
+            NotFoundError: As :meth:`Leases.get`.
         """
-        iteration = self._task(task_id).iteration
-        assert iteration.splits is not None
-        return iteration.splits.next(passes, len(self._workers))
+        part = self.leases.get(task_id).part
+        iteration = part.iteration
+        known = part.granted.get(passes, number)
+        if known is not None:
+            return known
+        if number != part.granted.count(passes) or iteration.cursors is None:
+            raise FailedPreconditionError(
+                f"split {number} of pass {passes} of task {task_id} is not to be had: "
+                f"{part.granted.count(passes)} have been given"
+            )
+        split = iteration.cursors.next(passes, len(self.workers))
+        if split:
+            part.granted.add(passes, split)
+            self._touch_part(part)
+            self._touch(iteration)
+        return split
 
-    def finish_task(self, task_id: int) -> list[Removal]:
-        """Local. All elements of a task have been given to consumers.
-
-        Returns:
-            Tasks that workers shall forget.
-        """
-        task = self._tasks.get(task_id)
-        if task is None:
-            return []
-        task.state = TaskState.FINISHED
-        iteration = task.iteration
-        return self._forget(iteration) if iteration.finished and not iteration.clients else []
+    def finish_task(self, task_id: int, total: int) -> None:
+        """Local. The number of elements of a task's part is known."""
+        task = self.leases.tasks.get(task_id)
+        if task is not None:
+            task.part.total = total
+            self._touch_part(task.part)
+            self._look(task.part)
 
     # Time
 
-    def expire(self, now: float) -> list[Removal]:
-        """Local. Give up on those who have been silent for too long.
-
-        Returns:
-            Tasks that workers shall forget.
-        """
-        removals: list[Removal] = []
-        for worker in list(self._workers.values()):
-            if now - worker.last_seen > self._timeouts.worker_s:
+    def expire(self, now: float) -> None:
+        """Local. Give up on those who have been silent for too long."""
+        for worker in list(self.workers.values()):
+            if now - worker.last_seen > self.timeouts.worker_s:
                 self.unregister_worker(worker.id)
-        for client_id, iteration in list(self._clients.items()):
-            if now - iteration.clients[client_id] > self._timeouts.client_s:
-                removals += self.release_client(client_id, now)
-        for job in list(self._named_jobs.values()):
-            for iteration in list(job.iterations.values()):
-                if now - iteration.left > self._timeouts.iteration_s:
-                    removals += self._forget(iteration)
-        return removals
+        for client in list(self.clients.values()):
+            if now - client.last_seen > self.timeouts.client_s:
+                self.release_client(pb.ClientRequest(client_id=client.id), now)
+        for iteration in list(self.iterations.values()):
+            if now - iteration.left > self.timeouts.iteration_s:
+                self._forget(iteration)
 
     # Inside
 
-    def _task(self, task_id: int) -> Task:
-        task = self._tasks.get(task_id)
-        if task is None:
-            raise NotFoundError(f"task {task_id} is not known: its iteration has been forgotten")
-        return task
+    def _touch(self, iteration: Iteration) -> None:
+        self._outcome.changed["iteration", iteration.id] = iteration
 
-    def _job(self, name: str | None, dataset: Dataset, policy: ShardingPolicy) -> Job:
-        if name is None:
-            return Job(None, dataset, policy)
-        job = self._named_jobs.setdefault(name, Job(name, dataset, policy))
-        # Compared as text: the pickle of one description may differ between processes.
-        if (job.policy, job.dataset.summary) != (policy, dataset.summary):
+    def _touch_part(self, part: Part) -> None:
+        self._outcome.changed["part", part.id] = part
+
+    def _place_all(self) -> None:
+        for iteration in self.iterations.values():
+            if iteration.clients and not iteration.finished:
+                self.leases.place(iteration, self.workers.values())
+
+    def _drop_worker(self, worker: Worker) -> None:
+        del self.workers[worker.id]
+        self._outcome.changed["worker", worker.id] = None
+        for task in list(self.leases.tasks.values()):
+            if task.worker is worker and not task.lost:
+                self.leases.lose(task)
+                self._touch(task.part.iteration)
+
+    def _take_report(self, client: Client, request: pb.ClientRequest) -> None:
+        iteration = client.iteration
+        for ranges in request.used:
+            part = iteration.parts[ranges.part]
+            if iteration.job.shared:
+                part.used.update(RangeSet(ranges.bounds))
+            else:
+                consumers = iteration.job.terms.num_consumers
+                part.note_mark(client.index, ranges.bounds[-1], consumers)
+            self._touch_part(part)
+            self._look(part)
+        for ranges in request.held:
+            part = iteration.parts[ranges.part]
+            part.held.setdefault(client.id, RangeSet()).update(RangeSet(ranges.bounds))
+            self._touch_part(part)
+        for task_id in request.settled:
+            task = self.leases.tasks.get(task_id)
+            if task is not None and task.lost:
+                task.unsettled.discard(client.id)
+                self.leases.look(task)
+        if request.settled:
+            self.leases.place(iteration, self.workers.values())
+
+    def _look(self, part: Part) -> None:
+        if part.look():
+            part.iteration.version += 1
+            if part.iteration.finished and not part.iteration.clients:
+                self._forget(part.iteration)
+
+    def _iteration(self, request: pb.IterationRequest, dataset: Dataset, seed: int) -> Iteration:
+        splits = request.terms.policy == pb.DYNAMIC
+        if splits and dataset.request.source_length < 0:
+            raise FailedPreconditionError(
+                f"{dataset.request.summary} cannot be split between workers"
+            )
+        begin = request.state if request.HasField("state") else None
+        job = self._job(request, dataset, begin)
+        iteration = job.iterations.get(request.repetition)
+        if iteration is not None and begin is not None and _is_behind(iteration, request):
+            # Consumers that were restarted take the job back to where they are.
+            self._forget(iteration)
+            iteration = None
+        if begin is not None and iteration is None:
+            job.finished.discard(request.repetition)
+        if iteration is not None:
+            _check_same_begin(iteration, begin)
+            return iteration
+        cursors = None
+        if splits and request.terms.reading != pb.ORDERED:
+            known = list(begin.cursors) if begin is not None else None
+            cursors = Cursors(dataset.request.source_length, known)
+        iteration = Iteration(
+            next(self.ids), job, request.repetition, begin.seed if begin else seed, begin, cursors
+        )
+        job.iterations[request.repetition] = iteration
+        self.iterations[iteration.id] = iteration
+        self._touch(iteration)
+        self.leases.begin(iteration)
+        return iteration
+
+    def _job(self, request: pb.IterationRequest, dataset: Dataset, begin: pb.State | None) -> Job:
+        summary = dataset.request.summary
+        if begin is not None and (begin.summary, begin.terms.reading) != (
+            summary,
+            request.terms.reading,
+        ):
             raise InvalidArgumentError(
-                f"there is a job {name!r} with different parameters: existing {job.policy.name} "
-                f"over {job.dataset.summary}, new {policy.name} over {dataset.summary}; give one "
-                "of them another job_name"
+                f"this is the state of an iterator over {begin.summary}, read as "
+                f"{pb.Reading.Name(begin.terms.reading)}, not over {summary}, read as "
+                f"{pb.Reading.Name(request.terms.reading)}"
+            )
+        job = self._by_job_name.get(request.job_name) if request.job_name else None
+        if job is None:
+            job = Job(next(self.ids), request.job_name, dataset, request.terms)
+            self.restore_job(job)
+            self._outcome.changed["job", job.id] = job
+        # Compared as text: the pickle of one description may differ between processes.
+        if (job.terms, job.dataset.request.summary) != (request.terms, summary):
+            raise InvalidArgumentError(
+                f"there is a job {job.name!r} with different parameters: existing "
+                f"{_told(job.terms)} over {job.dataset.request.summary}, new "
+                f"{_told(request.terms)} over {summary}; give one of them another job_name"
             )
         return job
 
-    def _assign(self, iteration: Iteration, worker: Worker) -> None:
-        task = Task(next(self._ids), iteration, worker, iteration.tasks_made)
-        iteration.tasks_made += 1
-        iteration.tasks[task.id] = task
-        self._tasks[task.id] = task
+    def restore_job(self, job: Job) -> None:
+        """Local. Add a job as it is."""
+        self.jobs[job.id] = job
+        if job.name:
+            self._by_job_name[job.name] = job
 
-    def _forget(self, iteration: Iteration) -> list[Removal]:
+    def _forget(self, iteration: Iteration) -> None:
+        job = iteration.job
         if iteration.finished:
-            iteration.job.finished.add(iteration.repetition)
-        del iteration.job.iterations[iteration.repetition]
-        for task_id in iteration.tasks:
-            del self._tasks[task_id]
-        return [
-            Removal(task.id, task.worker.address)
-            for task in iteration.tasks.values()
-            if task.worker.id in self._workers
-        ]
+            job.finished.add(iteration.repetition)
+        del job.iterations[iteration.repetition], self.iterations[iteration.id]
+        self.leases.forget(iteration)
+        for client_id in iteration.clients:
+            del self.clients[client_id]
+            self._outcome.changed["client", client_id] = None
+        for part in iteration.parts.values():
+            self._outcome.changed["part", part.id] = None
+        self._outcome.changed["iteration", iteration.id] = None
+        self._outcome.changed["job", job.id] = job
+        if not job.name:
+            del self.jobs[job.id]
+            self._outcome.changed["job", job.id] = None
+
+
+def _told(terms: pb.Terms) -> str:
+    """Terms in words: those that are not the default."""
+    words = [pb.ShardingPolicy.Name(terms.policy)]
+    if terms.reading in _SPECIAL:
+        words.append(f"reading {pb.Reading.Name(terms.reading)}")
+    for name, kind in (("delivery", pb.Delivery), ("target", pb.Target)):
+        if getattr(terms, name):
+            words.append(f"{name} {kind.Name(getattr(terms, name))}")
+    numbers = ("num_shards", "num_consumers")
+    words += [f"{name} {getattr(terms, name)}" for name in numbers if getattr(terms, name)]
+    return ", ".join(words)
+
+
+def _told_apart(job: Job) -> bool:
+    return job.terms.reading in (pb.ORDERED, pb.ROUNDS)
+
+
+def _is_behind(iteration: Iteration, request: pb.IterationRequest) -> bool:
+    """Whether a request that brings a state means another run of an iteration that exists."""
+    begin = iteration.begin
+    if begin is None or begin.position != request.state.position:
+        return True
+    return _told_apart(iteration.job) and request.consumer_index in iteration.joined
+
+
+def _check_index_is_free(iteration: Iteration, request: pb.IterationRequest) -> None:
+    for other in iteration.clients.values():
+        if other.index == request.consumer_index:
+            raise AlreadyExistsError(
+                f"consumer {request.consumer_index} of the job {iteration.job.name!r} reads "
+                f"already, in {other.process}"
+            )
+
+
+def _check_same_begin(iteration: Iteration, begin: pb.State | None) -> None:
+    if (iteration.begin is None) != (begin is None):
+        raise InvalidArgumentError(
+            f"some consumers of the job {iteration.job.name!r} go on from a state and others do "
+            "not: set the same state in all of them, before they read"
+        )

@@ -1,19 +1,28 @@
-"""One task: a thread that evaluates a dataset into an outbox."""
+"""One task: a thread that evaluates a part of an iteration into an outbox."""
 
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Context, Feed, Node, Passes, Scope
-from dataservice.outbox import Outbox
+from dataservice.checkpoints import Checkpoints
+from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Scope
+from dataservice.feeds import DynamicFeed, StridedFeed, WithdrawnError
+from dataservice.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOutbox
+from dataservice.outbox.outbox import AHEAD_BYTES
 from dataservice.proto import dataservice_pb2 as pb
-from mpidist import Work
-from mpidist.errors import CancelledError, Error
+from dataservice.ranges import RangeSet
+from mpidist import Request
+from mpidist.errors import CancelledError, Error, NotFoundError
 
 logger = logging.getLogger(__name__)
+
+# The dispatcher keeps no larger state for the case that the worker is lost.
+_LARGEST_STATE = 1 << 20
 
 
 class Runner:
@@ -21,74 +30,191 @@ class Runner:
 
     Args:
         task_id: The task.
-        dispatcher: Calls the dispatcher; ends them when the runner is closed.
-        dataset_of: The dataset of an id; may wait.
+        dispatcher: Calls the dispatcher; ends them when the worker is closed.
+        patience_s: For how long it may be away.
+        node_of: What a task evaluates; may wait.
         where: The worker in words, for errors.
+        cache_bytes: What is kept for other trainers, if the job is read so.
     """
 
     def __init__(
-        self, task_id: int, dispatcher: Caller, dataset_of: Callable[[int], Node], where: str
+        self,
+        task_id: int,
+        dispatcher: Caller,
+        patience_s: float,
+        node_of: Callable[[pb.Task], Node],
+        where: str,
+        cache_bytes: int,
     ) -> None:
         self._task_id = task_id
-        self._dispatcher = dispatcher
-        self._dataset_of = dataset_of
         self._scope = Scope()
-        self.outbox = Outbox(f"{where}, task {task_id}", self._drained)
+        self._dispatcher = Caller(
+            dispatcher.endpoint, dispatcher.peer, dispatcher.what, self._stopped(dispatcher)
+        )
+        self._patience_s = patience_s
+        self._node_of = node_of
+        self._where = f"{where}, task {task_id}"
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._early: list[Callable[[Outbox], None]] = []
+        self._outbox: Outbox | None = None
+        self._checkpoints = Checkpoints(pb.Checkpoint())
+        self._told_index = -1
+        self._ended = False
         self.thread = threading.Thread(
             target=self._run, name=f"dataservice-task-{task_id}", daemon=True
         )
 
+    # For the worker
+
+    def ask(self, request: Request, body: pb.GetElementRequest) -> None:
+        """Local. A consumer's request; it is answered now or later."""
+        self._do(lambda outbox: outbox.ask(request, body))
+
+    def release(self, client_id: int, used: list[int]) -> None:
+        """Local. See :meth:`Outbox.release`."""
+        self._do(lambda outbox: outbox.release(client_id, used))
+
+    def refresh(self, periods: int) -> None:
+        """Local. See :meth:`Outbox.refresh`."""
+        if self._outbox is not None:
+            self._outbox.refresh(periods)
+
+    def close(self, error: Error) -> None:
+        """Local. Stop before the next element, and give consumers an error; idempotent."""
+        self._do(lambda outbox: outbox.close(error))
+        self._scope.close()
+
+    def checkpoint(self, index: int) -> pb.Checkpoint:
+        """Local. Where the task can be taken up again, not after an element."""
+        return self._checkpoints.before(index)
+
+    def progress(self) -> pb.TaskProgress | None:
+        """Local. What the dispatcher shall know, if there is anything new."""
+        outbox = self._outbox
+        if outbox is None:
+            return None
+        progress = pb.TaskProgress(task_id=self._task_id)
+        newest = self._checkpoints.newest_index(outbox.needed)
+        if newest > self._told_index:
+            self._told_index = newest
+            checkpoint = self._checkpoints.before(newest)
+            if checkpoint.index == newest and len(checkpoint.state) <= _LARGEST_STATE:
+                progress.checkpoint.CopyFrom(checkpoint)
+        if self._ended:
+            progress.ended, progress.total = True, outbox.produced
+        elif not progress.HasField("checkpoint"):
+            return None
+        return progress
+
+    # Inside
+
+    def _stopped(self, dispatcher: Caller) -> Callable[[], bool]:
+        return lambda: self._scope.closed or dispatcher.stopped()
+
+    def _do(self, what: Callable[[Outbox], None]) -> None:
+        """Do something at the outbox, now or when there is one."""
+        with self._lock:
+            if self._outbox is None:
+                self._early.append(what)
+                return
+        what(self._outbox)
+
+    def _open(self, outbox: Outbox) -> None:
+        while True:
+            with self._lock:
+                early, self._early = self._early, []
+                if not early:
+                    self._outbox = outbox
+                    return
+            for what in early:
+                what(outbox)
+
     def _run(self) -> None:
         try:
             request = pb.TaskRequest(task_id=self._task_id)
-            task = self._dispatcher.ask("dispatcher/GetTask", request, pb.Task)
-            node = self._dataset_of(task.dataset_id)
-            self.outbox.where += f", dataset {node.summary()}"
-            with node.iterate(self._context(task, node)) as elements:
-                for element in elements:
-                    if not self.outbox.put(element):
-                        return
+            task = self._dispatcher.ask_patiently(
+                "dispatcher/GetTask", request, pb.Task, self._patience_s
+            )
+            node = self._node_of(task)
         except BaseException as error:
-            # Whatever a user's function raises is the consumers' to see. That the worker is being
-            # stopped, they hear from close().
-            if not self._dispatcher.stopped():
-                self.outbox.fail(error)
-        else:
-            self.outbox.end()
-
-    def _context(self, task: pb.Task, node: Node) -> Context:
-        feed: Feed | None = None
-        if task.policy == pb.DYNAMIC:
-            indices = node.source_indices()
-
-            def feed(passes: Passes) -> Iterator[range]:
-                return (indices[part.start : part.stop] for part in self._splits(passes))
-
-        # Each task shuffles in its own way, unless the dataset fixes a seed.
-        return Context((task.seed, task.worker_number), (task.repetition,), feed, self._scope)
-
-    def _splits(self, passes: Passes) -> Iterator[range]:
-        """The parts of a pass that the dispatcher gives to this task, one asked for ahead."""
-        coming = self._ask_for_split(passes)
-        while True:
-            split = pb.Split.FromString(self._dispatcher.finish(coming).body)
-            if split.start == split.stop:
-                return
-            coming = self._ask_for_split(passes)
-            yield range(split.start, split.stop)
-
-    def _ask_for_split(self, passes: Passes) -> Work:
-        request = pb.GetSplitRequest(task_id=self._task_id, passes=passes)
-        return self._dispatcher.start("dispatcher/GetSplit", request)
-
-    def _drained(self) -> None:
+            self._open(WindowOutbox(self._where, 0, 1, lambda: None))
+            self._fail(WithdrawnError(str(error)) if isinstance(error, NotFoundError) else error)
+            return
+        self._where += f", dataset {node.summary()}"
+        self._open(self._make_outbox(task))
         try:
-            self._dispatcher.notify("dispatcher/FinishTask", pb.TaskRequest(task_id=self._task_id))
-        except Error as error:
-            # The consumers have everything; only the dispatcher's books stay open, if it lives.
-            logger.warning("task %d: the dispatcher is gone: %s", self._task_id, error)
+            self._evaluate(task, node)
+        except BaseException as error:
+            # Whatever a user's function raises is the consumers' to see.
+            self._fail(error)
 
-    def close(self, reason: str) -> None:
-        """Local. Stop before the next element; idempotent."""
-        self.outbox.close(CancelledError(reason))
-        self._scope.close()
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, WithdrawnError):
+            self.close(CancelledError(str(error)))
+        # That the task is being stopped, consumers hear from close().
+        elif not self._dispatcher.stopped():
+            assert self._outbox is not None
+            self._outbox.fail(error)
+
+    def _make_outbox(self, task: pb.Task) -> Outbox:
+        where, start = self._where, task.checkpoint.index
+        if task.reading == pb.SHARED:
+            used = RangeSet([0, task.start])
+            used.update(RangeSet(task.used.bounds))
+            held = {each.client_id: RangeSet(each.ranges.bounds) for each in task.held}
+            keeps = task.delivery == pb.EXACTLY_ONCE
+            return SharedOutbox(where, start, used, held, keeps, self._finished)
+        if task.reading == pb.CACHED:
+            return CacheOutbox(where, start, self._cache_bytes)
+        limit = AHEAD_BYTES // max(task.num_parts, 1)
+        return WindowOutbox(where, start, max(task.num_consumers, 1), self._finished, limit)
+
+    def _evaluate(self, task: pb.Task, node: Node) -> None:
+        outbox = self._outbox
+        assert outbox is not None
+        feed = self._feed(task, node)
+        context = Context(_seed(task), (task.repetition,), feed, self._scope)
+        self._checkpoints = checkpoints = Checkpoints(task.checkpoint)
+        with node.iterate(context) as elements:
+            if task.checkpoint.state:
+                elements.set_state(pickle.loads(task.checkpoint.state))
+            # So that the beginning is the same for whoever goes on from a state.
+            self._take_checkpoint(checkpoints, elements, feed, outbox)
+            for element in elements:
+                if not outbox.put(element):
+                    return
+                if checkpoints.due:
+                    self._take_checkpoint(checkpoints, elements, feed, outbox)
+        self._ended = True
+        outbox.end()
+
+    def _take_checkpoint(
+        self, checkpoints: Checkpoints, elements: ElementIterator, feed: Any, outbox: Outbox
+    ) -> None:
+        where = (lambda: feed.marked) if isinstance(feed, DynamicFeed) else (lambda: ((), 0))
+        checkpoints.take(outbox.produced, elements, where, outbox.needed)
+
+    def _feed(self, task: pb.Task, node: Node) -> Feed | None:
+        if task.policy != pb.DYNAMIC:
+            return None
+        if task.reading == pb.ORDERED:
+            return StridedFeed(node, task.part, task.num_parts)
+        return DynamicFeed(node, self._task_id, self._dispatcher, self._patience_s)
+
+    def _finished(self) -> None:
+        """The number of elements is known; heartbeats say so, too, should this be lost."""
+        assert self._outbox is not None
+        progress = pb.TaskProgress(task_id=self._task_id, ended=True, total=self._outbox.produced)
+        try:
+            self._dispatcher.notify("dispatcher/FinishTask", pb.WorkerRequest(progress=[progress]))
+        except Error as error:
+            logger.info("task %d: the dispatcher is away: %s", self._task_id, error)
+
+
+def _seed(task: pb.Task) -> tuple[int, ...]:
+    """Randomness of what has no seed of its own."""
+    if task.policy in (pb.DATA, pb.FILE_OR_DATA, pb.HINT):
+        # All parts must see the same order, for each takes its own elements of it.
+        return (task.seed,)
+    return (task.seed, task.part)

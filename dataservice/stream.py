@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.order import Plan
+from dataservice.ranges import RangeSet
 from dataservice.stall import Stall
 from dataservice.wire import Parcel, unpack
 
 # Fetched and unused elements may take this much memory.
-_BUFFER_BYTES = 64 << 20
+BUFFER_BYTES = 64 << 20
 # How often a waiting user looks whether the fetching thread is alive.
 _ALIVE_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Attributes: elements of one reply, how many, and the bytes they take."""
+    """Elements of one reply.
+
+    Attributes:
+        parcel: The elements.
+        count: How many.
+        nbytes: The bytes they take.
+        part: The part that they are of.
+        first: Index of the first one there.
+        period: Distance of their indices.
+    """
 
     parcel: Parcel
     count: int
     nbytes: int
+    part: int = 0
+    first: int = 0
+    period: int = 1
 
 
-class Stream:
-    """Frames in order, then an end or an error; bounded in bytes.
+class Stream(ABC):
+    """Elements for one user, then an end or an error; bounded in bytes.
 
     Args:
         user: Who takes the elements, in words, for the report of a long wait.
 
     Attributes:
-        on_room: Called when a frame has been used.
-        waits_for: Gives in words what the next frame depends on; called on the user's thread.
+        closed: Whether nobody wants more.
+        on_room: Called when there is room for more.
+        waits_for: Gives in words what the next element depends on; called on the user's thread.
     """
 
     def __init__(self, user: str) -> None:
         self._user = user
         self._changed = threading.Condition()
-        self._frames: deque[Frame] = deque()
-        self._nbytes = 0
-        self._in_use = 0
-        self._held = 0
         self._over = False
         self._error: BaseException | None = None
         self.closed = False
@@ -52,14 +64,38 @@ class Stream:
 
     # For the fetching thread
 
+    @abstractmethod
     def put(self, frame: Frame) -> None:
         """Local. Add a frame."""
-        with self._changed:
-            if not self.closed:
-                self._frames.append(frame)
-                self._nbytes += frame.nbytes
-                self._held += frame.count
-                self._changed.notify_all()
+
+    @abstractmethod
+    def has_room(self, part: int) -> bool:
+        """Local. Whether more of a part may be fetched."""
+
+    @abstractmethod
+    def plan(self, part: int) -> Plan:
+        """Local. What is to be fetched of a part next, by a worker that knows nothing of it."""
+
+    def note(self, part: int, stop: int, end: bool) -> bool:
+        """Local. Elements of a part before ``stop`` have come or are not wanted.
+
+        Returns:
+            Whether other elements are wanted than before.
+        """
+        return False
+
+    @abstractmethod
+    def take_used(self) -> list[tuple[int, int, int]]:
+        """Local. Part, start and stop of what has been used since the last call."""
+
+    @abstractmethod
+    def marks(self) -> dict[int, int]:
+        """Local. For every part: elements before it have been used."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Local. Elements that have been fetched and not used up."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """Local. Nothing comes after the frames, or this error does; the first call counts."""
@@ -68,20 +104,16 @@ class Stream:
                 self._over, self._error = True, error
             self._changed.notify_all()
 
-    @property
-    def full(self) -> bool:
-        """Local. Whether enough has been fetched."""
-        return self._nbytes >= _BUFFER_BYTES
-
-    @property
-    def held(self) -> int:
-        """Local. Elements that have been fetched and not used up."""
-        return self._held
+    def check(self) -> None:
+        """Local. Raise what ended the stream, if that was an error."""
+        if self._error is not None:
+            raise self._error
 
     # For the user's thread
 
-    def take(self, alive: Callable[[], bool]) -> deque[Any]:
-        """Local. The elements of the next frame; the last frame counts as used up.
+    @abstractmethod
+    def next(self, alive: Callable[[], bool]) -> Any:
+        """Local. The next element.
 
         Args:
             alive: Whether the fetching thread runs.
@@ -90,31 +122,136 @@ class Stream:
             StopIteration: There are no more.
             Exception: What ended the stream.
         """
-        with self._changed:
-            self._held -= self._in_use
-            self._in_use = 0
-            stall = Stall(self._user, lambda: self.waits_for())
-            while not self._frames and not self._over and not self.closed:
-                limit = min(_ALIVE_PERIOD_S, stall.due_s)
-                if not self._changed.wait(limit) and not alive() and not self._over:
-                    raise RuntimeError("the thread that fetches elements has died")
-                stall.look()
-            if self.closed:
-                raise StopIteration
-            if not self._frames:
-                if self._error is not None:
-                    raise self._error
-                raise StopIteration
-            frame = self._frames.popleft()
-            self._nbytes -= frame.nbytes
-            self._in_use = frame.count
-        self.on_room()
-        return deque(unpack(frame.parcel.pickle, frame.parcel.buffers))
 
     def close(self) -> None:
         """Local. Nobody wants more; idempotent."""
         with self._changed:
             self.closed = True
-            self._frames.clear()
             self._changed.notify_all()
         self.on_room()
+
+    # For subclasses
+
+    def _wait(self, here: Callable[[], bool], alive: Callable[[], bool]) -> None:
+        """Wait, with the lock held, until there is something, an end or an error; then raise it."""
+        stall = Stall(self._user, lambda: self.waits_for())
+        while not (here() or self._over or self.closed):
+            limit = min(_ALIVE_PERIOD_S, stall.due_s)
+            if not self._changed.wait(limit) and not alive() and not self._over:
+                raise RuntimeError("the thread that fetches elements has died")
+            stall.look()
+        if self.closed:
+            raise StopIteration
+        if not here():
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+
+class Queue(Stream):
+    """Frames in the order in which they come."""
+
+    def __init__(self, user: str, begin: dict[int, int]) -> None:
+        super().__init__(user)
+        self._frames: deque[Frame] = deque()
+        self._nbytes = 0
+        self._held = 0
+        self._ready: deque[Any] = deque()
+        self._current: Frame | None = None
+        self._told = 0  # elements of the current frame that take_used() has given
+        self._used: list[tuple[int, int, int]] = []
+        self._marks = dict(begin)
+        self._fetched = dict(begin)
+
+    def put(self, frame: Frame) -> None:
+        """Local. See :class:`Stream`."""
+        with self._changed:
+            if not self.closed:
+                self._frames.append(frame)
+                self._nbytes += frame.nbytes
+                self._held += frame.count
+                self._fetched[frame.part] = frame.first + frame.count
+                self._changed.notify_all()
+
+    def has_room(self, part: int) -> bool:
+        """Local. See :class:`Stream`."""
+        return self._nbytes < BUFFER_BYTES
+
+    def plan(self, part: int) -> Plan:
+        """Local. See :class:`Stream`."""
+        return Plan(self._fetched.get(part, 0), 1, 0)
+
+    def take_used(self) -> list[tuple[int, int, int]]:
+        """Local. See :class:`Stream`."""
+        with self._changed:
+            used, self._used = self._used, []
+            if self._current is not None:
+                self._tell(used, self._current, self._current.count - len(self._ready))
+            return used
+
+    def marks(self) -> dict[int, int]:
+        """Local. See :class:`Stream`."""
+        with self._changed:
+            marks = dict(self._marks)
+            frame = self._current
+            if frame is not None:
+                marks[frame.part] = frame.first + frame.count - len(self._ready)
+            return marks
+
+    @property
+    def parts(self) -> list[int]:
+        """Local. The parts of which something has come."""
+        return list(self._fetched)
+
+    def in_hand(self, part: int) -> RangeSet:
+        """Local. Elements of a part that have come, and are not used."""
+        ranges = RangeSet()
+        with self._changed:
+            for frame in self._frames:
+                if frame.part == part:
+                    ranges.add(frame.first, frame.first + frame.count)
+            frame_in_use = self._current
+            if frame_in_use is not None and frame_in_use.part == part:
+                stop = frame_in_use.first + frame_in_use.count
+                ranges.add(stop - len(self._ready), stop)
+        return ranges
+
+    @property
+    def held(self) -> int:
+        """Local. See :class:`Stream`."""
+        in_use = 0 if self._current is None else self._current.count
+        return self._held + in_use
+
+    def next(self, alive: Callable[[], bool]) -> Any:
+        """Local. See :class:`Stream`."""
+        if self._ready:
+            return self._ready.popleft()
+        with self._changed:
+            self._put_away()
+            self._wait(lambda: bool(self._frames), alive)
+            frame = self._frames.popleft()
+            self._nbytes -= frame.nbytes
+            self._held -= frame.count
+            self._ready = deque(unpack(frame.parcel.pickle, frame.parcel.buffers))
+            self._current, self._told = frame, 0
+        self.on_room()
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Local. See :class:`Stream`."""
+        with self._changed:
+            self._frames.clear()
+        super().close()
+
+    def _put_away(self) -> None:
+        """The current frame is used up."""
+        frame = self._current
+        if frame is not None:
+            self._tell(self._used, frame, frame.count)
+            self._marks[frame.part] = frame.first + frame.count
+            self._current = None
+
+    def _tell(self, used: list[tuple[int, int, int]], frame: Frame, count: int) -> None:
+        if count > self._told:
+            used.append((frame.part, frame.first + self._told, frame.first + count))
+            self._told = count

@@ -8,17 +8,18 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from dataservice.calls import Caller
-from dataservice.config import WorkerConfig, seconds_of
+from dataservice.auto_shard import auto_shard
+from dataservice.calls import Caller, process_name
+from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.runner import Runner
 from dataservice.stall import Stall, missing_dispatcher
 from dataservice.wire import unpack
 from mpidist import LATER, Endpoint, Reply, Request, Work
-from mpidist.errors import CancelledError, Error, NotFoundError, UnavailableError
+from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,9 @@ _DATASETS = 8
 # within consumers' patience, however rarely the dispatcher is to hear of us.
 _HOLD_ROUNDS = 10
 _LONGEST_ROUND_S = 1.0
-_GIVEN_UP = "the iteration was given up by its consumers"
+_GIVEN_UP = "the task was given up, or given to another data worker"
+# Kept for trainers that are slower than others.
+_CACHE_BYTES = 1 << 30
 # How long close() waits for the dispatcher, and for users' functions.
 _CLOSE_S = 5.0
 
@@ -54,16 +57,24 @@ class DataWorker:
         self._endpoint = endpoint
         self._period_s = seconds_of(config.heartbeat_interval_ms, 1.0)
         self._patience_s = seconds_of(config.dispatcher_timeout_ms, 60.0)
+        self._tags = config.worker_tags
+        self._cache_bytes = config.cross_trainer_cache_size_bytes or _CACHE_BYTES
         self._closed = threading.Event()
         self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
         self._lock = threading.Lock()
         self._runners: dict[int, Runner] = {}
-        self._datasets: OrderedDict[int, Node] = OrderedDict()
+        self._datasets: OrderedDict[tuple[int, ...], Node] = OrderedDict()
         self._worker_id = 0
         self._leaves = True
         self._orphaned = False
         self.registration = Work(f"registration of data worker {address} at {dispatcher}")
-        handlers = (self.GetElement, self.RemoveTasks, self.ReleaseClient, self.DispatcherStopped)
+        handlers = (
+            self.GetElement,
+            self.GetCheckpoint,
+            self.RemoveTasks,
+            self.ReleaseClient,
+            self.DispatcherStopped,
+        )
         endpoint.register("data_worker", {handler.__name__: handler for handler in handlers})
         self._thread = threading.Thread(
             target=self._live, name=f"dataservice-worker-{address}", daemon=True
@@ -83,7 +94,7 @@ class DataWorker:
         with self._lock:
             runners = list(self._runners.values())
         for runner in runners:
-            runner.close(f"data worker {self.address} was stopped")
+            runner.close(self._stopped())
         deadline = time.monotonic() + _CLOSE_S
         for thread in (self._thread, *(runner.thread for runner in runners)):
             thread.join(max(deadline - time.monotonic(), 0.0))
@@ -98,26 +109,37 @@ class DataWorker:
         with self._lock:
             runner = self._runners.get(body.task_id)
             if self._closed.is_set():
-                raise CancelledError(f"data worker {self.address} was stopped")
+                raise self._stopped()
             if self._orphaned:
-                raise UnavailableError(self._orphan_reason())
+                raise self._orphan()
             if runner is None:
                 runner = self._start(body.task_id)
-        runner.outbox.ask(request, body)
+        runner.ask(request, body)
         return LATER
+
+    def GetCheckpoint(self, request: Request) -> Reply:
+        """Local. Answer with where a task can be taken up again."""
+        body = pb.CheckpointRequest.FromString(request.body)
+        with self._lock:
+            runner = self._runners.get(body.task_id)
+        if runner is None:
+            raise NotFoundError(f"data worker {self.address} has no task {body.task_id} any more")
+        return Reply(runner.checkpoint(body.index).SerializeToString())
 
     def RemoveTasks(self, request: Request) -> Reply:
         """Local. Forget tasks."""
-        self._forget(pb.RemoveTasksRequest.FromString(request.body).task_ids, _GIVEN_UP)
+        self._forget(
+            pb.RemoveTasksRequest.FromString(request.body).task_ids, CancelledError(_GIVEN_UP)
+        )
         return Reply()
 
     def ReleaseClient(self, request: Request) -> Reply:
         """Local. Give a consumer nothing more."""
         body = pb.ReleaseClientRequest.FromString(request.body)
         with self._lock:
-            runners = [self._runners[t] for t in body.task_ids if t in self._runners]
-        for runner in runners:
-            runner.outbox.release(body.client_id)
+            runner = self._runners.get(body.task_id)
+        if runner is not None:
+            runner.release(body.client_id, list(body.used))
         return Reply()
 
     def DispatcherStopped(self, request: Request) -> Reply:
@@ -127,38 +149,64 @@ class DataWorker:
             # Another id was given by an earlier dispatcher at the same address.
             self._orphaned |= body.worker_id == self._worker_id
         if self._orphaned:
-            self._forget(list(self._runners), self._orphan_reason())
+            self._forget(list(self._runners), self._orphan())
         return Reply()
 
     # Inside
 
-    def _orphan_reason(self) -> str:
-        return f"the dispatcher at {self._dispatcher.peer} is gone: it was stopped"
+    def _stopped(self) -> Error:
+        """What makes consumers look for another worker."""
+        return CancelledError(f"data worker {self.address} was stopped")
+
+    def _orphan(self) -> Error:
+        """What makes consumers give up."""
+        return AbortedError(f"the dispatcher at {self._dispatcher.peer} is gone: it was stopped")
 
     def _start(self, task_id: int) -> Runner:
-        runner = Runner(task_id, self._dispatcher, self._dataset, f"data worker {self.address}")
+        runner = Runner(
+            task_id,
+            self._dispatcher,
+            self._patience_s,
+            self._node,
+            f"data worker {self.address}",
+            self._cache_bytes,
+        )
         runner.thread.start()
         self._runners[task_id] = runner
         return runner
 
-    def _forget(self, task_ids: Iterable[int], reason: str) -> None:
+    def _forget(self, task_ids: Iterable[int], error: Error) -> None:
         with self._lock:
             runners = [self._runners.pop(t) for t in task_ids if t in self._runners]
         for runner in runners:
-            runner.close(reason)
+            runner.close(error)
 
-    def _dataset(self, dataset_id: int) -> Node:
+    def _node(self, task: pb.Task) -> Node:
+        """What a task evaluates; the same object for the same part, which may have a cache."""
+        policy = ShardingPolicy(task.policy)
+        if policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC):
+            return self._kept((task.dataset_id,), lambda: self._fetch(task.dataset_id))
+        key = (task.dataset_id, task.policy, task.num_parts, task.part)
+        return self._kept(
+            key, lambda: auto_shard(self._fetch(task.dataset_id), policy, task.num_parts, task.part)
+        )
+
+    def _kept(self, key: tuple[int, ...], make: Callable[[], Node]) -> Node:
         with self._lock:
-            if dataset_id in self._datasets:
-                self._datasets.move_to_end(dataset_id)
-                return self._datasets[dataset_id]
-        request = pb.GetDatasetRequest(dataset_id=dataset_id)
-        reply = self._dispatcher.finish(self._dispatcher.start("dispatcher/GetDataset", request))
-        node: Node = unpack(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
+            if key in self._datasets:
+                self._datasets.move_to_end(key)
+                return self._datasets[key]
+        node = make()
         with self._lock:
-            self._datasets[dataset_id] = node
+            self._datasets[key] = node
             while len(self._datasets) > _DATASETS:
                 self._datasets.popitem(last=False)
+        return node
+
+    def _fetch(self, dataset_id: int) -> Node:
+        request = pb.GetDatasetRequest(dataset_id=dataset_id)
+        reply = self._dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
+        node: Node = unpack(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
         return node
 
     def _live(self) -> None:
@@ -177,14 +225,16 @@ class DataWorker:
             with self._lock:
                 runners = list(self._runners.values())
             for runner in runners:
-                runner.outbox.refresh(_HOLD_ROUNDS)
+                runner.refresh(_HOLD_ROUNDS)
             if number % rounds == 0:
                 reachable = self._beat(reachable)
         if reachable and self._leaves and not self._orphaned:
             self._leave()
 
     def _register(self) -> None:
-        request = pb.RegisterWorkerRequest(address=self.address)
+        request = pb.RegisterWorkerRequest(
+            address=self.address, process=process_name(), tags=self._tags
+        )
         stall = Stall(f"data worker {self.address}", self._waits_for)
         reply = self._dispatcher.ask_patiently(
             "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s, stall
@@ -195,12 +245,17 @@ class DataWorker:
         return missing_dispatcher(self._dispatcher.peer, self._patience_s)
 
     def _beat(self, reachable: bool) -> bool:
-        request = pb.WorkerRequest(worker_id=self._worker_id, task_ids=list(self._runners))
+        with self._lock:
+            runners = dict(self._runners)
+        progress = [each for runner in runners.values() if (each := runner.progress()) is not None]
+        request = pb.WorkerRequest(
+            worker_id=self._worker_id, task_ids=list(runners), progress=progress
+        )
         try:
             reply = self._dispatcher.ask(
                 "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest
             )
-            self._forget(reply.task_ids, _GIVEN_UP)
+            self._forget(reply.task_ids, CancelledError(_GIVEN_UP))
         except NotFoundError:
             return self._register_again()
         except CancelledError:
@@ -219,7 +274,8 @@ class DataWorker:
             # Without an id, so that word of the last dispatcher's stop, if it comes late, is not
             # taken for the next one's.
             self._worker_id, self._orphaned = 0, False
-        self._forget(list(self._runners), "its data worker was given up as lost by the dispatcher")
+        lost = "its data worker was given up as lost by the dispatcher"
+        self._forget(list(self._runners), CancelledError(lost))
         try:
             self._register()
         except Error as error:

@@ -2,5 +2,6 @@
 
 from dataservice.dataset.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from dataservice.dataset.shard import SHARD_HINT
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "Dataset"]
+__all__ = ["INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "Dataset"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +63,13 @@ class BatchIterator(UnaryIterator):
     def __next__(self) -> Any:
         first = next(self._parent)
         stack = _Stack(first, self._size)
-        for element in itertools.islice(self._parent, self._size - 1):
-            stack.append(element)
+        rest = itertools.islice(self._parent, self._size - 1)
+        for element in rest:
+            try:
+                stack.append(element)
+            except InvalidArgumentError:
+                deque(rest, maxlen=0)  # the next batch begins where it would have begun
+                raise
         if stack.rows < self._size and self._drop:
             raise StopIteration
         return stack.result()

@@ -84,19 +84,19 @@ class CacheIterator(ElementIterator):
             if self._given >= len(self._kept):
                 self._kept.close()
                 raise StopIteration
-            element = self._kept.element(self._given)
-        else:
-            assert self._parent is not None
-            try:
-                element = next(self._parent)
-            except StopIteration:
-                if self._keeping is not None:
-                    self._keeping.finish()
-                    self._keeping = None
-                raise
+            self._given += 1
+            return self._kept.element(self._given - 1)
+        assert self._parent is not None
+        try:
+            element = next(self._parent)
+        except StopIteration:
             if self._keeping is not None:
-                self._keeping.add(element)
+                self._keeping.finish()
+                self._keeping = None
+            raise
         self._given += 1
+        if self._keeping is not None:
+            self._keeping.add(element)
         return element
 
     def get_state(self) -> tuple[int, Any]:
@@ -181,8 +181,9 @@ class _Writing:
         self._places: list[int] = []
 
     def add(self, element: Any) -> None:
-        self._places.append(self._file.tell())
+        place = self._file.tell()
         cloudpickle.dump(element, self._file, protocol=5)
+        self._places.append(place)
 
     def finish(self) -> None:
         place = self._file.tell()

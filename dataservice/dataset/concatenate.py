@@ -81,5 +81,5 @@ class ConcatenateIterator(ElementIterator):
     def _begin(self) -> None:
         if self._begun == len(self._parents):
             raise StopIteration
-        self._pass = self._parents[self._begun].iterate(self._context)
         self._begun += 1
+        self._pass = self._parents[self._begun - 1].iterate(self._context)

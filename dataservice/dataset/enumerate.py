@@ -39,9 +39,8 @@ class EnumerateIterator(UnaryIterator):
         self._number = start
 
     def __next__(self) -> tuple[np.int64, Any]:
-        element = next(self._parent)
-        self._number += 1
-        return np.int64(self._number - 1), element
+        self._number += 1  # also where the element fails, which had its number
+        return np.int64(self._number - 1), next(self._parent)
 
     def get_state(self) -> tuple[int, Any]:
         """Local. See :class:`ElementIterator`."""

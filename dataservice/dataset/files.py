@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -17,8 +17,10 @@ from dataservice.dataset.node import (
     Context,
     ElementIterator,
     Node,
+    Splits,
 )
-from mpidist.errors import DataLossError, NotFoundError, UnimplementedError
+from dataservice.dataset.source import SplitReader, splits_of
+from mpidist.errors import DataLossError, NotFoundError
 
 _BY_SUFFIX = {
     ".txt": "text", ".csv": "text", ".jsonl": "json", ".ndjson": "json", ".npy": "npy",
@@ -69,9 +71,7 @@ class Files(Node):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        if context.feed is None:
-            return FilesIterator(self, iter([self.source_indices()]), fed=False)
-        return FilesIterator(self, context.feed(context.passes), fed=True)
+        return FilesIterator(self, splits_of(self, context))
 
     def summary(self) -> str:
         """Local. See :class:`Node`."""
@@ -88,36 +88,36 @@ def _matching(pattern: str) -> list[str]:
 class FilesIterator(ElementIterator):
     """One pass; has one file open."""
 
-    def __init__(self, node: Files, ranges: Iterator[range], *, fed: bool) -> None:
+    def __init__(self, node: Files, splits: Splits) -> None:
         self._node = node
-        self._numbers = (number for part in ranges for number in part)
-        self._fed = fed
+        self._numbers = SplitReader(splits)
         self._number = -1
         self._reader: Reader | None = None
 
     def __next__(self) -> Any:
         while True:
             if self._reader is None:
-                self._open(next(self._numbers))
+                self._open(self._numbers.next())
             assert self._reader is not None
             try:
                 return self._reader.read()
             except StopIteration:
                 self.close()
+            except OSError as error:
+                self.close()
+                raise DataLossError(
+                    f"cannot read {self._node.paths[self._number]!r} to its end: {error}"
+                ) from error
 
-    def get_state(self) -> tuple[int, int | None]:
+    def get_state(self) -> tuple[Any, int, int | None]:
         """Local. See :class:`ElementIterator`: the file, and the place in it."""
-        if self._fed:
-            raise UnimplementedError(f"{self._node.summary()} is dealt out to several workers")
-        return self._number, None if self._reader is None else self._reader.place
+        place = None if self._reader is None else self._reader.place
+        return self._numbers.get_state(), self._number, place
 
-    def set_state(self, state: tuple[int, int | None]) -> None:
+    def set_state(self, state: tuple[Any, int, int | None]) -> None:
         """Local. See :class:`ElementIterator`."""
-        if self._fed:
-            self.get_state()
-        number, place = state
-        while self._number < number:
-            self._number = next(self._numbers)
+        numbers, number, place = state
+        self._numbers.set_state(numbers)
         if place is not None:
             self._open(number)
             assert self._reader is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,11 +79,10 @@ class GeneratorIterator(ElementIterator):
     def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
         self._given = 0
+        self._error: Exception | None = None
 
     def __next__(self) -> Any:
-        element = as_arrays(next(self._elements))
-        self._given += 1
-        return element
+        return as_arrays(self._take())
 
     def get_state(self) -> tuple[int, Any]:
         """Local. See :class:`ElementIterator`."""
@@ -98,7 +99,8 @@ class GeneratorIterator(ElementIterator):
             getattr(self._elements, name)(own[0])
         else:
             for _ in range(given):
-                next(self._elements, None)
+                with contextlib.suppress(Exception):  # raised where the state was taken
+                    self._take()
         self._given = given
 
     def close(self) -> None:
@@ -106,6 +108,21 @@ class GeneratorIterator(ElementIterator):
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
+
+    def _take(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._given += 1
+            if isinstance(self._elements, GeneratorType):
+                self._error = error  # a generator is over then, which must not pass for its end
+            raise
+        self._given += 1
+        return element
 
 
 def as_arrays(element: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from dataservice.dataset.ignore_errors import Count, CountingContext
 from dataservice.dataset.node import Context, ElementIterator, Node
 from mpidist.errors import DataLossError, InvalidArgumentError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class DatasetIterator(ElementIterator):
@@ -21,8 +22,15 @@ class DatasetIterator(ElementIterator):
 
     def __init__(self, node: Node, context: Context) -> None:
         self._node = node
-        self._context = context
-        self._elements = node.iterate(context)
+        self._begin(context, 0)
+
+    @property
+    def ignored(self) -> int:
+        """Local. How many errors the ``ignore_errors`` of this pass have ignored so far.
+
+        Those of elements that ``prefetch`` has made ahead count already.
+        """
+        return self._context.ignored.value
 
     def __next__(self) -> Any:
         return next(self._elements)
@@ -39,7 +47,8 @@ class DatasetIterator(ElementIterator):
         Raises:
             UnimplementedError: A source cannot say where it is, or a data service reads it.
         """
-        of = (_FORMAT, self._node.summary(), self._context.seed, self._context.passes)
+        context = self._context
+        of = (_FORMAT, self._node.summary(), context.seed, context.passes, self.ignored)
         return pickle.dumps((*of, self._elements.get_state()), protocol=5)
 
     def set_state(self, state: bytes) -> None:
@@ -55,7 +64,7 @@ class DatasetIterator(ElementIterator):
             UnimplementedError: As :meth:`get_state`.
         """
         try:
-            version, summary, seed, passes, below = pickle.loads(state)
+            version, summary, *within = pickle.loads(state)
         except Exception as error:
             raise DataLossError(f"the state of an iterator is damaged: {error!r}") from error
         if (version, summary) != (_FORMAT, self._node.summary()):
@@ -63,11 +72,17 @@ class DatasetIterator(ElementIterator):
                 f"this is the state, of format {version}, of an iterator over {summary}, not of "
                 f"format {_FORMAT} over {self._node.summary()}"
             )
+        seed, passes, ignored, below = within
         self._elements.close()
-        self._context = Context(seed, passes)
-        self._elements = self._node.iterate(self._context)
+        self._begin(Context(seed, passes), ignored)
         self._elements.set_state(below)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         self._elements.close()
+
+    def _begin(self, context: Context, ignored: int) -> None:
+        self._context = CountingContext(
+            context.seed, context.passes, context.feed, context.scope, Count(ignored)
+        )
+        self._elements = self._node.iterate(self._context)

@@ -102,7 +102,7 @@ class _MixIterator(SeveralIterator):
     """A pass that takes elements from one pass or another."""
 
     def __init__(self, node: _Mix, context: Context) -> None:
-        super().__init__(lambda: [parent.iterate(context) for parent in node.parents])
+        super().__init__(lambda: node.begin(context))
         self._stop_on_empty = node.stop_on_empty
         self._ended = [False] * len(node.parents)
 

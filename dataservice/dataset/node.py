@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,19 @@ INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
 Passes = tuple[int, ...]
-Feed = Callable[[Passes], Iterator[range]]
+
+
+class Splits(Protocol):
+    """The source indices that this process shall evaluate in one pass, in numbered parts."""
+
+    def split(self, number: int) -> range:
+        """Local. A part of them, the same whenever it is asked for; empty if there is none."""
+
+    def mark(self, number: int) -> None:
+        """Local. The state that is being taken needs no part before this one."""
+
+
+Feed = Callable[[Passes], Splits]
 
 
 class Closable(Protocol):
@@ -69,7 +81,7 @@ class Context:
         seed: Randomness of the nodes that have no seed of their own.
         passes: The numbers of the passes around this one, outermost first: of the iteration, then
             one for each ``repeat`` that is open.
-        feed: Source indices that this process shall evaluate, in parts, for the pass of the given
+        feed: Gives the source indices that this process shall evaluate in the pass of the given
             number; None evaluates all of them.
         scope: Takes what waits for others in the pass; None if nobody else can give it up.
     """
@@ -82,6 +94,10 @@ class Context:
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""
         return dataclasses.replace(self, passes=(*self.passes, number))
+
+    def branch(self, number: int) -> Context:
+        """Local. The context of one of several passes beside each other, with its randomness."""
+        return dataclasses.replace(self, seed=(*self.seed, number))
 
 
 class ElementIterator(ABC):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.failure import Failure
 from dataservice.dataset.functions import call
 from dataservice.dataset.map import Map
 from dataservice.dataset.node import Context, ElementIterator, Node, Scope, UnaryIterator
@@ -72,6 +73,8 @@ class ParallelMapIterator(UnaryIterator):
                 self._begin(next(self._parent))
             except StopIteration:
                 self._ended = True
+            except Exception as error:  # keeps its place among the elements
+                self._begin(Failure(error))
         if not self._pending:
             raise StopIteration
         number = 0 if self._node.deterministic else self._first_ready()
@@ -102,7 +105,12 @@ class ParallelMapIterator(UnaryIterator):
         super().close()
 
     def _begin(self, element: Any) -> None:
-        self._pending.append((element, self._workers.submit(element)))
+        if isinstance(element, Failure):
+            future: Future[Any] = Future()
+            future.set_exception(element.error)
+        else:
+            future = self._workers.submit(element)
+        self._pending.append((element, future))
 
     def _first_ready(self) -> int:
         futures = [future for _, future in self._pending]

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.failure import Failure
 from dataservice.dataset.node import Context, ElementIterator, Node, Scope, UnaryNode
 
 logger = logging.getLogger(__name__)
@@ -62,19 +63,19 @@ class PrefetchIterator(ElementIterator):
             self._thread.start()
         return self._channel.take()
 
-    def get_state(self) -> tuple[list[Any], bool, Any]:
+    def get_state(self) -> tuple[list[Any], bool, Failure | None, Any]:
         """Local. See :class:`ElementIterator`; the elements made ahead are a part of it."""
         with self._channel.making:
             return *self._channel.content(), self._parent.get_state()
 
-    def set_state(self, state: tuple[list[Any], bool, Any]) -> None:
+    def set_state(self, state: tuple[list[Any], bool, Failure | None, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
-        elements, ended, below = state
+        elements, ended, failure, below = state
         self._parent.set_state(below)
         for element in elements:
             self._channel.add(element)
         if ended:
-            self._channel.finish(None)
+            self._channel.finish(failure)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
@@ -106,7 +107,7 @@ class _Channel:
         self._size = size
         self._ended = False
         self.closed = False
-        self._error: BaseException | None = None
+        self._failure: Failure | None = None
 
     def wait_for_room(self) -> bool:
         """Wait until one more may be made; False if nobody wants it."""
@@ -120,25 +121,29 @@ class _Channel:
                 self._elements.append(element)
                 self._changed.notify_all()
 
-    def content(self) -> tuple[list[Any], bool]:
-        """The elements that wait, and whether they are the last."""
+    def content(self) -> tuple[list[Any], bool, Failure | None]:
+        """The elements that wait, whether they are the last, and what every one after them is."""
         with self._changed:
-            return list(self._elements), self._ended
+            return list(self._elements), self._ended, self._failure
 
-    def finish(self, error: BaseException | None) -> None:
+    def finish(self, failure: Failure | None) -> None:
         with self._changed:
-            self._ended, self._error = True, error
+            if not self._ended:  # a state may have said so before
+                self._ended, self._failure = True, failure
             self._changed.notify_all()
 
     def take(self) -> Any:
         with self._changed:
             self._changed.wait_for(lambda: self._elements or self._ended or self.closed)
+            element = self._failure
             if self._elements:
                 self._changed.notify_all()
-                return self._elements.popleft()
-            if self._error is not None:
-                raise self._error
-            raise StopIteration
+                element = self._elements.popleft()
+            elif element is None:
+                raise StopIteration
+            if isinstance(element, Failure):
+                raise element.error
+            return element
 
     def close(self) -> None:
         with self._changed:
@@ -149,15 +154,22 @@ class _Channel:
 
 
 def _fill(channel: _Channel, elements: ElementIterator) -> None:
+    last: Exception | None = None
     try:
         with elements:
             while channel.wait_for_room():
                 with channel.making:
                     try:
                         channel.add(next(elements))
+                        last = None
                     except StopIteration:
                         break
+                    except Exception as error:
+                        if error is last:  # what cannot go on raises the same once more
+                            raise
+                        channel.add(Failure(error))
+                        last = error
     except BaseException as error:
-        channel.finish(error)
+        channel.finish(Failure(error))
     else:
         channel.finish(None)

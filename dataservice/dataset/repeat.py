@@ -53,8 +53,8 @@ class RepeatIterator(ElementIterator):
                 scope = self._context.scope
                 if self._started == self._count or (scope is not None and scope.closed):
                     raise StopIteration
-                self._pass = self._parent.iterate(self._context.enter(self._started))
                 self._started += 1
+                self._pass = self._parent.iterate(self._context.enter(self._started - 1))
             try:
                 return next(self._pass)
             except StopIteration:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dataservice.dataset.node import ElementIterator, Node
+from dataservice.dataset.node import Context, ElementIterator, Node
 
 
 class SeveralNode(Node):
@@ -26,6 +26,12 @@ class SeveralNode(Node):
         """Local. See :class:`Node`."""
         shown = [parent.summary() for parent in self.parents]
         return f"{type(self).__name__.lower()}({', '.join([*shown, *self.further()])})"
+
+    def begin(self, context: Context) -> list[ElementIterator]:
+        """Local. A pass over each of the others."""
+        return [
+            parent.iterate(context.branch(number)) for number, parent in enumerate(self.parents)
+        ]
 
     def further(self) -> list[str]:
         """Local. What the summary says besides, as text."""

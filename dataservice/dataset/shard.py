@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import (
+    UNKNOWN_CARDINALITY,
+    Context,
+    ElementIterator,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+
+SHARD_HINT = -1
+"""Both arguments of a ``shard`` that ShardingPolicy.HINT fills in."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +28,22 @@ class Shard(UnaryNode):
     index: int
 
     def __post_init__(self) -> None:
+        if self.hint:
+            return
+        if SHARD_HINT in (self.num_shards, self.index):
+            raise InvalidArgumentError(
+                f"shard needs 0 <= index < num_shards, or SHARD_HINT ({SHARD_HINT}) for both, not "
+                f"index {self.index} of {self.num_shards}"
+            )
         if self.num_shards < 1 or not 0 <= self.index < self.num_shards:
             raise ValueError(
                 f"shard needs 0 <= index < num_shards, not index {self.index} of {self.num_shards}"
             )
+
+    @property
+    def hint(self) -> bool:
+        """Local. Whether the workers of a data service are still to be filled in."""
+        return self.num_shards == self.index == SHARD_HINT
 
     @property
     def one_to_one(self) -> bool:
@@ -30,17 +53,28 @@ class Shard(UnaryNode):
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         count = self.parent.cardinality()
+        if self.hint and count > 0:
+            return UNKNOWN_CARDINALITY
         return count if count < 0 else len(range(self.index, count, self.num_shards))
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
+        self._check_filled_in()
         return self._selected(slice(self.index, None, self.num_shards))
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
+        self._check_filled_in()
         parent = self.parent.iterate(context)
         # What feeds the source has selected by source_indices().
         return parent if context.feed else ShardIterator(parent, self.num_shards, self.index)
+
+    def _check_filled_in(self) -> None:
+        if self.hint:
+            raise FailedPreconditionError(
+                f"{self.parent.summary()}.shard(SHARD_HINT, SHARD_HINT) has elements on the "
+                "workers of a data service only, under distribute(ShardingPolicy.HINT, ...)"
+            )
 
 
 class ShardIterator(UnaryIterator):

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -49,7 +50,8 @@ class Shuffle(UnaryNode):
         if not self.reshuffle_each_iteration:
             entropy = (self._fixed if self.seed is None else self.seed,)
         elif self.seed is None:
-            entropy = (*context.seed, self._fixed, *context.passes)
+            # Of the description as text alone, so that a state means the same to another process.
+            entropy = (*context.seed, crc32(self.summary().encode()), *context.passes)
         else:
             entropy = (self.seed, *context.passes)
         return ShuffleIterator(self.parent.iterate(context), self.buffer_size, entropy)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Node
-from mpidist.errors import UnimplementedError
+from dataservice.dataset.node import Context, ElementIterator, Node, Splits
 
 
 class IndexedSource(Node):
@@ -19,9 +17,7 @@ class IndexedSource(Node):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        if context.feed is None:
-            return IndexedIterator(self, iter([self.source_indices()]))
-        return FedIterator(self, context.feed(context.passes))
+        return IndexedIterator(self, splits_of(self, context))
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
@@ -33,43 +29,81 @@ class IndexedSource(Node):
         return True
 
 
-class IndexedIterator(ElementIterator):
-    """A pass over the elements of some index ranges, one range after the other."""
+class Whole:
+    """All indices of a source, as its only split."""
 
-    def __init__(self, source: IndexedSource, ranges: Iterator[range]) -> None:
-        self._source = source
-        self._ranges = ranges
-        self._range = range(0)
+    def __init__(self, indices: range) -> None:
+        self._indices = indices
+
+    def split(self, number: int) -> range:
+        """Local. See :class:`Splits`."""
+        return self._indices if number == 0 else range(0)
+
+    def mark(self, number: int) -> None:
+        """Local. See :class:`Splits`."""
+
+
+def splits_of(source: Node, context: Context) -> Splits:
+    """Local. What a pass over a source shall evaluate of it."""
+    if context.feed is None:
+        return Whole(source.source_indices())
+    return context.feed(context.passes)
+
+
+class SplitReader:
+    """Goes through splits, index by index.
+
+    Args:
+        splits: The splits.
+    """
+
+    def __init__(self, splits: Splits) -> None:
+        self._splits = splits
+        self._number = -1
+        self._split = range(0)
         self._position = 0
 
-    def __next__(self) -> Any:
-        while self._position == len(self._range):
-            self._range = next(self._ranges)
+    def next(self) -> int:
+        """Local. The next index; StopIteration at the end."""
+        while self._position == len(self._split):
+            split = self._splits.split(self._number + 1)
+            if not split:
+                raise StopIteration
+            self._number += 1
+            self._split = split
             self._position = 0
-        index = self._range[self._position]
         self._position += 1
-        return self._source.element(index)
+        return self._split[self._position - 1]
 
-    def get_state(self) -> int:
-        """Local. See :class:`ElementIterator`: how many elements have been given."""
-        return self._position
+    def get_state(self) -> tuple[int, int]:
+        """Local. Number of the split that is being read, and how much of it has been."""
+        self._splits.mark(max(self._number, 0))
+        return self._number, self._position
 
-    def set_state(self, state: int) -> None:
+    def set_state(self, state: tuple[int, int]) -> None:
+        """Local. Go on from there."""
+        self._number, self._position = state
+        if self._number >= 0:
+            self._split = self._splits.split(self._number)
+
+
+class IndexedIterator(ElementIterator):
+    """A pass over the elements of some splits, one split after the other."""
+
+    def __init__(self, source: IndexedSource, splits: Splits) -> None:
+        self._source = source
+        self._indices = SplitReader(splits)
+
+    def __next__(self) -> Any:
+        return self._source.element(self._indices.next())
+
+    def get_state(self) -> tuple[int, int]:
         """Local. See :class:`ElementIterator`."""
-        self._range = next(self._ranges)
-        self._position = state
+        return self._indices.get_state()
+
+    def set_state(self, state: tuple[int, int]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._indices.set_state(state)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
-
-
-class FedIterator(IndexedIterator):
-    """A pass over ranges that are asked for one by one, while others go to other processes."""
-
-    def get_state(self) -> int:
-        """Local. UnimplementedError: whoever deals the ranges out knows."""
-        raise UnimplementedError(f"{self._source.summary()} is dealt out to several workers")
-
-    def set_state(self, state: int) -> None:
-        """Local. UnimplementedError."""
-        self.get_state()

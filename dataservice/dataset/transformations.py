@@ -12,6 +12,7 @@ from dataservice.dataset.cache import Cache
 from dataservice.dataset.concatenate import Concatenate
 from dataservice.dataset.enumerate import Enumerate
 from dataservice.dataset.filter import Filter
+from dataservice.dataset.ignore_errors import IgnoreErrors
 from dataservice.dataset.interleave import Interleave
 from dataservice.dataset.map import Map
 from dataservice.dataset.node import Node
@@ -114,8 +115,14 @@ class Transformations(ABC):
     def shard(self, num_shards: int, index: int) -> Self:
         """Local. The elements index, index + num_shards, index + 2 num_shards, ...
 
+        Args:
+            num_shards: How many shards there are.
+            index: Which of them to take. SHARD_HINT for both stands for the workers of a data
+                service, under ShardingPolicy.HINT.
+
         Raises:
-            ValueError: The index is not in [0, num_shards).
+            ValueError: The index is not in [0, num_shards). During a pass of SHARD_HINT:
+                FailedPreconditionError, unless a data service has filled it in.
         """
         return self.of(Shard(self._node, num_shards, index))
 
@@ -142,6 +149,25 @@ class Transformations(ABC):
             predicate: Gets the element, or the members of a tuple as its arguments.
         """
         return self.of(Filter(self._node, predicate))
+
+    def ignore_errors(self, log_warning: bool = False, *, limit: int | None = None) -> Self:
+        """Local. All but the elements whose evaluation raised an Exception.
+
+        What the raising transformation had taken is lost with the element: of ``batch``, the batch
+        up to there. A source that cannot go on, such as a generator that raised or a data service,
+        ends the pass with its error. ``iterator.ignored`` tells how many errors a pass has ignored,
+        and ``ignored`` of :func:`mpidist.task_metrics` those of all passes of the process, for its
+        task, or for ``dataset 0`` if no Server is started.
+
+        Args:
+            log_warning: Whether to log each error.
+            limit: How many errors to ignore in a pass; the next is raised. None ignores all, and an
+                endless dataset without a good element never gives one.
+
+        Raises:
+            ValueError: The limit is negative.
+        """
+        return self.of(IgnoreErrors(self._node, log_warning, limit))
 
     def padded_batch(
         self,

@@ -48,18 +48,24 @@ class ZipIterator(SeveralIterator):
     """One pass."""
 
     def __init__(self, node: Zip, context: Context) -> None:
-        super().__init__(lambda: [parent.iterate(context) for parent in node.parents])
+        super().__init__(lambda: node.begin(context))
         self._structure = node.structure
         self._over = False
 
     def __next__(self) -> Any:
         if self._over:  # those that are longer have more
             raise StopIteration
-        try:
-            elements = [next(each) for each in self._passes]
-        except StopIteration:
-            self._over = True
-            raise
+        elements, failed = [], None
+        for each in self._passes:
+            try:
+                elements.append(next(each))
+            except StopIteration:
+                self._over = True
+                raise
+            except Exception as error:  # the others go on too, to stay in step
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return tree.unflatten(self._structure, elements)
 
     def get_state(self) -> tuple[bool, Any]:

@@ -11,26 +11,93 @@ class ShardingPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OFF: _ClassVar[ShardingPolicy]
     DYNAMIC: _ClassVar[ShardingPolicy]
+    FILE: _ClassVar[ShardingPolicy]
+    DATA: _ClassVar[ShardingPolicy]
+    FILE_OR_DATA: _ClassVar[ShardingPolicy]
+    HINT: _ClassVar[ShardingPolicy]
+
+class Reading(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIVATE: _ClassVar[Reading]
+    SHARED: _ClassVar[Reading]
+    ORDERED: _ClassVar[Reading]
+    ROUNDS: _ClassVar[Reading]
+    CACHED: _ClassVar[Reading]
+
+class Delivery(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXACTLY_ONCE: _ClassVar[Delivery]
+    AT_LEAST_ONCE: _ClassVar[Delivery]
+    AT_MOST_ONCE: _ClassVar[Delivery]
+
+class Target(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTO: _ClassVar[Target]
+    ANY: _ClassVar[Target]
+    LOCAL: _ClassVar[Target]
 OFF: ShardingPolicy
 DYNAMIC: ShardingPolicy
+FILE: ShardingPolicy
+DATA: ShardingPolicy
+FILE_OR_DATA: ShardingPolicy
+HINT: ShardingPolicy
+PRIVATE: Reading
+SHARED: Reading
+ORDERED: Reading
+ROUNDS: Reading
+CACHED: Reading
+EXACTLY_ONCE: Delivery
+AT_LEAST_ONCE: Delivery
+AT_MOST_ONCE: Delivery
+AUTO: Target
+ANY: Target
+LOCAL: Target
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("digest", "summary", "pickle", "source_length")
+    __slots__ = ("digest", "summary", "pickle", "source_length", "name", "spec", "cardinality")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     PICKLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    CARDINALITY_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     summary: str
     pickle: bytes
     source_length: int
-    def __init__(self, digest: _Optional[bytes] = ..., summary: _Optional[str] = ..., pickle: _Optional[bytes] = ..., source_length: _Optional[int] = ...) -> None: ...
+    name: str
+    spec: bytes
+    cardinality: int
+    def __init__(self, digest: _Optional[bytes] = ..., summary: _Optional[str] = ..., pickle: _Optional[bytes] = ..., source_length: _Optional[int] = ..., name: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ...) -> None: ...
 
 class RegisterDatasetReply(_message.Message):
-    __slots__ = ("dataset_id",)
+    __slots__ = ("dataset_id", "name")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     dataset_id: int
-    def __init__(self, dataset_id: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, dataset_id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DatasetInfoRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DatasetInfo(_message.Message):
+    __slots__ = ("dataset_id", "summary", "spec", "cardinality", "source_length")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    CARDINALITY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: int
+    summary: str
+    spec: bytes
+    cardinality: int
+    source_length: int
+    def __init__(self, dataset_id: _Optional[int] = ..., summary: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ..., source_length: _Optional[int] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
     __slots__ = ("dataset_id",)
@@ -44,55 +111,109 @@ class Dataset(_message.Message):
     pickle: bytes
     def __init__(self, pickle: _Optional[bytes] = ...) -> None: ...
 
-class IterationRequest(_message.Message):
-    __slots__ = ("dataset_id", "policy", "job_name", "repetition")
-    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+class Terms(_message.Message):
+    __slots__ = ("policy", "reading", "delivery", "target", "num_shards", "num_consumers")
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    policy: ShardingPolicy
+    reading: Reading
+    delivery: Delivery
+    target: Target
+    num_shards: int
+    num_consumers: int
+    def __init__(self, policy: _Optional[_Union[ShardingPolicy, str]] = ..., reading: _Optional[_Union[Reading, str]] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., target: _Optional[_Union[Target, str]] = ..., num_shards: _Optional[int] = ..., num_consumers: _Optional[int] = ...) -> None: ...
+
+class IterationRequest(_message.Message):
+    __slots__ = ("dataset_id", "terms", "job_name", "repetition", "process", "consumer_index", "state")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     dataset_id: int
-    policy: ShardingPolicy
+    terms: Terms
     job_name: str
     repetition: int
-    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ...) -> None: ...
+    process: str
+    consumer_index: int
+    state: State
+    def __init__(self, dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
 
 class IterationReply(_message.Message):
-    __slots__ = ("client_id", "state")
+    __slots__ = ("client_id", "state", "begin")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
     client_id: int
     state: IterationState
-    def __init__(self, client_id: _Optional[int] = ..., state: _Optional[_Union[IterationState, _Mapping]] = ...) -> None: ...
+    begin: State
+    def __init__(self, client_id: _Optional[int] = ..., state: _Optional[_Union[IterationState, _Mapping]] = ..., begin: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
+
+class Ranges(_message.Message):
+    __slots__ = ("part", "bounds")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    part: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, part: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientRequest(_message.Message):
-    __slots__ = ("client_id",)
+    __slots__ = ("client_id", "used", "held", "settled", "version", "unreachable")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     client_id: int
-    def __init__(self, client_id: _Optional[int] = ...) -> None: ...
+    used: _containers.RepeatedCompositeFieldContainer[Ranges]
+    held: _containers.RepeatedCompositeFieldContainer[Ranges]
+    settled: _containers.RepeatedScalarFieldContainer[int]
+    version: int
+    unreachable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, client_id: _Optional[int] = ..., used: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., settled: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., unreachable: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskAddress(_message.Message):
-    __slots__ = ("task_id", "worker")
+    __slots__ = ("task_id", "worker", "part")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     worker: str
-    def __init__(self, task_id: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+    part: int
+    def __init__(self, task_id: _Optional[int] = ..., worker: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class IterationState(_message.Message):
-    __slots__ = ("tasks", "lost", "finished")
+    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped")
     TASKS_FIELD_NUMBER: _ClassVar[int]
-    LOST_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskAddress]
-    lost: _containers.RepeatedCompositeFieldContainer[TaskAddress]
+    settle: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., finished: bool = ...) -> None: ...
+    waiting: int
+    version: int
+    dropped: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("address",)
+    __slots__ = ("address", "process", "tags")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     address: str
-    def __init__(self, address: _Optional[str] = ...) -> None: ...
+    process: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[str] = ..., process: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterWorkerReply(_message.Message):
     __slots__ = ("worker_id",)
@@ -100,13 +221,39 @@ class RegisterWorkerReply(_message.Message):
     worker_id: int
     def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
 
+class Checkpoint(_message.Message):
+    __slots__ = ("index", "state", "passes", "split")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    state: bytes
+    passes: _containers.RepeatedScalarFieldContainer[int]
+    split: int
+    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., passes: _Optional[_Iterable[int]] = ..., split: _Optional[int] = ...) -> None: ...
+
+class TaskProgress(_message.Message):
+    __slots__ = ("task_id", "checkpoint", "ended", "total")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    checkpoint: Checkpoint
+    ended: bool
+    total: int
+    def __init__(self, task_id: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ended: bool = ..., total: _Optional[int] = ...) -> None: ...
+
 class WorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "task_ids")
+    __slots__ = ("worker_id", "task_ids", "progress")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     task_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[TaskProgress]
+    def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[TaskProgress, _Mapping]]] = ...) -> None: ...
 
 class RemoveTasksRequest(_message.Message):
     __slots__ = ("task_ids",)
@@ -121,26 +268,52 @@ class TaskRequest(_message.Message):
     def __init__(self, task_id: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("dataset_id", "policy", "repetition", "seed", "worker_number")
+    __slots__ = ("dataset_id", "policy", "repetition", "seed", "part", "reading", "num_parts", "num_consumers", "checkpoint", "used", "held", "start", "delivery")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    WORKER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
     dataset_id: int
     policy: ShardingPolicy
     repetition: int
     seed: int
-    worker_number: int
-    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., worker_number: _Optional[int] = ...) -> None: ...
+    part: int
+    reading: Reading
+    num_parts: int
+    num_consumers: int
+    checkpoint: Checkpoint
+    used: Ranges
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    start: int
+    delivery: Delivery
+    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., part: _Optional[int] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_parts: _Optional[int] = ..., num_consumers: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[int] = ..., delivery: _Optional[_Union[Delivery, str]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("client_id", "ranges")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    client_id: int
+    ranges: Ranges
+    def __init__(self, client_id: _Optional[int] = ..., ranges: _Optional[_Union[Ranges, _Mapping]] = ...) -> None: ...
 
 class GetSplitRequest(_message.Message):
-    __slots__ = ("task_id", "passes")
+    __slots__ = ("task_id", "passes", "number")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     passes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, task_id: _Optional[int] = ..., passes: _Optional[_Iterable[int]] = ...) -> None: ...
+    number: int
+    def __init__(self, task_id: _Optional[int] = ..., passes: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Split(_message.Message):
     __slots__ = ("start", "stop")
@@ -151,35 +324,232 @@ class Split(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class GetElementRequest(_message.Message):
-    __slots__ = ("task_id", "client_id", "sequence", "max_elements", "hold")
+    __slots__ = ("task_id", "client_id", "sequence", "max_elements", "hold", "acknowledged", "seek", "start", "period", "offset", "consumer_index", "trainer_id", "until", "used")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MAX_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    SEEK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     client_id: int
     sequence: int
     max_elements: int
     hold: bool
-    def __init__(self, task_id: _Optional[int] = ..., client_id: _Optional[int] = ..., sequence: _Optional[int] = ..., max_elements: _Optional[int] = ..., hold: bool = ...) -> None: ...
+    acknowledged: int
+    seek: bool
+    start: int
+    period: int
+    offset: int
+    consumer_index: int
+    trainer_id: str
+    until: int
+    used: Ranges
+    def __init__(self, task_id: _Optional[int] = ..., client_id: _Optional[int] = ..., sequence: _Optional[int] = ..., max_elements: _Optional[int] = ..., hold: bool = ..., acknowledged: _Optional[int] = ..., seek: bool = ..., start: _Optional[int] = ..., period: _Optional[int] = ..., offset: _Optional[int] = ..., consumer_index: _Optional[int] = ..., trainer_id: _Optional[str] = ..., until: _Optional[int] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ...) -> None: ...
 
 class GetElementReply(_message.Message):
-    __slots__ = ("count", "pickle", "end", "failure")
+    __slots__ = ("count", "pickle", "end", "failure", "first", "stop")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     PICKLE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     count: int
     pickle: bytes
     end: bool
     failure: bytes
-    def __init__(self, count: _Optional[int] = ..., pickle: _Optional[bytes] = ..., end: bool = ..., failure: _Optional[bytes] = ...) -> None: ...
+    first: int
+    stop: int
+    def __init__(self, count: _Optional[int] = ..., pickle: _Optional[bytes] = ..., end: bool = ..., failure: _Optional[bytes] = ..., first: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ("task_id", "index")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    index: int
+    def __init__(self, task_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReleaseClientRequest(_message.Message):
-    __slots__ = ("client_id", "task_ids")
+    __slots__ = ("client_id", "task_id", "used")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
     client_id: int
-    task_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    task_id: int
+    used: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, client_id: _Optional[int] = ..., task_id: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Splits(_message.Message):
+    __slots__ = ("passes", "first", "bounds")
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    passes: _containers.RepeatedScalarFieldContainer[int]
+    first: int
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, passes: _Optional[_Iterable[int]] = ..., first: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PartState(_message.Message):
+    __slots__ = ("part", "start", "checkpoint", "splits", "total")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    part: int
+    start: int
+    checkpoint: Checkpoint
+    splits: _containers.RepeatedCompositeFieldContainer[Splits]
+    total: int
+    def __init__(self, part: _Optional[int] = ..., start: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., splits: _Optional[_Iterable[_Union[Splits, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class Cursor(_message.Message):
+    __slots__ = ("passes", "next", "over")
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    passes: _containers.RepeatedScalarFieldContainer[int]
+    next: int
+    over: bool
+    def __init__(self, passes: _Optional[_Iterable[int]] = ..., next: _Optional[int] = ..., over: bool = ...) -> None: ...
+
+class State(_message.Message):
+    __slots__ = ("summary", "terms", "seed", "repetition", "parts", "cursors", "position", "skip", "next_part", "begin_round", "over")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PART_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    summary: str
+    terms: Terms
+    seed: int
+    repetition: int
+    parts: _containers.RepeatedCompositeFieldContainer[PartState]
+    cursors: _containers.RepeatedCompositeFieldContainer[Cursor]
+    position: int
+    skip: int
+    next_part: int
+    begin_round: int
+    over: bool
+    def __init__(self, summary: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., seed: _Optional[int] = ..., repetition: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., position: _Optional[int] = ..., skip: _Optional[int] = ..., next_part: _Optional[int] = ..., begin_round: _Optional[int] = ..., over: bool = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("client_id", "parts")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    client_id: int
+    parts: _containers.RepeatedCompositeFieldContainer[PartState]
+    def __init__(self, client_id: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ...) -> None: ...
+
+class StoredDataset(_message.Message):
+    __slots__ = ("request", "buffers")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    request: RegisterDatasetRequest
+    buffers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request: _Optional[_Union[RegisterDatasetRequest, _Mapping]] = ..., buffers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class StoredWorker(_message.Message):
+    __slots__ = ("address", "process", "tags")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    process: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[str] = ..., process: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StoredJob(_message.Message):
+    __slots__ = ("name", "dataset_id", "terms", "finished")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dataset_id: int
+    terms: Terms
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StoredIteration(_message.Message):
+    __slots__ = ("job_id", "repetition", "seed", "begin", "cursors", "dropped", "served", "joined")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    repetition: int
+    seed: int
+    begin: State
+    cursors: _containers.RepeatedCompositeFieldContainer[Cursor]
+    dropped: int
+    served: _containers.RepeatedScalarFieldContainer[int]
+    joined: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., joined: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StoredPart(_message.Message):
+    __slots__ = ("iteration_id", "state", "used", "finished", "home", "task_id", "worker_id", "running", "unsettled", "lost", "held", "marks", "address")
+    class MarksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    state: PartState
+    used: Ranges
+    finished: bool
+    home: int
+    task_id: int
+    worker_id: int
+    running: bool
+    unsettled: _containers.RepeatedScalarFieldContainer[int]
+    lost: bool
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    marks: _containers.ScalarMap[int, int]
+    address: str
+    def __init__(self, iteration_id: _Optional[int] = ..., state: _Optional[_Union[PartState, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., finished: bool = ..., home: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., running: bool = ..., unsettled: _Optional[_Iterable[int]] = ..., lost: bool = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., marks: _Optional[_Mapping[int, int]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class StoredClient(_message.Message):
+    __slots__ = ("iteration_id", "process", "consumer_index")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    process: str
+    consumer_index: int
+    def __init__(self, iteration_id: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ...) -> None: ...

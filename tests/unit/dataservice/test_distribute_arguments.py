@@ -1,8 +1,8 @@
 import pytest
 
-from dataservice import Dataset, ShardingPolicy, distribute
-from dataservice.client import _service
-from mpidist.errors import UnimplementedError
+from dataservice import CrossTrainerCache, Dataset, ShardingPolicy, distribute
+from dataservice.arguments import service_of
+from mpidist.errors import FailedPreconditionError, UnimplementedError
 
 SERVICE = "inproc://localhost:4711"
 
@@ -17,7 +17,7 @@ SERVICE = "inproc://localhost:4711"
     ],
 )
 def test_modes(mode, policy):
-    assert Dataset.range(3).apply(distribute(mode, SERVICE)).node.policy is policy
+    assert Dataset.range(3).apply(distribute(mode, SERVICE)).node.terms.job.policy == policy
 
 
 def test_policies_have_tensorflows_numbers():
@@ -45,27 +45,34 @@ def test_policies_have_tensorflows_numbers():
         ({"compression": "GZIP"}, "'GZIP'"),
         ({"target_workers": "SOME"}, "'SOME'"),
         ({"start_timeout_s": 0}, "start_timeout_s"),
+        ({"delivery": "twice"}, "'at_least_once'"),
+        ({"data_transfer_protocol": "pigeon"}, "'pigeon'"),
+        ({"num_shards": 2}, "num_shards needs"),
+        ({"deterministic": True}, "distributed_epoch"),
+        ({"cross_trainer_cache": "t", "job_name": "j"}, "must be a CrossTrainerCache"),
+        ({"cross_trainer_cache": CrossTrainerCache("t")}, "needs a job_name"),
+        (
+            {
+                "cross_trainer_cache": CrossTrainerCache("t"),
+                "job_name": "j",
+                "num_consumers": 1,
+                "consumer_index": 0,
+            },
+            "does not go with num_consumers",
+        ),
+        (
+            {
+                "target_workers": "local",
+                "job_name": "j",
+                "num_consumers": 1,
+                "consumer_index": 0,
+            },
+            "'LOCAL' does not go",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
-        distribute(**{"processing_mode": "parallel_epochs", "service": SERVICE, **arguments})
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"processing_mode": ShardingPolicy.FILE},
-        {"processing_mode": ShardingPolicy.HINT},
-        {"num_consumers": 2, "consumer_index": 0, "job_name": "j"},
-        {"data_transfer_protocol": "grpc"},
-        {"compression": "SNAPPY"},
-        {"cross_trainer_cache": object()},
-        {"target_workers": "local"},
-    ],
-)
-def test_what_is_not_implemented_says_so(arguments):
-    with pytest.raises(UnimplementedError, match="not implemented"):
         distribute(**{"processing_mode": "parallel_epochs", "service": SERVICE, **arguments})
 
 
@@ -94,4 +101,28 @@ def test_a_dataset_that_cannot_be_split():
     ],
 )
 def test_forms_of_a_service(service, expected):
-    assert _service(service) == expected
+    assert service_of(service) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_consumers": 1, "consumer_index": 0, "job_name": "j"},
+        {"cross_trainer_cache": CrossTrainerCache("t"), "job_name": "j"},
+    ],
+)
+def test_what_needs_a_dataset_without_end(arguments):
+    apply = distribute("parallel_epochs", SERVICE, **arguments)
+    with pytest.raises(FailedPreconditionError, match=r"range\(0, 9, 1\) has 9 elements"):
+        Dataset.range(9).apply(apply)
+    Dataset.range(9).repeat().apply(apply)
+
+
+def test_a_job_with_an_order_needs_to_know_its_consumers():
+    with pytest.raises(ValueError, match="needs num_consumers"):
+        distribute("distributed_epoch", SERVICE, "job", deterministic=True)
+
+
+def test_a_trainer_needs_an_id():
+    with pytest.raises(ValueError, match="trainer_id"):
+        CrossTrainerCache("")

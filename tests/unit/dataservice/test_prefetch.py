@@ -53,9 +53,9 @@ def test_errors_keep_type_and_traceback():
 
     elements = iter(Dataset.range(9).map(fail_at_three).prefetch(9))
     assert [next(elements) for _ in range(3)] == [0, 1, 2]
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError, match="three") as caught:
-            next(elements)
+    with pytest.raises(ZeroDivisionError, match="three") as caught:
+        next(elements)
+    assert [int(element) for element in elements] == [4, 5, 6, 7, 8]
     assert "fail_at_three" in "".join(traceback.format_tb(caught.value.__traceback__))
     elements.close()
 

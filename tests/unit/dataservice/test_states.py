@@ -214,10 +214,11 @@ def test_wrong_states():
     assert [batch.tolist() for batch in elements] == [[0, 1], [2, 3], [4]]
 
 
-def test_what_a_service_deals_out_has_no_state_of_its_own(make_service):
+def test_consumers_that_share_elements_as_they_come_have_no_state(make_service):
     service = make_service(1)
-    elements = iter(Dataset.range(9).apply(distribute("parallel_epochs", service.target)))
+    apply = distribute("parallel_epochs", service.target, job_name="job")
+    elements = iter(Dataset.range(9).apply(apply))
     next(elements)
-    with pytest.raises(UnimplementedError):
+    with pytest.raises(UnimplementedError, match="deterministic=True"):
         elements.get_state()
     elements.close()

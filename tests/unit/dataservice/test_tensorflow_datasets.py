@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataservice import Dataset
+from dataservice import Dataset, ShardingPolicy
+from dataservice.auto_shard import auto_shard
+from mpidist.errors import NotFoundError
 
 tf = pytest.importorskip("tensorflow")
 
@@ -121,3 +123,110 @@ def test_zip(counts):
         for library in (Dataset, tf.data.Dataset)
     )
     same(ours, theirs)
+
+
+def fail_at(*numbers):
+    def ours(x):
+        if int(x) in numbers:
+            raise OSError(int(x))
+        return x
+
+    def theirs(x):
+        fine = tf.reduce_all(tf.constant(numbers, tf.int64) != x)
+        with tf.control_dependencies([tf.debugging.Assert(fine, [x])]):
+            return tf.identity(x)
+
+    return ours, theirs
+
+
+SURVIVED = [
+    lambda lib, d, f: d.map(f),
+    lambda lib, d, f: d.map(f, num_parallel_calls=2),
+    lambda lib, d, f: d.filter(lambda x: f(x) % 3 != 1),
+    lambda lib, d, f: d.map(f).batch(2).unbatch(),
+    lambda lib, d, f: d.map(f).batch(3, drop_remainder=True).unbatch(),
+    lambda lib, d, f: d.prefetch(2),
+    lambda lib, d, f: d.take(7),
+    lambda lib, d, f: d.repeat(2),
+    lambda lib, d, f: d.concatenate(lib.range(4).map(f)),
+    lambda lib, d, f: lib.zip(d, lib.range(99).map(f)).map(lambda a, b: a + b),
+    # Where one ends and the other fails, TensorFlow raises before it ends: so none ends early.
+    lambda lib, d, f: lib.zip(lib.range(99).map(f), d.concatenate(lib.range(20))).map(
+        lambda a, b: a + b
+    ),
+    lambda lib, d, f: d.interleave(
+        lambda x: lib.range(x % 5).map(f), cycle_length=2, block_length=2
+    ),
+    lambda lib, d, f: d.flat_map(lambda x: lib.range(f(x) % 3)),
+    lambda lib, d, f: d.enumerate().map(lambda i, x: i + x),
+    lambda lib, d, f: d.ignore_errors(),
+]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    small,
+    st.lists(st.sampled_from(SURVIVED), min_size=1, max_size=3),
+    st.lists(small, min_size=1, max_size=3),
+)
+def test_what_survives_ignore_errors(count, steps, bad):
+    both = []
+    for library, function in zip((Dataset, tf.data.Dataset), fail_at(*bad), strict=True):
+        dataset = library.range(count)
+        for step in steps:
+            dataset = step(library, dataset, function)
+        both.append(dataset.ignore_errors())
+    # By default TensorFlow fuses a map with the batch right above it: then an error takes a whole
+    # batch, and otherwise what had been read of it.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    same(both[0], both[1].with_options(options))
+
+
+@settings(deadline=None, max_examples=20)
+@given(lengths, number)
+def test_what_survives_batches_of_different_shapes(counts, size):
+    ours = Dataset.from_source(counts).map(lambda n: np.arange(int(n) // 4))
+    theirs = tf.data.Dataset.from_tensor_slices(np.array(counts, np.int64)).map(
+        lambda n: tf.range(n // 4)
+    )
+    same(ours.batch(size).ignore_errors(), theirs.batch(size).ignore_errors())
+
+
+def auto_sharded(dataset, policy, workers, index):
+    from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return _AutoShardDataset(dataset.with_options(options), workers, index)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["FILE", "DATA", "FILE_OR_DATA", "HINT"])
+def test_static_sharding(tmp_path, policy, workers):
+    paths = [str(tmp_path / f"{number}.txt") for number in range(3)]
+    for number, path in enumerate(paths):
+        with open(path, "w") as file:
+            file.writelines(f"{number}{line}\n" for line in range(number + 2))
+    theirs_policy = getattr(
+        tf.data.experimental.AutoShardPolicy, {"FILE_OR_DATA": "AUTO"}.get(policy, policy)
+    )
+    ours = Dataset.from_files(paths).map(lambda line: np.int64(line))
+    theirs = tf.data.TextLineDataset(paths).map(lambda line: tf.strings.to_number(line, tf.int64))
+    both = [
+        (dataset.shard(-1, -1) if policy == "HINT" else dataset).repeat(2).batch(2).prefetch(1)
+        for dataset in (ours, theirs)
+    ]
+    for index in range(workers):
+        node = auto_shard(both[0].node, ShardingPolicy[policy], workers, index)
+        same(Dataset(node), auto_sharded(both[1], theirs_policy, workers, index))
+
+
+def test_what_cannot_be_sharded_by_files():
+    ours, theirs = (
+        library.range(9).concatenate(library.range(3)) for library in (Dataset, tf.data.Dataset)
+    )
+    with pytest.raises(NotFoundError):
+        auto_shard(ours.node, ShardingPolicy.FILE, 2, 0)
+    with pytest.raises(tf.errors.NotFoundError):
+        auto_sharded(theirs, tf.data.experimental.AutoShardPolicy.FILE, 2, 0)

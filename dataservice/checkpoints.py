@@ -1,0 +1,105 @@
+"""Where a task's iterator was, now and then: from there another one can go on."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataservice.dataset.node import ElementIterator, Passes
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import UnimplementedError
+
+# States are taken so often, and so that taking them costs at most a fiftieth of the time.
+_PERIOD_S = 0.1
+_SHARE = 50
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Attributes: elements before it, the iterator's state, and the split that it reads."""
+
+    index: int
+    state: Any
+    passes: Passes
+    split: int
+
+
+class Checkpoints:
+    """Keeps the newest state that no consumer is behind, and those after it.
+
+    Args:
+        first: Where the task began.
+    """
+
+    def __init__(self, first: pb.Checkpoint) -> None:
+        self._first = first
+        self._taken: deque[_Taken] = deque()
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._impossible: UnimplementedError | None = None
+
+    @property
+    def due(self) -> bool:
+        """Local. Whether it is time to take one."""
+        return self._impossible is None and time.monotonic() >= self._due
+
+    def take(
+        self,
+        index: int,
+        elements: ElementIterator,
+        where: Callable[[], tuple[Passes, int]],
+        needed: int,
+    ) -> None:
+        """Local. Take one.
+
+        Args:
+            index: How many elements the iterator has given, from the beginning of the part.
+            elements: The iterator; nobody else uses it now.
+            where: Gives the pass and the split that its source reads, when the state is taken.
+            needed: Elements before it are not needed any more.
+        """
+        began = time.monotonic()
+        try:
+            state = elements.get_state()
+        except UnimplementedError as error:
+            # Another worker can evaluate the part anew, from its beginning.
+            self._impossible = error
+            return
+        passes, split = where()
+        with self._lock:
+            self._taken.append(_Taken(index, state, passes, split))
+            while len(self._taken) > 1 and self._taken[1].index <= needed:
+                self._taken.popleft()
+        cost = time.monotonic() - began
+        self._due = began + cost + max(_PERIOD_S, _SHARE * cost)
+
+    def before(self, index: int) -> pb.Checkpoint:
+        """Local. The newest one that is not after an element.
+
+        Raises:
+            UnimplementedError: A source cannot say where it is.
+            Exception: What the state holds cannot be pickled.
+        """
+        if self._impossible is not None:
+            raise self._impossible
+        with self._lock:
+            fit = [taken for taken in self._taken if taken.index <= index]
+        if not fit:
+            return self._first
+        newest = fit[-1]
+        return pb.Checkpoint(
+            index=newest.index,
+            state=pickle.dumps(newest.state, protocol=5),
+            passes=newest.passes,
+            split=newest.split,
+        )
+
+    def newest_index(self, index: int) -> int:
+        """Local. The index of what :meth:`before` gives."""
+        with self._lock:
+            return max([t.index for t in self._taken if t.index <= index], default=-1)

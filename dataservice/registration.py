@@ -1,0 +1,82 @@
+"""Making a dataset known to a dispatcher."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+
+from dataservice.calls import Caller
+from dataservice.dataset.node import Node
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.wire import Parcel, pack_dataset
+from mpidist.errors import UnimplementedError
+
+
+@dataclass(eq=False)
+class Registration:
+    """A dataset, as it is told to a dispatcher; pickled when that is first done.
+
+    Attributes:
+        node: The dataset; None if it was registered before, by whatever process.
+        name: What it is to be called, or is called; empty for what the dispatcher chooses.
+        request: What is told of it.
+    """
+
+    node: Node | None
+    name: str = ""
+    _parcel: Parcel | None = field(default=None, repr=False)
+    _request: pb.RegisterDatasetRequest | None = field(default=None, repr=False)
+
+    @property
+    def request(self) -> pb.RegisterDatasetRequest:
+        """Local. See above, without the pickle."""
+        if self._request is None:
+            assert self.node is not None
+            self._parcel = pack_dataset(self.node)
+            self._request = _request_of(self.node, self._parcel, self.name)
+        return self._request
+
+    def register(self, dispatcher: Caller, patience_s: float) -> int:
+        """Local. The dispatcher's id of the dataset; raises as Caller.ask_patiently."""
+        if self.node is None:
+            return self.find(dispatcher, patience_s).dataset_id
+        return self.tell(dispatcher, patience_s).dataset_id
+
+    def find(self, dispatcher: Caller, patience_s: float) -> pb.DatasetInfo:
+        """Local. What the dispatcher knows of the dataset of this name; or NotFoundError."""
+        request = pb.DatasetInfoRequest(name=self.name)
+        return dispatcher.ask_patiently(
+            "dispatcher/GetDatasetInfo", request, pb.DatasetInfo, patience_s
+        )
+
+    def tell(self, dispatcher: Caller, patience_s: float) -> pb.RegisterDatasetReply:
+        """Local. Register the dataset, if it is not."""
+        request = self.request
+        assert self._parcel is not None
+        method, kind = "dispatcher/GetOrRegisterDataset", pb.RegisterDatasetReply
+        known = dispatcher.ask_patiently(method, request, kind, patience_s)
+        if known.dataset_id:
+            return known
+        whole = pb.RegisterDatasetRequest()
+        whole.CopyFrom(request)
+        whole.pickle = self._parcel.pickle
+        return dispatcher.ask(method, whole, kind, self._parcel.buffers)
+
+    def __reduce__(self) -> tuple[type[Registration], tuple[Node | None, str]]:
+        return Registration, (self.node, self.name)
+
+
+def _request_of(node: Node, parcel: Parcel, name: str) -> pb.RegisterDatasetRequest:
+    try:
+        length = len(node.source_indices())
+    except UnimplementedError:
+        length = -1
+    return pb.RegisterDatasetRequest(
+        digest=parcel.digest(),
+        summary=node.summary(),
+        source_length=length,
+        name=name,
+        # Elements are only looked at where the user wants the dataset to be found by its name.
+        spec=pickle.dumps(node.element_spec()) if name else b"",
+        cardinality=node.cardinality(),
+    )
