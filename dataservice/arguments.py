@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataservice.compression import check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.consumer import Terms
 from dataservice.proto import dataservice_pb2 as pb
@@ -65,12 +66,15 @@ def terms_of(
     delivery: str,
     deterministic: bool,
     num_shards: int | None,
+    compression: str | None,
 ) -> Terms:
     """Local. What consumers of a job must agree on, and what they need not.
 
     Raises:
+        FailedPreconditionError: The package that compresses is not installed.
         ValueError: An argument is wrong, or does not go with another.
     """
+    check_compression(compression)
     if job_name is not None and (not isinstance(job_name, str) or not job_name):
         raise ValueError(f"job_name must be a string that is not empty, not {job_name!r}")
     _check_consumers(job_name, consumer_index, num_consumers)
@@ -103,7 +107,8 @@ def terms_of(
         job.num_consumers = 1
     _check_combination(job, deterministic)
     trainer = cross_trainer_cache.trainer_id if cross_trainer_cache is not None else ""
-    return Terms(start_timeout_s, None if limit == -1 else limit, job, consumer_index or 0, trainer)
+    most = None if limit == -1 else limit
+    return Terms(start_timeout_s, most, job, compression, consumer_index or 0, trainer)
 
 
 def check_transfer(protocol: str | None, service_protocol: str | None) -> None:

@@ -7,14 +7,16 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dataservice.calls import Caller
+from dataservice.codecs import Codecs
 from dataservice.order import Plan
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.reports import Reports
 from dataservice.stream import Frame, Stream
-from dataservice.wire import Parcel, unpack
+from dataservice.wire import Array, Parcel, expand, unpack
 from mpidist import Backoff, Endpoint, Work
 from mpidist.errors import (
     CancelledError,
@@ -47,6 +49,7 @@ class Terms:
         start_timeout_s: How long the dispatcher, and all workers, may be missing.
         max_outstanding: Elements requested or held at a time; None for no bound but memory's.
         job: What all consumers of the job must agree on.
+        compression: As given to ``distribute``.
         consumer_index: Which of them this is, where they are told apart.
         trainer_id: Whose window on a cache this reads.
     """
@@ -54,6 +57,7 @@ class Terms:
     start_timeout_s: float
     max_outstanding: int | None
     job: pb.Terms
+    compression: str | None = None
     consumer_index: int = 0
     trainer_id: str = ""
 
@@ -67,6 +71,7 @@ class _Call:
     elements: int
     seeks: int = 0
     period: int = 1
+    codec: str = ""
 
 
 @dataclass(eq=False)
@@ -117,6 +122,7 @@ class Consumer:
         self._terms = terms
         self._seeks = terms.job.reading not in (pb.SHARED, pb.CACHED)
         self._reports = Reports(stream, shared=terms.job.reading == pb.SHARED)
+        self._codecs = Codecs(terms.compression, endpoint)
         self._tasks: dict[int, _Task] = {}
         self._state = pb.IterationState()
         self._over = False
@@ -376,6 +382,7 @@ class Consumer:
             hold=hold,
             consumer_index=self._terms.consumer_index,
             trainer_id=self._terms.trainer_id,
+            codec=self._codecs.of(task.worker),
         )
         if self._seeks:
             self._seek(task, body)
@@ -395,7 +402,7 @@ class Consumer:
             return False
         work.add_done_callback(self._ring)
         period = 1 if task.plan is None else task.plan.period
-        task.calls.append(_Call(work, now, elements, task.seeks, period))
+        task.calls.append(_Call(work, now, elements, task.seeks, period, body.codec))
         return True
 
     def _seek(self, task: _Task, body: pb.GetElementRequest) -> None:
@@ -436,11 +443,12 @@ class Consumer:
                 )
 
     def _take_reply(
-        self, task: _Task, call: _Call, body: pb.GetElementReply, buffers: object
+        self, task: _Task, call: _Call, body: pb.GetElementReply, buffers: Sequence[Array]
     ) -> None:
         if body.count:
-            parcel = Parcel(body.pickle, buffers)  # type: ignore[arg-type]
-            size = len(body.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
+            parcel = expand(Parcel(body.pickle, buffers), call.codec, body.sizes)
+            self._codecs.learn(task.worker, parcel.buffers)
+            size = len(parcel.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
             period = max(call.period, 1)
             self._stream.put(Frame(parcel, body.count, size, task.part, body.first, period))
             self._empty_replies = 0

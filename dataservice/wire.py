@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from dataservice.compression import Compressor
 from dataservice.dataset.node import Node
 from mpidist.errors import UnknownError
 
@@ -65,6 +66,35 @@ def pack_dataset(node: Node) -> Parcel:
 def unpack(data: bytes, buffers: Sequence[Array]) -> Any:
     """Local. The inverse; arrays refer to the memory of the buffers."""
     return pickle.loads(data, buffers=buffers)
+
+
+def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:
+    """Local. Compress what gets smaller by it.
+
+    Returns:
+        The parcel, and what :func:`expand` needs: the sizes of the pickle and of each buffer
+        before, in bytes; 0 for those that are as they were.
+    """
+    compressor = Compressor(codec)
+    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
+    small = [compressor.compress(part) for part in parts]
+    sizes = [0 if s is None else part.nbytes for part, s in zip(parts, small, strict=True)]
+    pickled = parcel.pickle if small[0] is None else small[0].tobytes()
+    pairs = zip(parts[1:], small[1:], strict=True)
+    return Parcel(pickled, [part if s is None else s for part, s in pairs]), sizes
+
+
+def expand(parcel: Parcel, codec: str, sizes: Sequence[int]) -> Parcel:
+    """Local. The inverse of :func:`compress`; DataLossError if it is not what was compressed."""
+    if not any(sizes):
+        return parcel
+    compressor = Compressor(codec)
+    parts = [np.frombuffer(parcel.pickle, np.uint8), *parcel.buffers]
+    whole = [
+        compressor.decompress(part, size) if size else part
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return Parcel(whole[0].tobytes(), whole[1:])
 
 
 def pack_error(error: BaseException, where: str) -> bytes:

@@ -10,8 +10,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller, process_name
+from dataservice.codecs import PROBE_BYTES
 from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
 from dataservice.proto import dataservice_pb2 as pb
@@ -71,6 +74,7 @@ class DataWorker:
         handlers = (
             self.GetElement,
             self.GetCheckpoint,
+            self.Probe,
             self.RemoveTasks,
             self.ReleaseClient,
             self.DispatcherStopped,
@@ -125,6 +129,11 @@ class DataWorker:
         if runner is None:
             raise NotFoundError(f"data worker {self.address} has no task {body.task_id} any more")
         return Reply(runner.checkpoint(body.index).SerializeToString())
+
+    def Probe(self, request: Request) -> Reply:
+        """Local. Answer with some bytes, for whoever wants to know how long they take."""
+        nbytes = min(pb.ProbeRequest.FromString(request.body).nbytes, PROBE_BYTES)
+        return Reply(b"", [np.zeros(nbytes, np.uint8)])
 
     def RemoveTasks(self, request: Request) -> Reply:
         """Local. Forget tasks."""

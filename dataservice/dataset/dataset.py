@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -128,6 +129,28 @@ class Dataset(Transformations):
         """
         return cls(Files.of(files, format))
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], wait: bool = False) -> Dataset:
+        """Local. The elements of a snapshot, as :meth:`save` or ``distributed_save`` wrote them.
+
+        Shards are read chunk by chunk in turn; one shard keeps its order. Workers of a data
+        service can share the chunks, if they see the same folder.
+
+        Args:
+            path: Its folder, from somebody who is trusted: its elements are unpickled.
+            wait: Whether to read it while it is being saved, and to wait for that to begin. Whoever
+                waits 15 seconds for more (MPIDIST_STALL_S if shorter) logs a warning.
+
+        Raises:
+            DataLossError: It is damaged. Like the other errors, also during a pass.
+            FailedPreconditionError: It is not complete, and ``wait`` is False.
+            NotFoundError: There is none, and ``wait`` is False.
+            OpError: The save has failed: what it has raised, or an UnknownError that tells of that.
+        """
+        from dataservice.dataset.load import Load  # itself above this package
+
+        return cls(Load.of(path, wait))
+
     # Of several
 
     @classmethod
@@ -197,6 +220,23 @@ class Dataset(Transformations):
         return result
 
     # Elements
+
+    def save(self, path: str | os.PathLike[str], num_shards: int = 1) -> None:
+        """Local. Write the elements of one pass to disk, for :meth:`load`; returns at the end.
+
+        Args:
+            path: Of a folder; it is made, or is empty.
+            num_shards: How many streams of files to write; element i goes to i modulo num_shards.
+
+        Raises:
+            AlreadyExistsError: There is a snapshot, complete or not, or something else.
+            FailedPreconditionError: The folder cannot be written.
+            ValueError: There are no shards.
+            Exception: What a function of the dataset raises; :meth:`load` then tells of it.
+        """
+        from dataservice.snapshot.local import save  # itself above this package
+
+        save(self, path, num_shards)
 
     def __iter__(self) -> DatasetIterator:
         context = Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))

@@ -10,7 +10,7 @@ from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Parcel, pack_elements, pack_error
+from dataservice.wire import Parcel, compress, pack_elements, pack_error
 from mpidist import Request
 
 # A runner makes this much ahead, and at least two elements.
@@ -247,10 +247,12 @@ class Outbox(ABC):
         if answer.error is not None:
             ask.request.fail(answer.error)
             return
-        parcel = Parcel(b"", ())
+        parcel, sizes = Parcel(b"", ()), list[int]()
         if answer.elements:
             try:
                 parcel = pack_elements(answer.elements)
+                if ask.body.codec:
+                    parcel, sizes = compress(parcel, ask.body.codec)
             except BaseException as error:
                 # Lost with what was taken: the stream ends here for everybody. An element that
                 # decides how it is pickled can raise anything.
@@ -266,6 +268,7 @@ class Outbox(ABC):
             failure=failure,
             first=answer.first,
             stop=answer.stop,
+            sizes=sizes,
         )
         ask.request.reply(body.SerializeToString(), parcel.buffers)
 

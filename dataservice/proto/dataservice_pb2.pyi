@@ -324,7 +324,7 @@ class Split(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class GetElementRequest(_message.Message):
-    __slots__ = ("task_id", "client_id", "sequence", "max_elements", "hold", "acknowledged", "seek", "start", "period", "offset", "consumer_index", "trainer_id", "until", "used")
+    __slots__ = ("task_id", "client_id", "sequence", "max_elements", "hold", "acknowledged", "seek", "start", "period", "offset", "consumer_index", "trainer_id", "codec", "until", "used")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +337,7 @@ class GetElementRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     task_id: int
@@ -351,25 +352,34 @@ class GetElementRequest(_message.Message):
     offset: int
     consumer_index: int
     trainer_id: str
+    codec: str
     until: int
     used: Ranges
-    def __init__(self, task_id: _Optional[int] = ..., client_id: _Optional[int] = ..., sequence: _Optional[int] = ..., max_elements: _Optional[int] = ..., hold: bool = ..., acknowledged: _Optional[int] = ..., seek: bool = ..., start: _Optional[int] = ..., period: _Optional[int] = ..., offset: _Optional[int] = ..., consumer_index: _Optional[int] = ..., trainer_id: _Optional[str] = ..., until: _Optional[int] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., client_id: _Optional[int] = ..., sequence: _Optional[int] = ..., max_elements: _Optional[int] = ..., hold: bool = ..., acknowledged: _Optional[int] = ..., seek: bool = ..., start: _Optional[int] = ..., period: _Optional[int] = ..., offset: _Optional[int] = ..., consumer_index: _Optional[int] = ..., trainer_id: _Optional[str] = ..., codec: _Optional[str] = ..., until: _Optional[int] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ...) -> None: ...
 
 class GetElementReply(_message.Message):
-    __slots__ = ("count", "pickle", "end", "failure", "first", "stop")
+    __slots__ = ("count", "pickle", "end", "failure", "first", "stop", "sizes")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     PICKLE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     count: int
     pickle: bytes
     end: bool
     failure: bytes
     first: int
     stop: int
-    def __init__(self, count: _Optional[int] = ..., pickle: _Optional[bytes] = ..., end: bool = ..., failure: _Optional[bytes] = ..., first: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, count: _Optional[int] = ..., pickle: _Optional[bytes] = ..., end: bool = ..., failure: _Optional[bytes] = ..., first: _Optional[int] = ..., stop: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("nbytes",)
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    def __init__(self, nbytes: _Optional[int] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ("task_id", "index")

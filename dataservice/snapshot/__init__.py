@@ -1,0 +1,1 @@
+"""Datasets on disk: what ``save`` writes, shard by shard, and ``load`` reads."""
