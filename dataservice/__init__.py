@@ -1,7 +1,12 @@
 """Input processing shared by many trainers: datasets, a dispatcher, and data workers."""
 
 from dataservice.arguments import CrossTrainerCache
-from dataservice.client import distribute, from_dataset_id, register_dataset
+from dataservice.client import (
+    distribute,
+    distributed_save,
+    from_dataset_id,
+    register_dataset,
+)
 from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
 from dataservice.dataset import SHARD_HINT, Dataset
 from dataservice.server import DispatchServer, WorkerServer
@@ -16,6 +21,7 @@ __all__ = [
     "WorkerConfig",
     "WorkerServer",
     "distribute",
+    "distributed_save",
     "from_dataset_id",
     "register_dataset",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 from dataservice.arguments import CrossTrainerCache, check_transfer, service_of, terms_of
 from dataservice.calls import Caller
-from dataservice.compression import check_compression
+from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.consumer import Terms
 from dataservice.dataset import Dataset
@@ -17,8 +18,9 @@ from dataservice.distributed import Distributed
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.registered import Registered
 from dataservice.registration import Registration
+from dataservice.snapshot.local import spec_for_saving
 from mpidist import open_endpoint
-from mpidist.errors import FailedPreconditionError
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 # For how long register_dataset and from_dataset_id look for the dispatcher.
 _PATIENCE_S = 60.0
@@ -236,6 +238,51 @@ def from_dataset_id(
         node.source_indices()
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
     return Dataset(Distributed(node, protocol, address, name, terms, registration))
+
+
+def distributed_save(
+    dataset: Dataset,
+    path: str | os.PathLike[str],
+    dispatcher_address: str | tuple[str, str],
+    compression: str | None = "AUTO",
+) -> None:
+    """Local. Have the workers of a data service write a dataset to disk; does not wait for them.
+
+    Each worker writes a stream of its own: every n-th element, where the dataset can be split, or
+    the whole. What a worker that is lost has written is kept, and another one goes on after it.
+    :meth:`Dataset.load` reads it, with ``wait=True`` also while it is being written.
+
+    Args:
+        dataset: A dataset that ends.
+        path: A folder that the dispatcher and all workers see; missing or empty.
+        dispatcher_address: The dispatcher, as ``service`` of :func:`distribute`.
+        compression: Of what is written: ``"SNAPPY"``, ``"LZ4"``, ``"ZSTD"`` (extra ``compress``),
+            None, or ``"AUTO"``, which does not.
+
+    Raises:
+        AlreadyExistsError: There is a snapshot at the path, or something else.
+        FailedPreconditionError: The package that compresses is not installed, or the dispatcher
+            cannot write there.
+        InvalidArgumentError: The dataset has no end.
+        UnavailableError: There is no dispatcher.
+        ValueError: The compression is unknown, or the address none.
+    """
+    check_compression(compression)
+    node = dataset.node
+    if node.cardinality() == INFINITE_CARDINALITY:
+        raise InvalidArgumentError(f"{node.summary()} has no end, and cannot be saved")
+    registration = Registration(node)
+    request = pb.SaveRequest(
+        path=os.path.abspath(path),
+        compression=compression if compression in CODECS else "",
+        spec=spec_for_saving(dataset),
+    )
+
+    def save(dispatcher: Caller) -> None:
+        request.dataset_id = registration.register(dispatcher, _PATIENCE_S)
+        dispatcher.ask("dispatcher/SaveDataset", request, pb.SaveRequest)
+
+    _with_dispatcher(dispatcher_address, save)
 
 
 def _with_dispatcher(service: str | tuple[str, str], what: Callable[[Caller], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import secrets
@@ -18,10 +19,11 @@ from dataservice.leases import may_read
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.records import Client, Timeouts
 from dataservice.registry import Outcome, Registry
+from dataservice.snapshot import metadata
 from dataservice.stored import held_of, record_of, restore
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Endpoint, Reply, Request
-from mpidist.errors import DistNetworkError, Error, NotFoundError
+from mpidist.errors import DistNetworkError, Error, NotFoundError, from_code
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class Dispatcher:
             self.GetDataset,
             self.GetDatasetInfo,
             self.GetOrCreateIteration,
+            self.SaveDataset,
             self.GetState,
             self.ClientHeartbeat,
             self.ReleaseClient,
@@ -175,6 +178,18 @@ class Dispatcher:
         return _reply(reply)
 
     @_handler
+    def SaveDataset(self, request: Request) -> Reply:
+        """Local. Have workers save a dataset."""
+        body = pb.SaveRequest.FromString(request.body)
+        dataset = self._registry.dataset(body.dataset_id).request
+        streams = len(self._registry.workers) or 1
+        if dataset.source_length < 0:
+            streams = 1  # its parts depend on each other
+        metadata.create(body.path, streams, dataset.summary, body.spec, body.compression or None)
+        self._registry.save(body.dataset_id, body.path, streams, secrets.randbits(63))
+        return Reply()
+
+    @_handler
     def GetState(self, request: Request) -> Reply:
         """Local. Complete the state of a client's iteration."""
         body = pb.StateRequest.FromString(request.body)
@@ -239,7 +254,8 @@ class Dispatcher:
         body = pb.WorkerRequest.FromString(request.body)
         forget = self._registry.heartbeat_worker(body, time.monotonic())
         self._finish(body)
-        return _reply(pb.RemoveTasksRequest(task_ids=forget))
+        saves = self._registry.saves_of(body.worker_id)
+        return _reply(pb.RemoveTasksRequest(task_ids=forget, saves=saves))
 
     @_handler
     def UnregisterWorker(self, request: Request) -> Reply:
@@ -269,6 +285,8 @@ class Dispatcher:
                 held=held_of(part),
                 start=part.start,
                 delivery=terms.delivery,
+                path=terms.path,
+                attempt=part.attempts,
             )
         )
 
@@ -289,7 +307,9 @@ class Dispatcher:
 
     def _finish(self, body: pb.WorkerRequest) -> None:
         for progress in body.progress:
-            if progress.ended:
+            if progress.code:
+                self._registry.fail_save(progress.task_id, progress.code, progress.message)
+            elif progress.ended:
                 self._registry.finish_task(progress.task_id, progress.total)
 
     def _settle(self, request: Request | None, reply: Reply) -> Reply:
@@ -334,10 +354,26 @@ class Dispatcher:
                 if now >= self._next_check:
                     self._next_check = now + self._check_period_s
                     self._registry.expire(now)
+                self._end_saves()
                 self._settle(None, LATER)
             if self._journal is not None:
                 self._wake.clear()
                 self._write(self._journal)
+
+    def _end_saves(self) -> None:
+        """Say of each save that has ended how it did; if this process dies first, the next does."""
+        for iteration in self._registry.ended_saves():
+            path, (code, message) = iteration.job.terms.path, iteration.failure
+            try:
+                if code:
+                    metadata.fail(path, from_code(code, message))
+                else:
+                    metadata.finish(path)
+            except Error as error:
+                logger.exception("the snapshot %s cannot be completed", path)
+                with contextlib.suppress(Error):
+                    metadata.fail(path, error)
+            self._registry.end_save(iteration)
 
     def _write(self, journal: Journal) -> None:
         """Make all that has changed durable, in one transaction, then answer."""

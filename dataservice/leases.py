@@ -10,7 +10,7 @@ from dataservice.records import Client, Iteration, Part, Removal, Task, Worker
 from mpidist.errors import NotFoundError
 
 # Parts that are fixed in number; under the other readings there is one for each worker.
-_NUMBERED = (pb.ORDERED, pb.ROUNDS)
+_NUMBERED = (pb.ORDERED, pb.ROUNDS, pb.SAVED)
 _BY_WORKER = (pb.FILE, pb.DATA, pb.FILE_OR_DATA, pb.HINT)
 
 
@@ -91,7 +91,8 @@ class Leases:
         iteration.served.add(worker.id)
         terms = iteration.job.terms
         if terms.reading in _NUMBERED:
-            while load and max(load.values()) > load[worker.id] + 1:
+            # What a worker saves stays with it: to take it up elsewhere costs more.
+            while terms.reading != pb.SAVED and load and max(load.values()) > load[worker.id] + 1:
                 busiest = max(load, key=lambda key: load[key])
                 task = next(
                     t for t in iteration.tasks if t.worker.id == busiest and not t.part.finished
@@ -151,6 +152,7 @@ class Leases:
 
     def _lease(self, part: Part, worker: Worker) -> None:
         part.task = Task(next(self._ids), part, worker)
+        part.attempts += 1
         self.tasks[part.task.id] = part.task
         part.home = -1
         part.iteration.served.add(worker.id)
@@ -178,4 +180,6 @@ def may_read(client: Client, worker: Worker) -> bool:
 
 
 def _can_serve(worker: Worker, iteration: Iteration) -> bool:
+    if iteration.job.terms.reading == pb.SAVED:
+        return True
     return any(may_read(client, worker) for client in iteration.clients.values())

@@ -116,6 +116,7 @@ class Part:
         granted: The splits that it has been given, from the checkpoint on.
         total: Its number of elements; -1 until it is known.
         finished: Whether nothing more comes of it.
+        attempts: How often it has been given to a worker.
         home: Index of the only worker that can begin it; -1 if all can.
         task: Its lease.
     """
@@ -131,6 +132,7 @@ class Part:
     granted: Granted = field(default_factory=Granted)
     total: int = -1
     finished: bool = False
+    attempts: int = 0
     home: int = -1
     task: Task | None = None
 
@@ -175,6 +177,7 @@ class Iteration:
         served: Ids of the workers that have had a part.
         left: When the last client left.
         dropped: Parts that were given up with their worker.
+        failure: Code and message of the error that ended it, if workers save it.
         version: Grows with what clients are told.
     """
 
@@ -190,7 +193,14 @@ class Iteration:
     served: set[int] = field(default_factory=set)
     left: float = float("inf")
     dropped: int = 0
+    failure: tuple[int, str] = (0, "")
     version: int = 1
+
+    @property
+    def wanted(self) -> bool:
+        """Local. Whether workers shall go on with it."""
+        saved = self.job.terms.reading == pb.SAVED and not self.failure[0]
+        return (saved or bool(self.clients)) and not self.finished
 
     @property
     def finished(self) -> bool:

@@ -322,10 +322,66 @@ class Registry:
     def finish_task(self, task_id: int, total: int) -> None:
         """Local. The number of elements of a task's part is known."""
         task = self.leases.tasks.get(task_id)
-        if task is not None:
-            task.part.total = total
-            self._touch_part(task.part)
-            self._look(task.part)
+        if task is None:
+            return
+        part = task.part
+        part.total = total
+        # What is saved has no consumers to use it.
+        part.finished |= part.iteration.job.terms.reading == pb.SAVED
+        self._touch_part(part)
+        self._look(part)
+
+    # Saves
+
+    def save(self, dataset_id: int, path: str, num_streams: int, seed: int) -> Iteration:
+        """Local. Have workers save a dataset, in as many parts as there are streams.
+
+        Raises:
+            NotFoundError: The dataset is not known.
+        """
+        dataset = self.dataset(dataset_id)
+        terms = pb.Terms(reading=pb.SAVED, num_shards=num_streams, path=path)
+        job = Job(next(self.ids), "", dataset, terms)
+        self.restore_job(job)
+        self._outcome.changed["job", job.id] = job
+        iteration = Iteration(next(self.ids), job, 0, seed, None, None)
+        job.iterations[0] = self.iterations[iteration.id] = iteration
+        self._touch(iteration)
+        self.leases.begin(iteration)
+        self.leases.place(iteration, self.workers.values())
+        return iteration
+
+    def fail_save(self, task_id: int, code: int, message: str) -> None:
+        """Local. A worker cannot save its part."""
+        task = self.leases.tasks.get(task_id)
+        if task is not None and task.part.iteration.job.terms.reading == pb.SAVED:
+            task.part.iteration.failure = code, message
+            self._touch(task.part.iteration)
+
+    def ended_saves(self) -> list[Iteration]:
+        """Local. The saves with which workers are through."""
+        return [
+            iteration
+            for iteration in self.iterations.values()
+            if iteration.job.terms.reading == pb.SAVED
+            and (iteration.finished or iteration.failure[0])
+        ]
+
+    def end_save(self, iteration: Iteration) -> None:
+        """Local. All that was to be said of a save has been."""
+        if iteration.id in self.iterations:
+            self._forget(iteration)
+
+    def saves_of(self, worker_id: int) -> list[int]:
+        """Local. The ids of tasks that a worker shall run unasked."""
+        return [
+            task.id
+            for task in self.leases.tasks.values()
+            if task.worker.id == worker_id
+            and task.part.iteration.job.terms.reading == pb.SAVED
+            and task.part.iteration.wanted
+            and not task.part.finished
+        ]
 
     # Time
 
@@ -351,7 +407,7 @@ class Registry:
 
     def _place_all(self) -> None:
         for iteration in self.iterations.values():
-            if iteration.clients and not iteration.finished:
+            if iteration.wanted:
                 self.leases.place(iteration, self.workers.values())
 
     def _drop_worker(self, worker: Worker) -> None:
@@ -388,7 +444,8 @@ class Registry:
     def _look(self, part: Part) -> None:
         if part.look():
             part.iteration.version += 1
-            if part.iteration.finished and not part.iteration.clients:
+            saved = part.iteration.job.terms.reading == pb.SAVED
+            if part.iteration.finished and not (part.iteration.clients or saved):
                 self._forget(part.iteration)
 
     def _iteration(self, request: pb.IterationRequest, dataset: Dataset, seed: int) -> Iteration:

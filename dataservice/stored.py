@@ -117,6 +117,8 @@ def _iteration(value: Iteration) -> pb.StoredIteration:
         dropped=value.dropped,
         served=sorted(value.served),
         joined=sorted(value.joined),
+        code=value.failure[0],
+        message=value.failure[1],
     )
 
 
@@ -129,6 +131,7 @@ def _part(value: Part) -> pb.StoredPart:
         marks=value.marks,
         finished=value.finished,
         home=value.home,
+        attempts=value.attempts,
         held=held_of(value),
     )
     if task is not None:
@@ -155,8 +158,9 @@ def _restore_iteration(
         cursors = Cursors(job.dataset.request.source_length, list(stored.cursors))
     iteration = Iteration(key, job, stored.repetition, stored.seed, begin, cursors)
     iteration.dropped = stored.dropped
+    iteration.failure = stored.code, stored.message
     iteration.served, iteration.joined = set(stored.served), set(stored.joined)
-    iteration.left = now
+    iteration.left = float("inf") if job.terms.reading == pb.SAVED else now
     job.iterations[stored.repetition] = registry.iterations[key] = iteration
 
 
@@ -167,6 +171,7 @@ def _restore_part(registry: Registry, key: int, stored: pb.StoredPart) -> None:
     part.held = {each.client_id: RangeSet(each.ranges.bounds) for each in stored.held}
     part.checkpoint.CopyFrom(state.checkpoint)
     part.granted = Granted.of(list(state.splits))
+    part.attempts = stored.attempts
     part.total, part.finished, part.home = state.total, stored.finished, stored.home
     iteration.parts[state.part] = part
     if stored.task_id:

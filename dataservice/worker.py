@@ -19,6 +19,7 @@ from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.runner import Runner
+from dataservice.saver import Saver
 from dataservice.stall import Stall, missing_dispatcher
 from dataservice.wire import unpack
 from mpidist import LATER, Endpoint, Reply, Request, Work
@@ -66,6 +67,7 @@ class DataWorker:
         self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
         self._lock = threading.Lock()
         self._runners: dict[int, Runner] = {}
+        self._savers: dict[int, Saver] = {}
         self._datasets: OrderedDict[tuple[int, ...], Node] = OrderedDict()
         self._worker_id = 0
         self._leaves = True
@@ -97,10 +99,14 @@ class DataWorker:
         self._closed.set()
         with self._lock:
             runners = list(self._runners.values())
+            savers = list(self._savers.values())
         for runner in runners:
             runner.close(self._stopped())
+        for saver in savers:
+            saver.close()
         deadline = time.monotonic() + _CLOSE_S
-        for thread in (self._thread, *(runner.thread for runner in runners)):
+        threads = [runner.thread for runner in runners] + [saver.thread for saver in savers]
+        for thread in (self._thread, *threads):
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
                 logger.warning("%s is still busy %g s after close()", thread.name, _CLOSE_S)
@@ -158,7 +164,7 @@ class DataWorker:
             # Another id was given by an earlier dispatcher at the same address.
             self._orphaned |= body.worker_id == self._worker_id
         if self._orphaned:
-            self._forget(list(self._runners), self._orphan())
+            self._forget([*self._runners, *self._savers], self._orphan())
         return Reply()
 
     # Inside
@@ -187,8 +193,23 @@ class DataWorker:
     def _forget(self, task_ids: Iterable[int], error: Error) -> None:
         with self._lock:
             runners = [self._runners.pop(t) for t in task_ids if t in self._runners]
+            savers = [self._savers.pop(t) for t in task_ids if t in self._savers]
         for runner in runners:
             runner.close(error)
+        for saver in savers:
+            saver.close()
+
+    def _save(self, task_ids: Iterable[int]) -> None:
+        for task_id in task_ids:
+            if task_id in self._savers:
+                continue
+            where = f"data worker {self.address}"
+            saver = Saver(task_id, self._dispatcher, self._patience_s, self._node, where)
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                self._savers[task_id] = saver
+            saver.thread.start()
 
     def _node(self, task: pb.Task) -> Node:
         """What a task evaluates; the same object for the same part, which may have a cache."""
@@ -255,7 +276,7 @@ class DataWorker:
 
     def _beat(self, reachable: bool) -> bool:
         with self._lock:
-            runners = dict(self._runners)
+            runners: dict[int, Runner | Saver] = {**self._runners, **self._savers}
         progress = [each for runner in runners.values() if (each := runner.progress()) is not None]
         request = pb.WorkerRequest(
             worker_id=self._worker_id, task_ids=list(runners), progress=progress
@@ -265,6 +286,7 @@ class DataWorker:
                 "dispatcher/WorkerHeartbeat", request, pb.RemoveTasksRequest
             )
             self._forget(reply.task_ids, CancelledError(_GIVEN_UP))
+            self._save(reply.saves)
         except NotFoundError:
             return self._register_again()
         except CancelledError:
@@ -284,7 +306,7 @@ class DataWorker:
             # taken for the next one's.
             self._worker_id, self._orphaned = 0, False
         lost = "its data worker was given up as lost by the dispatcher"
-        self._forget(list(self._runners), CancelledError(lost))
+        self._forget([*self._runners, *self._savers], CancelledError(lost))
         try:
             self._register()
         except Error as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dataservice.dataset.node import (
@@ -11,7 +11,10 @@ from dataservice.dataset.node import (
     Context,
     ElementIterator,
     Node,
+    UnaryNode,
 )
+from dataservice.dataset.portions import Portion
+from dataservice.dataset.repeat import Repeat
 from dataservice.dataset.several import SeveralNode
 from dataservice.dataset.spec import Spec
 
@@ -28,6 +31,17 @@ class Concatenate(SeveralNode):
         if INFINITE_CARDINALITY in counts:
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
+
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return all(parent.one_to_one for parent in self.parents)
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; those of the first node, then those of the next."""
+        if any(_repeats(parent) for parent in self.parents):
+            raise self.cannot_be_split("a part of it is repeated, which goes only for the whole")
+        return range(sum(len(parent.source_indices()) for parent in self.parents))
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -46,6 +60,8 @@ class ConcatenateIterator(ElementIterator):
         self._parents = parents
         self._context = context
         self._begun = 0
+        self._first = 0  # split of the pass that has begun, or is next
+        self._portion: Portion | None = None
         self._pass: ElementIterator | None = None
 
     def __next__(self) -> Any:
@@ -58,14 +74,17 @@ class ConcatenateIterator(ElementIterator):
             except StopIteration:
                 self.close()
 
-    def get_state(self) -> tuple[int, Any]:
+    def get_state(self) -> tuple[int, int, Any]:
         """Local. See :class:`ElementIterator`."""
-        return self._begun, None if self._pass is None else (self._pass.get_state(),)
+        if self._pass is None:
+            if self._context.feed is not None:
+                self._context.feed(self._context.passes).mark(self._first)
+            return self._begun, self._first, None
+        return self._begun, self._first, (self._pass.get_state(),)
 
-    def set_state(self, state: tuple[int, Any]) -> None:
+    def set_state(self, state: tuple[int, int, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
-        begun, within = state
-        self._begun = begun
+        self._begun, self._first, within = state
         if within is not None:
             self._begun -= 1
             self._begin()
@@ -77,9 +96,24 @@ class ConcatenateIterator(ElementIterator):
         if self._pass is not None:
             self._pass.close()
             self._pass = None
+        if self._portion is not None:
+            self._first = self._portion.following
+            self._portion = None
 
     def _begin(self) -> None:
         if self._begun == len(self._parents):
             raise StopIteration
+        parent, context = self._parents[self._begun], self._context
+        if context.feed is not None:
+            start = sum(len(before.source_indices()) for before in self._parents[: self._begun])
+            splits = context.feed(context.passes)
+            self._portion = Portion(splits, parent.source_indices(), start, self._first)
+            context = replace(context, feed=self._portion.feed)
         self._begun += 1
-        self._pass = self._parents[self._begun - 1].iterate(self._context)
+        self._pass = parent.iterate(context)
+
+
+def _repeats(node: Node) -> bool:
+    while isinstance(node, UnaryNode) and not isinstance(node, Repeat):
+        node = node.parent
+    return isinstance(node, Repeat)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.range import Range
 from dataservice.dataset.spec import ArraySpec, Spec
+from dataservice.dataset.zip import Zip
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,16 @@ class Enumerate(UnaryNode):
     parent: Node
     start: int
 
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.one_to_one
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
-        raise self.cannot_be_split("every worker would count its own elements")
+        if not self.parent.one_to_one:
+            raise self.cannot_be_split("every worker would count its own elements")
+        return range(self.parent.cardinality())
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -28,6 +37,9 @@ class Enumerate(UnaryNode):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
+        if context.feed is not None:
+            numbers = Range(self.start, self.start + self.parent.cardinality(), 1)
+            return Zip((numbers, self.parent), (0, 0)).iterate(context)
         return EnumerateIterator(self.parent.iterate(context), self.start)
 
 

@@ -17,7 +17,7 @@ from dataservice.dataset.node import (
     ElementIterator,
     Node,
 )
-from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.source import IndexedSource, SplitReader, splits_of
 
 
 class RandomAccess(Protocol):
@@ -58,8 +58,14 @@ class Generator(Node):
         """Local. See :class:`Node`."""
         return UNKNOWN_CARDINALITY
 
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; the iterable is one index, because one worker reads it all."""
+        return range(1)
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
+        if context.feed is not None:
+            return _FedIterator(self, SplitReader(splits_of(self, context)))
         return GeneratorIterator(iter(self.factory(*self.arguments)))
 
     def summary(self) -> str:
@@ -123,6 +129,39 @@ class GeneratorIterator(ElementIterator):
             raise
         self._given += 1
         return element
+
+
+class _FedIterator(ElementIterator):
+    """One pass, of whoever gets the index."""
+
+    def __init__(self, node: Generator, indices: SplitReader) -> None:
+        self._node = node
+        self._indices = indices
+        self._elements: ElementIterator | None = None
+
+    def __next__(self) -> Any:
+        if self._elements is None:
+            self._indices.next()
+            self._elements = self._node.iterate(Context(seed=()))
+        return next(self._elements)
+
+    def get_state(self) -> tuple[Any, Any]:
+        """Local. See :class:`ElementIterator`."""
+        within = None if self._elements is None else (self._elements.get_state(),)
+        return self._indices.get_state(), within
+
+    def set_state(self, state: tuple[Any, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        indices, within = state
+        self._indices.set_state(indices)
+        if within is not None:
+            self._elements = self._node.iterate(Context(seed=()))
+            self._elements.set_state(within[0])
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._elements is not None:
+            self._elements.close()
 
 
 def as_arrays(element: Any) -> Any:

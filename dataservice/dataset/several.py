@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataservice.dataset.node import Context, ElementIterator, Node
+from dataservice.dataset.portions import side_by_side
 
 
 class SeveralNode(Node):
@@ -28,10 +29,9 @@ class SeveralNode(Node):
         return f"{type(self).__name__.lower()}({', '.join([*shown, *self.further()])})"
 
     def begin(self, context: Context) -> list[ElementIterator]:
-        """Local. A pass over each of the others."""
-        return [
-            parent.iterate(context.branch(number)) for number, parent in enumerate(self.parents)
-        ]
+        """Local. A pass over each of the others; under a feed, all over the same splits."""
+        contexts = side_by_side(context, self.parents)
+        return [parent.iterate(each) for parent, each in zip(self.parents, contexts, strict=True)]
 
     def further(self) -> list[str]:
         """Local. What the summary says besides, as text."""

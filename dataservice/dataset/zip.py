@@ -34,6 +34,20 @@ class Zip(SeveralNode):
             return UNKNOWN_CARDINALITY
         return min(finite, default=INFINITE_CARDINALITY)
 
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return all(parent.one_to_one for parent in self.parents)
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; index i stands for element i of each."""
+        if not self.one_to_one:
+            raise self.cannot_be_split(
+                "elements that belong together would come to different workers, unless zip is "
+                "before filter, shuffle, batch and repeat"
+            )
+        return range(min(len(parent.source_indices()) for parent in self.parents))
+
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         specs = [parent.element_spec() for parent in self.parents]

@@ -23,6 +23,7 @@ class Reading(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDERED: _ClassVar[Reading]
     ROUNDS: _ClassVar[Reading]
     CACHED: _ClassVar[Reading]
+    SAVED: _ClassVar[Reading]
 
 class Delivery(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,6 +47,7 @@ SHARED: Reading
 ORDERED: Reading
 ROUNDS: Reading
 CACHED: Reading
+SAVED: Reading
 EXACTLY_ONCE: Delivery
 AT_LEAST_ONCE: Delivery
 AT_MOST_ONCE: Delivery
@@ -99,6 +101,18 @@ class DatasetInfo(_message.Message):
     source_length: int
     def __init__(self, dataset_id: _Optional[int] = ..., summary: _Optional[str] = ..., spec: _Optional[bytes] = ..., cardinality: _Optional[int] = ..., source_length: _Optional[int] = ...) -> None: ...
 
+class SaveRequest(_message.Message):
+    __slots__ = ("dataset_id", "path", "compression", "spec")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: int
+    path: str
+    compression: str
+    spec: bytes
+    def __init__(self, dataset_id: _Optional[int] = ..., path: _Optional[str] = ..., compression: _Optional[str] = ..., spec: _Optional[bytes] = ...) -> None: ...
+
 class GetDatasetRequest(_message.Message):
     __slots__ = ("dataset_id",)
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -112,20 +126,22 @@ class Dataset(_message.Message):
     def __init__(self, pickle: _Optional[bytes] = ...) -> None: ...
 
 class Terms(_message.Message):
-    __slots__ = ("policy", "reading", "delivery", "target", "num_shards", "num_consumers")
+    __slots__ = ("policy", "reading", "delivery", "target", "num_shards", "num_consumers", "path")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     READING_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     policy: ShardingPolicy
     reading: Reading
     delivery: Delivery
     target: Target
     num_shards: int
     num_consumers: int
-    def __init__(self, policy: _Optional[_Union[ShardingPolicy, str]] = ..., reading: _Optional[_Union[Reading, str]] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., target: _Optional[_Union[Target, str]] = ..., num_shards: _Optional[int] = ..., num_consumers: _Optional[int] = ...) -> None: ...
+    path: str
+    def __init__(self, policy: _Optional[_Union[ShardingPolicy, str]] = ..., reading: _Optional[_Union[Reading, str]] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., target: _Optional[_Union[Target, str]] = ..., num_shards: _Optional[int] = ..., num_consumers: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class IterationRequest(_message.Message):
     __slots__ = ("dataset_id", "terms", "job_name", "repetition", "process", "consumer_index", "state")
@@ -234,16 +250,20 @@ class Checkpoint(_message.Message):
     def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., passes: _Optional[_Iterable[int]] = ..., split: _Optional[int] = ...) -> None: ...
 
 class TaskProgress(_message.Message):
-    __slots__ = ("task_id", "checkpoint", "ended", "total")
+    __slots__ = ("task_id", "checkpoint", "ended", "total", "code", "message")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     checkpoint: Checkpoint
     ended: bool
     total: int
-    def __init__(self, task_id: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ended: bool = ..., total: _Optional[int] = ...) -> None: ...
+    code: int
+    message: str
+    def __init__(self, task_id: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ended: bool = ..., total: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class WorkerRequest(_message.Message):
     __slots__ = ("worker_id", "task_ids", "progress")
@@ -256,10 +276,12 @@ class WorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[TaskProgress, _Mapping]]] = ...) -> None: ...
 
 class RemoveTasksRequest(_message.Message):
-    __slots__ = ("task_ids",)
+    __slots__ = ("task_ids", "saves")
     TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
     task_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    saves: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, task_ids: _Optional[_Iterable[int]] = ..., saves: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskRequest(_message.Message):
     __slots__ = ("task_id",)
@@ -268,7 +290,7 @@ class TaskRequest(_message.Message):
     def __init__(self, task_id: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("dataset_id", "policy", "repetition", "seed", "part", "reading", "num_parts", "num_consumers", "checkpoint", "used", "held", "start", "delivery")
+    __slots__ = ("dataset_id", "policy", "repetition", "seed", "part", "reading", "num_parts", "num_consumers", "checkpoint", "used", "held", "start", "delivery", "path", "attempt")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +304,8 @@ class Task(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     dataset_id: int
     policy: ShardingPolicy
     repetition: int
@@ -295,7 +319,9 @@ class Task(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[Held]
     start: int
     delivery: Delivery
-    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., part: _Optional[int] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_parts: _Optional[int] = ..., num_consumers: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[int] = ..., delivery: _Optional[_Union[Delivery, str]] = ...) -> None: ...
+    path: str
+    attempt: int
+    def __init__(self, dataset_id: _Optional[int] = ..., policy: _Optional[_Union[ShardingPolicy, str]] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., part: _Optional[int] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_parts: _Optional[int] = ..., num_consumers: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[int] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., path: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("client_id", "ranges")
@@ -498,7 +524,7 @@ class StoredJob(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoredIteration(_message.Message):
-    __slots__ = ("job_id", "repetition", "seed", "begin", "cursors", "dropped", "served", "joined")
+    __slots__ = ("job_id", "repetition", "seed", "begin", "cursors", "dropped", "served", "joined", "code", "message")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +533,8 @@ class StoredIteration(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     repetition: int
     seed: int
@@ -515,10 +543,12 @@ class StoredIteration(_message.Message):
     dropped: int
     served: _containers.RepeatedScalarFieldContainer[int]
     joined: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., joined: _Optional[_Iterable[int]] = ...) -> None: ...
+    code: int
+    message: str
+    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., joined: _Optional[_Iterable[int]] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StoredPart(_message.Message):
-    __slots__ = ("iteration_id", "state", "used", "finished", "home", "task_id", "worker_id", "running", "unsettled", "lost", "held", "marks", "address")
+    __slots__ = ("iteration_id", "state", "used", "finished", "home", "task_id", "worker_id", "running", "unsettled", "lost", "held", "marks", "address", "attempts")
     class MarksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -539,6 +569,7 @@ class StoredPart(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     state: PartState
     used: Ranges
@@ -552,7 +583,8 @@ class StoredPart(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[Held]
     marks: _containers.ScalarMap[int, int]
     address: str
-    def __init__(self, iteration_id: _Optional[int] = ..., state: _Optional[_Union[PartState, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., finished: bool = ..., home: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., running: bool = ..., unsettled: _Optional[_Iterable[int]] = ..., lost: bool = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., marks: _Optional[_Mapping[int, int]] = ..., address: _Optional[str] = ...) -> None: ...
+    attempts: int
+    def __init__(self, iteration_id: _Optional[int] = ..., state: _Optional[_Union[PartState, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., finished: bool = ..., home: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., running: bool = ..., unsettled: _Optional[_Iterable[int]] = ..., lost: bool = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., marks: _Optional[_Mapping[int, int]] = ..., address: _Optional[str] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class StoredClient(_message.Message):
     __slots__ = ("iteration_id", "process", "consumer_index")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ def save(
         Exception: What the dataset raises; whoever loads the snapshot is told.
     """
     folder = os.path.abspath(path)
-    spec = metadata.pack_spec(_spec_of(dataset))
+    spec = spec_for_saving(dataset)
     metadata.create(folder, num_shards, dataset.node.summary(), spec)
     try:
         with ExitStack() as stack:
@@ -61,9 +62,10 @@ def save(
         raise
 
 
-def _spec_of(dataset: Dataset) -> Spec | None:
-    try:
-        return dataset.element_spec
-    except ValueError:
-        # There is no element to look at; or a function has raised it, and will again when saving.
-        return None
+def spec_for_saving(dataset: Dataset) -> bytes:
+    """Local. The element_spec of a dataset, pickled, if it can be known."""
+    spec: Spec | None = None
+    # There may be no element to look at; or a function has raised it, and will again when saving.
+    with contextlib.suppress(ValueError):
+        spec = dataset.element_spec
+    return metadata.pack_spec(spec)

@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 
 from dataservice.snapshot import frames
-from dataservice.snapshot.frames import Transform
 from dataservice.snapshot.layout import ChunkName, missing_chunk
 from dataservice.snapshot.metadata import Metadata
+from dataservice.snapshot.packing import unpacker
 from dataservice.wire import Array
-from mpidist.errors import DataLossError, FailedPreconditionError, UnimplementedError
+from mpidist.errors import DataLossError, FailedPreconditionError
 
 _BUFFER_BYTES = 1 << 20
-
-# What undoes the compression that the metadata name; what compresses is the saver's to give.
-_DECOMPRESS: dict[str | None, Transform | None] = {None: None}
 
 
 class ChunkReader:
@@ -38,12 +35,7 @@ class ChunkReader:
     """
 
     def __init__(self, snapshot: str, metadata: Metadata, chunk: ChunkName) -> None:
-        if metadata.compression not in _DECOMPRESS:
-            raise UnimplementedError(
-                f"the snapshot {snapshot!r} is compressed with {metadata.compression!r}, which "
-                "this version cannot undo"
-            )
-        self._decompress = _DECOMPRESS[metadata.compression]
+        self._decompress = unpacker(metadata.compression)
         self.chunk = chunk
         self._path = chunk.path(snapshot)
         try:
