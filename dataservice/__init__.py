@@ -10,6 +10,7 @@ from dataservice.client import (
 from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
 from dataservice.dataset import SHARD_HINT, Dataset
 from dataservice.server import DispatchServer, WorkerServer
+from dataservice.status import ServiceStatus, service_status
 
 __all__ = [
     "CrossTrainerCache",
@@ -17,6 +18,7 @@ __all__ = [
     "DispatchServer",
     "DispatcherConfig",
     "SHARD_HINT",
+    "ServiceStatus",
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
@@ -24,4 +26,5 @@ __all__ = [
     "distributed_save",
     "from_dataset_id",
     "register_dataset",
+    "service_status",
 ]

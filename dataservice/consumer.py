@@ -213,8 +213,9 @@ class Consumer:
         if working or self._over or self._state.finished:
             self._starved_since = now
         elif now - self._starved_since > limit:
+            rest = " for the rest of the dataset" if self._state.waiting else ""
             raise UnavailableError(
-                f"no data worker {'is left' if self._last_loss else 'has registered'} at the "
+                f"no data worker{rest} {'is left' if self._last_loss else 'has registered'} at the "
                 f"dispatcher {self._dispatcher.peer} within {limit:g} s{self._last_loss}. "
                 f"{_START_ONE}"
             )
@@ -299,6 +300,9 @@ class Consumer:
                 state.dropped - self._state.dropped,
             )
         self._state = state
+        for part in state.ended if self._seeks else ():
+            if part.total >= 0:
+                self._note(part.part, part.total, end=True)
         live = {task.task_id: task for task in state.tasks}
         for task_id in state.settle:
             # From now on nothing of it is taken any more, whatever comes.
@@ -455,9 +459,8 @@ class Consumer:
             self._pauses.reset()
         if body.failure:
             raise unpack(body.failure, ())
-        if self._seeks and self._stream.note(task.part, body.stop, body.end):
-            for other in self._tasks.values():
-                other.plan = None
+        if self._seeks:
+            self._note(task.part, body.stop, end=body.end)
         if body.end:
             task.ended = True
             task.calls.clear()
@@ -465,6 +468,11 @@ class Consumer:
             task.plan = None
         elif not body.count and not body.stop:
             self._pause_after_empty_reply()
+
+    def _note(self, part: int, stop: int, *, end: bool) -> None:
+        if self._stream.note(part, stop, end):
+            for other in self._tasks.values():
+                other.plan = None
 
     def _pause_after_empty_reply(self) -> None:
         self._empty_replies += 1

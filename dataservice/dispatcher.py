@@ -15,12 +15,12 @@ from google.protobuf.message import Message
 
 from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.journal import Journal
-from dataservice.leases import may_read
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Client, Timeouts
+from dataservice.records import Timeouts
 from dataservice.registry import Outcome, Registry
 from dataservice.snapshot import metadata
 from dataservice.stored import held_of, record_of, restore
+from dataservice.told import told_client, told_status
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Endpoint, Reply, Request
 from mpidist.errors import DistNetworkError, Error, NotFoundError, from_code
@@ -98,6 +98,7 @@ class Dispatcher:
             self.GetOrCreateIteration,
             self.SaveDataset,
             self.GetState,
+            self.GetStatus,
             self.ClientHeartbeat,
             self.ReleaseClient,
             self.RegisterWorker,
@@ -172,7 +173,7 @@ class Dispatcher:
         """Local. Make the caller a client of an iteration."""
         body = pb.IterationRequest.FromString(request.body)
         client = self._registry.join(body, secrets.randbits(63), time.monotonic())
-        reply = pb.IterationReply(client_id=client.id, state=_state(client))
+        reply = pb.IterationReply(client_id=client.id, state=told_client(client))
         if client.iteration.begin is not None:
             reply.begin.CopyFrom(client.iteration.begin)
         return _reply(reply)
@@ -218,6 +219,11 @@ class Dispatcher:
             told.splits.extend(part.granted.after(tuple(first.passes), first.split).state())
         return _reply(state)
 
+    def GetStatus(self, request: Request) -> Reply:
+        """Local. Answer with what the service is doing."""
+        with self._lock:
+            return _reply(told_status(self._registry, time.monotonic()))
+
     @_handler
     def ClientHeartbeat(self, request: Request) -> Reply:
         """Local. Answer with the tasks of a client's iteration, when there is anything new."""
@@ -229,7 +235,7 @@ class Dispatcher:
         if body.version == client.iteration.version and not body.settled:
             self._parked.append((request, client.id, body.version, now))
             return LATER
-        return _reply(_state(client))
+        return _reply(told_client(client))
 
     @_handler
     def ReleaseClient(self, request: Request) -> Reply:
@@ -340,9 +346,9 @@ class Dispatcher:
             elif client.iteration.version == version and now - since < _LONGEST_HOLD_S:
                 self._parked.append(entry)
             elif self._journal is None:
-                request.reply(_state(client).SerializeToString())
+                request.reply(told_client(client).SerializeToString())
             else:
-                self._unwritten.append((request, _reply(_state(client))))
+                self._unwritten.append((request, _reply(told_client(client))))
 
     def _live(self) -> None:
         """Look after time, and write the journal."""
@@ -422,23 +428,3 @@ class Dispatcher:
 
 def _reply(body: Message, buffers: Sequence[Array] = ()) -> Reply:
     return Reply(body.SerializeToString(), buffers)
-
-
-def _state(client: Client) -> pb.IterationState:
-    iteration = client.iteration
-    state = pb.IterationState(
-        finished=iteration.finished, version=iteration.version, dropped=iteration.dropped
-    )
-    for part in iteration.parts.values():
-        task = part.task
-        if part.finished:
-            continue
-        if task is None:
-            state.waiting += not part.given_out
-        elif task.lost:
-            state.waiting += 1
-            if client.id in task.unsettled:
-                state.settle.append(task.id)
-        elif may_read(client, task.worker):
-            state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
-    return state

@@ -64,7 +64,8 @@ class Leases:
         if terms.reading in _NUMBERED:
             for number in range(len(iteration.parts), terms.num_shards):
                 self._add(iteration, number)
-        elif terms.policy in _BY_WORKER:
+        elif by_worker(terms) and iteration.begin is None:
+            # What goes on from a state has the parts that it had, for any workers.
             for number in range(len(iteration.parts), len(self._homes)):
                 self._add(iteration, number).home = number
 
@@ -177,6 +178,11 @@ def may_read(client: Client, worker: Worker) -> bool:
         return True
     # Such a worker is there for the consumers of its own host.
     return client.process.partition("/")[0] == worker.process.partition("/")[0]
+
+
+def by_worker(terms: pb.Terms) -> bool:
+    """Local. Whether every worker that is configured has a part of its own."""
+    return terms.policy in _BY_WORKER and terms.reading not in _NUMBERED
 
 
 def _can_serve(worker: Worker, iteration: Iteration) -> bool:

@@ -150,8 +150,8 @@ class OrderedStream(Stream):
         used = []
         for part, mark in self.marks().items():
             if mark > self._told[part]:
+                used.append((part, self._told[part], mark))
                 self._told[part] = mark
-                used.append((part, 0, mark))
         return used
 
     def marks(self) -> dict[int, int]:

@@ -34,13 +34,23 @@ class Dataset:
 
 @dataclass(eq=False)
 class Worker:
-    """Attributes: its id, where it is, its process, its tags, and when it was last heard of."""
+    """A data worker.
+
+    Attributes:
+        id: Its id.
+        address: Where it is.
+        process: Its process.
+        tags: Its tags.
+        last_seen: When it was last heard of.
+        work: What it has done for its tasks, as it says.
+    """
 
     id: int
     address: str
     process: str
     tags: tuple[str, ...]
     last_seen: float
+    work: list[pb.TaskWork] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -70,6 +80,7 @@ class Client:
         process: Where it lives.
         index: Which of the job's consumers it is, where they are told apart.
         last_seen: When it was last heard of.
+        work: What it has done, as it says.
     """
 
     id: int
@@ -77,6 +88,7 @@ class Client:
     process: str
     index: int
     last_seen: float
+    work: pb.ClientWork = field(default_factory=pb.ClientWork)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from dataservice.calls import Caller
 from dataservice.dataset.node import Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel, pack_dataset
-from mpidist.errors import UnimplementedError
+from mpidist.errors import FailedPreconditionError, UnimplementedError
 
 
 @dataclass(eq=False)
@@ -69,7 +69,8 @@ class Registration:
 def _request_of(node: Node, parcel: Parcel, name: str) -> pb.RegisterDatasetRequest:
     try:
         length = len(node.source_indices())
-    except UnimplementedError:
+    except (FailedPreconditionError, UnimplementedError):
+        # The former of a shard that ShardingPolicy.HINT fills in, where no source is split.
         length = -1
     return pb.RegisterDatasetRequest(
         digest=parcel.digest(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.homes import Homes
-from dataservice.leases import Leases
+from dataservice.leases import Leases, by_worker
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.records import (
@@ -182,6 +182,7 @@ class Registry:
         if worker is None:
             raise NotFoundError(f"worker {request.worker_id} is not registered; register again")
         worker.last_seen = now
+        worker.work = list(request.work)
         for progress in request.progress:
             task = self.leases.tasks.get(progress.task_id)
             if task is not None and progress.checkpoint.index > task.part.checkpoint.index:
@@ -254,6 +255,8 @@ class Registry:
                 f"{self.timeouts.client_s:g} s, or others have taken its job back to a state"
             )
         client.last_seen = now
+        if request.HasField("work"):
+            client.work = request.work
         self._take_report(client, request)
         return client
 
@@ -453,6 +456,12 @@ class Registry:
         if splits and dataset.request.source_length < 0:
             raise FailedPreconditionError(
                 f"{dataset.request.summary} cannot be split between workers"
+            )
+        if by_worker(request.terms) and not len(self.homes):
+            raise NotFoundError(
+                f"ShardingPolicy.{pb.ShardingPolicy.Name(request.terms.policy)} gives each data "
+                "worker a part of its own, and the dispatcher does not know the workers; give it "
+                "DispatcherConfig(worker_addresses=...)"
             )
         begin = request.state if request.HasField("state") else None
         job = self._job(request, dataset, begin)

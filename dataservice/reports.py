@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 
+from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.stream import Queue, Stream
@@ -29,6 +31,8 @@ class Reports:
         self.settled: set[int] = set()
         self.unreachable: set[int] = set()
         self._news: dict[int, RangeSet] = defaultdict(RangeSet)
+        self._used = 0
+        self._waited_s = 0.0
         self._under_way: pb.ClientRequest | None = None
         self._for_workers: dict[int, RangeSet] = defaultdict(RangeSet)
 
@@ -46,6 +50,12 @@ class Reports:
             unreachable=sorted(self.unreachable),
             used=[pb.Ranges(part=part, bounds=r.bounds) for part, r in self._news.items()],
         )
+        request.work.elements = self._used
+        request.work.seconds = time.monotonic() - self._stream.began
+        request.work.waited_s = self._stream.waited_s
+        values = own_metrics().values
+        values["data_waited_s"] += self._stream.waited_s - self._waited_s
+        self._waited_s = self._stream.waited_s
         if self.settled and isinstance(self._stream, Queue):
             for part in self._stream.parts:
                 bounds = self._stream.in_hand(part).bounds
@@ -80,6 +90,7 @@ class Reports:
 
     def _collect(self) -> None:
         for part, start, stop in self._stream.take_used():
+            self._used += stop - start
             if self._shared:
                 self._news[part].add(start, stop)
                 self._for_workers[part].add(start, stop)

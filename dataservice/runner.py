@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from dataservice.calls import Caller
 from dataservice.checkpoints import Checkpoints
 from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Scope
+from dataservice.dataset.stages import StageTimes
 from dataservice.feeds import DynamicFeed, StridedFeed, WithdrawnError
 from dataservice.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOutbox
 from dataservice.outbox.outbox import AHEAD_BYTES
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # The dispatcher keeps no larger state for the case that the worker is lost.
 _LARGEST_STATE = 1 << 20
+# The time that stages take is measured for one element in so many.
+_SAMPLED = 32
 
 
 class Runner:
@@ -60,6 +64,8 @@ class Runner:
         self._outbox: Outbox | None = None
         self._checkpoints = Checkpoints(pb.Checkpoint())
         self._told_index = -1
+        self._stages = StageTimes()
+        self._began = self._stopped_at = 0.0
         self._ended = False
         self.thread = threading.Thread(
             target=self._run, name=f"dataservice-task-{task_id}", daemon=True
@@ -107,6 +113,19 @@ class Runner:
             return None
         return progress
 
+    def work(self) -> pb.TaskWork | None:
+        """Local. What has been done so far; None before the first element."""
+        outbox, began = self._outbox, self._began
+        if outbox is None or not began:
+            return None
+        return pb.TaskWork(
+            task_id=self._task_id,
+            elements=outbox.produced - outbox.start,
+            seconds=(self._stopped_at or time.monotonic()) - began,
+            waited_s=outbox.waited_s,
+            stages=[pb.Stage(name=name, seconds=s) for name, s in self._stages.own_seconds()],
+        )
+
     # Inside
 
     def _stopped(self, dispatcher: Caller) -> Callable[[], bool]:
@@ -132,14 +151,11 @@ class Runner:
 
     def _run(self) -> None:
         try:
-            request = pb.TaskRequest(task_id=self._task_id)
-            task = self._dispatcher.ask_patiently(
-                "dispatcher/GetTask", request, pb.Task, self._patience_s
-            )
+            task = self._get_task()
             node = self._node_of(task)
         except BaseException as error:
             self._open(WindowOutbox(self._where, 0, 1, lambda: None))
-            self._fail(WithdrawnError(str(error)) if isinstance(error, NotFoundError) else error)
+            self._fail(error)
             return
         self._where += f", dataset {node.summary()}"
         self._open(self._make_outbox(task))
@@ -148,6 +164,15 @@ class Runner:
         except BaseException as error:
             # Whatever a user's function raises is the consumers' to see.
             self._fail(error)
+
+    def _get_task(self) -> pb.Task:
+        request = pb.TaskRequest(task_id=self._task_id)
+        try:
+            return self._dispatcher.ask_patiently(
+                "dispatcher/GetTask", request, pb.Task, self._patience_s
+            )
+        except NotFoundError as error:
+            raise WithdrawnError(str(error)) from error
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, WithdrawnError):
@@ -174,19 +199,23 @@ class Runner:
         outbox = self._outbox
         assert outbox is not None
         feed = self._feed(task, node)
-        context = Context(_seed(task), (task.repetition,), feed, self._scope)
+        context = Context(_seed(task), (task.repetition,), feed, self._scope, self._stages)
         self._checkpoints = checkpoints = Checkpoints(task.checkpoint)
         with node.iterate(context) as elements:
             if task.checkpoint.state:
                 elements.set_state(pickle.loads(task.checkpoint.state))
             # So that the beginning is the same for whoever goes on from a state.
             self._take_checkpoint(checkpoints, elements, feed, outbox)
-            for element in elements:
+            self._began = time.monotonic()
+            self._stages.on = True
+            for number, element in enumerate(elements):
+                self._stages.on = number % _SAMPLED == 0
                 if not outbox.put(element):
                     return
                 if checkpoints.due:
                     self._take_checkpoint(checkpoints, elements, feed, outbox)
         self._ended = True
+        self._stopped_at = time.monotonic()
         outbox.end()
 
     def _take_checkpoint(

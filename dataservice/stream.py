@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class Stream(ABC):
 
     Attributes:
         closed: Whether nobody wants more.
+        began: When it was made, on the clock of ``time.monotonic()``.
+        waited_s: How long the user has waited for elements, in seconds.
         on_room: Called when there is room for more.
         waits_for: Gives in words what the next element depends on; called on the user's thread.
     """
@@ -59,6 +62,8 @@ class Stream(ABC):
         self._over = False
         self._error: BaseException | None = None
         self.closed = False
+        self.began = time.monotonic()
+        self.waited_s = 0.0
         self.on_room: Callable[[], None] = lambda: None
         self.waits_for: Callable[[], str] = lambda: "elements"
 
@@ -135,17 +140,26 @@ class Stream(ABC):
     def _wait(self, here: Callable[[], bool], alive: Callable[[], bool]) -> None:
         """Wait, with the lock held, until there is something, an end or an error; then raise it."""
         stall = Stall(self._user, lambda: self.waits_for())
-        while not (here() or self._over or self.closed):
-            limit = min(_ALIVE_PERIOD_S, stall.due_s)
-            if not self._changed.wait(limit) and not alive() and not self._over:
-                raise RuntimeError("the thread that fetches elements has died")
-            stall.look()
+        began = time.monotonic()
+        try:
+            self._wait_quietly(here, alive, stall)
+        finally:
+            self.waited_s += time.monotonic() - began
         if self.closed:
             raise StopIteration
         if not here():
             if self._error is not None:
                 raise self._error
             raise StopIteration
+
+    def _wait_quietly(
+        self, here: Callable[[], bool], alive: Callable[[], bool], stall: Stall
+    ) -> None:
+        while not (here() or self._over or self.closed):
+            limit = min(_ALIVE_PERIOD_S, stall.due_s)
+            if not self._changed.wait(limit) and not alive() and not self._over:
+                raise RuntimeError("the thread that fetches elements has died")
+            stall.look()
 
 
 class Queue(Stream):

@@ -17,6 +17,7 @@ from dataservice.calls import Caller, process_name
 from dataservice.codecs import PROBE_BYTES
 from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
+from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.runner import Runner
 from dataservice.saver import Saver
@@ -69,6 +70,7 @@ class DataWorker:
         self._runners: dict[int, Runner] = {}
         self._savers: dict[int, Saver] = {}
         self._datasets: OrderedDict[tuple[int, ...], Node] = OrderedDict()
+        self._counted: dict[int, pb.TaskWork] = {}
         self._worker_id = 0
         self._leaves = True
         self._orphaned = False
@@ -278,8 +280,11 @@ class DataWorker:
         with self._lock:
             runners: dict[int, Runner | Saver] = {**self._runners, **self._savers}
         progress = [each for runner in runners.values() if (each := runner.progress()) is not None]
+        done = [runner.work() for runner in list(self._runners.values())]
+        work = [each for each in done if each is not None]
+        self._count(work)
         request = pb.WorkerRequest(
-            worker_id=self._worker_id, task_ids=list(runners), progress=progress
+            worker_id=self._worker_id, task_ids=list(runners), progress=progress, work=work
         )
         try:
             reply = self._dispatcher.ask(
@@ -297,6 +302,16 @@ class DataWorker:
                 logger.warning("data worker %s: %s", self.address, error)
             return False
         return True
+
+    def _count(self, work: list[pb.TaskWork]) -> None:
+        """Add what has been done since the last time to the numbers of this task."""
+        values = own_metrics().values
+        for each in work:
+            last = self._counted.get(each.task_id, pb.TaskWork())
+            values["steps"] += each.elements - last.elements
+            values["waited_s"] += each.waited_s - last.waited_s
+            values["busy_s"] += (each.seconds - each.waited_s) - (last.seconds - last.waited_s)
+        self._counted = {each.task_id: each for each in work}
 
     def _register_again(self) -> bool:
         """The dispatcher has given us up, or is another one: it will not hear of our tasks."""

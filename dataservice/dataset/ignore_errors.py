@@ -20,7 +20,7 @@ from dataservice.dataset.node import (
     UnaryNode,
 )
 from dataservice.dataset.spec import Spec, spec_of
-from mpidist import started_server, task_metrics
+from dataservice.metrics import own_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +142,7 @@ class IgnoreErrorsIterator(UnaryIterator):
         self.ignored += 1
         if isinstance(self._context, CountingContext):
             self._context.ignored.add()
-        server = started_server()
-        task = ("dataset", 0) if server is None else (server.job_name, server.task_index)
-        task_metrics(*task).values["ignored"] += 1
+        own_metrics().values["ignored"] += 1
         if self._node.log_warning:
             logger.warning("%s drops an element: %r", self._node.summary(), error)
 

@@ -83,6 +83,6 @@ class DatasetIterator(ElementIterator):
 
     def _begin(self, context: Context, ignored: int) -> None:
         self._context = CountingContext(
-            context.seed, context.passes, context.feed, context.scope, Count(ignored)
+            context.seed, context.passes, context.feed, context.scope, ignored=Count(ignored)
         )
         self._elements = self._node.iterate(self._context)

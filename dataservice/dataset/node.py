@@ -8,6 +8,7 @@ walking from the last iterator to its source, and set likewise.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -84,12 +85,14 @@ class Context:
         feed: Gives the source indices that this process shall evaluate in the pass of the given
             number; None evaluates all of them.
         scope: Takes what waits for others in the pass; None if nobody else can give it up.
+        stages: Measures the nodes; None if nobody wants to know.
     """
 
     seed: tuple[int, ...]
     passes: Passes = (0,)
     feed: Feed | None = None
     scope: Scope | None = None
+    stages: Stages | None = None
 
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""
@@ -140,8 +143,21 @@ class ElementIterator(ABC):
         self.close()
 
 
+class Stages(Protocol):
+    """Measures how long the nodes of a pass take."""
+
+    def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
+        """Local. A pass over a node, to be used in place of the one that is given."""
+
+
 class Node(ABC):
     """A description of a sequence of elements; subclasses are frozen dataclasses."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Local. Have the passes of all nodes measured where somebody wants to know."""
+        super().__init_subclass__(**kwargs)
+        if "iterate" in cls.__dict__:
+            setattr(cls, "iterate", _watched(cls.__dict__["iterate"]))  # noqa: B010 - mypy
 
     @abstractmethod
     def iterate(self, context: Context) -> ElementIterator:
@@ -194,6 +210,17 @@ class Node(ABC):
     def summary(self) -> str:
         """Local. The description as text: equal in every process that runs the same script."""
         return f"{type(self).__name__.lower()}({_arguments(self)})"
+
+
+def _watched(
+    iterate: Callable[[Node, Context], ElementIterator],
+) -> Callable[[Node, Context], ElementIterator]:
+    @functools.wraps(iterate)
+    def watched(node: Node, context: Context) -> ElementIterator:
+        elements = iterate(node, context)
+        return elements if context.stages is None else context.stages.watch(node, elements)
+
+    return watched
 
 
 class UnaryNode(Node):

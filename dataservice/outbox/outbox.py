@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
@@ -69,13 +70,16 @@ class Outbox(ABC):
 
     Attributes:
         where: As given.
+        start: As given.
+        waited_s: How long whoever puts elements has waited for room, in seconds.
     """
 
     def __init__(self, where: str, start: int = 0, limit_bytes: int = AHEAD_BYTES) -> None:
         self.where = where
         self._limit = limit_bytes
         self._changed = threading.Condition()
-        self._produced = start
+        self.start = self._produced = start
+        self.waited_s = 0.0
         self._bytes = 0
         self._asks: deque[Ask] = deque()
         self._clients: dict[int, _Client] = {}
@@ -89,13 +93,19 @@ class Outbox(ABC):
         """Local. Add an element when there is room; False if nobody wants more."""
         size = tree.nbytes(element)
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room() or self._given_up())
+            if not self._has_room():
+                self._wait_for_room()
             if self._given_up():
                 return False
             self._keep(self._produced, element, size)
             self._produced += 1
         self._serve()
         return True
+
+    def _wait_for_room(self) -> None:
+        began = time.monotonic()
+        self._changed.wait_for(lambda: self._has_room() or self._given_up())
+        self.waited_s += time.monotonic() - began
 
     def end(self) -> None:
         """Local. There are no more elements."""

@@ -180,20 +180,32 @@ class Ranges(_message.Message):
     def __init__(self, part: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientRequest(_message.Message):
-    __slots__ = ("client_id", "used", "held", "settled", "version", "unreachable")
+    __slots__ = ("client_id", "used", "held", "settled", "version", "unreachable", "work")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     client_id: int
     used: _containers.RepeatedCompositeFieldContainer[Ranges]
     held: _containers.RepeatedCompositeFieldContainer[Ranges]
     settled: _containers.RepeatedScalarFieldContainer[int]
     version: int
     unreachable: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client_id: _Optional[int] = ..., used: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., settled: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., unreachable: _Optional[_Iterable[int]] = ...) -> None: ...
+    work: ClientWork
+    def __init__(self, client_id: _Optional[int] = ..., used: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., settled: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., unreachable: _Optional[_Iterable[int]] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ...) -> None: ...
+
+class ClientWork(_message.Message):
+    __slots__ = ("elements", "seconds", "waited_s")
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    elements: int
+    seconds: float
+    waited_s: float
+    def __init__(self, elements: _Optional[int] = ..., seconds: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class TaskAddress(_message.Message):
     __slots__ = ("task_id", "worker", "part")
@@ -206,20 +218,22 @@ class TaskAddress(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., worker: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class IterationState(_message.Message):
-    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped")
+    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskAddress]
     settle: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
     waiting: int
     version: int
     dropped: int
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+    ended: _containers.RepeatedCompositeFieldContainer[PartState]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address", "process", "tags")
@@ -266,14 +280,38 @@ class TaskProgress(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ended: bool = ..., total: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class WorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "task_ids", "progress")
+    __slots__ = ("worker_id", "task_ids", "progress", "work")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_IDS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     task_ids: _containers.RepeatedScalarFieldContainer[int]
     progress: _containers.RepeatedCompositeFieldContainer[TaskProgress]
-    def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[TaskProgress, _Mapping]]] = ...) -> None: ...
+    work: _containers.RepeatedCompositeFieldContainer[TaskWork]
+    def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[TaskProgress, _Mapping]]] = ..., work: _Optional[_Iterable[_Union[TaskWork, _Mapping]]] = ...) -> None: ...
+
+class TaskWork(_message.Message):
+    __slots__ = ("task_id", "elements", "seconds", "waited_s", "stages")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    elements: int
+    seconds: float
+    waited_s: float
+    stages: _containers.RepeatedCompositeFieldContainer[Stage]
+    def __init__(self, task_id: _Optional[int] = ..., elements: _Optional[int] = ..., seconds: _Optional[float] = ..., waited_s: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("name", "seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    seconds: float
+    def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class RemoveTasksRequest(_message.Message):
     __slots__ = ("task_ids", "saves")
@@ -424,6 +462,58 @@ class ReleaseClientRequest(_message.Message):
     task_id: int
     used: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, client_id: _Optional[int] = ..., task_id: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("workers", "jobs")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("address", "silent_s", "work")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    silent_s: float
+    work: _containers.RepeatedCompositeFieldContainer[TaskWork]
+    def __init__(self, address: _Optional[str] = ..., silent_s: _Optional[float] = ..., work: _Optional[_Iterable[_Union[TaskWork, _Mapping]]] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("name", "dataset", "repetition", "parts", "finished", "waiting", "clients", "task_ids")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dataset: str
+    repetition: int
+    parts: int
+    finished: int
+    waiting: int
+    clients: _containers.RepeatedCompositeFieldContainer[ClientStatus]
+    task_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dataset: _Optional[str] = ..., repetition: _Optional[int] = ..., parts: _Optional[int] = ..., finished: _Optional[int] = ..., waiting: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClientStatus(_message.Message):
+    __slots__ = ("client_id", "process", "consumer_index", "silent_s", "work")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    client_id: int
+    process: str
+    consumer_index: int
+    silent_s: float
+    work: ClientWork
+    def __init__(self, client_id: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., silent_s: _Optional[float] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ...) -> None: ...
 
 class Splits(_message.Message):
     __slots__ = ("passes", "first", "bounds")

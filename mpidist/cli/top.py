@@ -21,7 +21,7 @@ _MIB = 1 << 20
 _SILENT_S = 5.0
 _COLUMNS = (
     "task", "rank", "host", "pid", "state",
-    "steps/s", "in MiB/s", "out MiB/s", "staleness", "queue", "waiting", "busy",
+    "steps/s", "in MiB/s", "out MiB/s", "staleness", "queue", "waiting", "data wait", "busy",
 )  # fmt: skip
 
 
@@ -36,7 +36,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show what the tasks of a running job do",
         description="Show what the tasks of a running job do, until they have ended.",
         epilog="Steps of a ps are pushes. Staleness: how many changes of others a change had not "
-        "seen, in the mean. Waiting and busy: parts of the time.",
+        "seen, in the mean. Steps of a data task are elements. Waiting (of a data task: for "
+        "readers), data wait (for elements of a data service) and busy: parts of the time.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -132,7 +133,7 @@ class Snapshot:
         state = self._state(rank, now)
         values = self.tasks.get((rank, task))
         if values is None:
-            return [task, *who, state, *["-"] * 7]
+            return [task, *who, state, *["-"] * 8]
         earlier: dict[str, float] = {}
         since = float(str(about.get("started", self.times[rank])))
         if before is not None and rank in before.times:
@@ -150,6 +151,7 @@ class Snapshot:
             "-" if stale is None else f"{stale:.1f}",
             f"{values['queued']:.0f}" if "queued" in values else "-",
             f"{change('waited_s') / seconds:.0%}" if "waited_s" in values else "-",
+            f"{change('data_waited_s') / seconds:.0%}" if "data_waited_s" in values else "-",
             f"{change('busy_s') / seconds:.0%}" if "busy_s" in values else "-",
         ]
         return [task, *who, state, *numbers]

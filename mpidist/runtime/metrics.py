@@ -36,7 +36,8 @@ class TaskMetrics:
         name: Job and index of the task.
         values: Sums since the start, by name; whoever counts adds to them. Threads that add at the
             same moment may lose one. ``mpidist top`` knows: ``steps``, ``in_bytes``, ``out_bytes``,
-            ``changes`` and their ``staleness``, ``queued``, ``waited_s``, ``busy_s``.
+            ``changes`` and their ``staleness``, ``queued``, ``waited_s``, ``data_waited_s``,
+            ``busy_s``.
     """
 
     def __init__(self, name: str) -> None:

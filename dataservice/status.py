@@ -1,0 +1,176 @@
+"""What a data service is doing, for people and programs that scale it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dataservice.arguments import service_of
+from dataservice.calls import Caller
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist import open_endpoint
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A data worker.
+
+    Attributes:
+        address: Where it is.
+        silent_s: Seconds since it was last heard of.
+        tasks: How many it runs.
+        elements: Made so far, by the tasks that it runs.
+        rate: Elements a second that it makes when consumers do not hold it up; 0 if not known.
+        busy: Part of the time in which it was not held up.
+        stages: Part of the time spent in each transformation, by name, from the source on.
+    """
+
+    address: str
+    silent_s: float
+    tasks: int
+    elements: int
+    rate: float
+    busy: float
+    stages: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ConsumerStatus:
+    """A consumer's iterator.
+
+    Attributes:
+        process: Where it lives.
+        index: Which of the job's consumers it is, where they are told apart.
+        silent_s: Seconds since it was last heard of.
+        elements: Used so far.
+        rate: Elements a second that it uses when it does not wait for them; 0 if not known.
+        stalled: Part of the time in which it waited for elements.
+    """
+
+    process: str
+    index: int
+    silent_s: float
+    elements: int
+    rate: float
+    stalled: float
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """An iteration of a job.
+
+    Attributes:
+        name: Of the job; empty for one of a consumer's own.
+        dataset: Its description.
+        repetition: Which iteration it is.
+        parts: In how many parts it is evaluated.
+        finished: How many of them are at their end.
+        waiting: How many of them have no worker.
+        consumers: Who reads it.
+    """
+
+    name: str
+    dataset: str
+    repetition: int
+    parts: int
+    finished: int
+    waiting: int
+    consumers: tuple[ConsumerStatus, ...]
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """A data service at one moment.
+
+    Attributes:
+        workers: The data workers.
+        jobs: The iterations that are not forgotten.
+    """
+
+    workers: tuple[WorkerStatus, ...]
+    jobs: tuple[JobStatus, ...]
+
+    def scaling_hint(self) -> int | None:
+        """Local. How many workers like these would keep the consumers from waiting.
+
+        The sum of the rates at which consumers could use elements, by the mean of those at which
+        workers could make them: tf.data service's estimate (arXiv:2210.14826), without its bounds.
+
+        Returns:
+            At least 1; None as long as too little is known.
+        """
+        wanted = sum(consumer.rate for job in self.jobs for consumer in job.consumers)
+        rates = [worker.rate for worker in self.workers if worker.rate]
+        if not wanted or not rates:
+            return None
+        return max(math.ceil(wanted / (sum(rates) / len(rates))), 1)
+
+
+def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -> ServiceStatus:
+    """Local. Ask a dispatcher what its service is doing.
+
+    Args:
+        service: As for :func:`distribute`.
+        timeout_s: For how many seconds to try.
+
+    Raises:
+        UnavailableError: There is no dispatcher.
+        ValueError: The service is no address.
+    """
+    protocol, address = service_of(service)
+    with open_endpoint(protocol) as endpoint:
+        dispatcher = Caller(endpoint, address, "dispatcher", lambda: False)
+        status = dispatcher.ask_patiently(
+            "dispatcher/GetStatus", pb.ClientRequest(), pb.Status, timeout_s
+        )
+    return ServiceStatus(
+        tuple(_worker(worker) for worker in status.workers),
+        tuple(_job(job) for job in status.jobs),
+    )
+
+
+def _worker(status: pb.WorkerStatus) -> WorkerStatus:
+    elements = sum(work.elements for work in status.work)
+    seconds = sum(work.seconds for work in status.work)
+    busy = seconds - sum(work.waited_s for work in status.work)
+    stages: dict[str, float] = {}
+    for work in status.work:
+        for stage in work.stages:
+            stages[stage.name] = stages.get(stage.name, 0.0) + stage.seconds
+    total = sum(stages.values())
+    # Tasks of a worker run beside each other, so that their rates add up.
+    rates = [w.elements / (w.seconds - w.waited_s) for w in status.work if w.seconds > w.waited_s]
+    return WorkerStatus(
+        status.address,
+        status.silent_s,
+        len(status.work),
+        elements,
+        sum(rates),
+        busy / seconds if seconds else 0.0,
+        tuple((name, s / total if total else 0.0) for name, s in stages.items()),
+    )
+
+
+def _job(status: pb.JobStatus) -> JobStatus:
+    return JobStatus(
+        status.name,
+        status.dataset,
+        status.repetition,
+        status.parts,
+        status.finished,
+        status.waiting,
+        tuple(_consumer(client) for client in status.clients),
+    )
+
+
+def _consumer(status: pb.ClientStatus) -> ConsumerStatus:
+    work = status.work
+    own = work.seconds - work.waited_s
+    return ConsumerStatus(
+        status.process,
+        status.consumer_index,
+        status.silent_s,
+        work.elements,
+        work.elements / own if own > 0 else 0.0,
+        work.waited_s / work.seconds if work.seconds else 0.0,
+    )

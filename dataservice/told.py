@@ -1,0 +1,64 @@
+"""What the dispatcher tells of its registry. Pure."""
+
+from __future__ import annotations
+
+from dataservice.leases import may_read
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.records import Client, Iteration
+from dataservice.registry import Registry
+
+
+def told_client(client: Client) -> pb.IterationState:
+    """Local. What a client needs to know of its iteration."""
+    iteration = client.iteration
+    state = pb.IterationState(
+        finished=iteration.finished, version=iteration.version, dropped=iteration.dropped
+    )
+    for part in iteration.parts.values():
+        task = part.task
+        if part.finished:
+            # Perhaps before this client has asked for it, where it has no elements.
+            state.ended.add(part=part.number, total=part.total)
+            continue
+        if task is None:
+            state.waiting += not part.given_out
+        elif task.lost:
+            state.waiting += 1
+            if client.id in task.unsettled:
+                state.settle.append(task.id)
+        elif may_read(client, task.worker):
+            state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
+    return state
+
+
+def told_status(registry: Registry, now: float) -> pb.Status:
+    """Local. What the service is doing, for people."""
+    status = pb.Status()
+    for worker in registry.workers.values():
+        silent_s = now - worker.last_seen
+        status.workers.add(address=worker.address, silent_s=silent_s, work=worker.work)
+    for iteration in registry.iterations.values():
+        status.jobs.append(_job(iteration, now))
+    return status
+
+
+def _job(iteration: Iteration, now: float) -> pb.JobStatus:
+    parts = iteration.parts.values()
+    job = pb.JobStatus(
+        name=iteration.job.name,
+        dataset=iteration.job.dataset.request.summary,
+        repetition=iteration.repetition,
+        parts=len(parts),
+        finished=sum(part.finished for part in parts),
+        waiting=sum(part.task is None and not part.finished for part in parts),
+        task_ids=[task.id for task in iteration.tasks],
+    )
+    for client in iteration.clients.values():
+        job.clients.add(
+            client_id=client.id,
+            process=client.process,
+            consumer_index=client.index,
+            silent_s=now - client.last_seen,
+            work=client.work,
+        )
+    return job
