@@ -441,7 +441,9 @@ class Consumer:
                 raise UnavailableError(
                     f"data worker {task.worker} failed (task {task.id}): {error}"
                 ) from error
-            if call.seeks == task.seeks and task.id in self._tasks:
+            # What answers an earlier plan, or one that is to be made anew, is asked for again.
+            planned = call.seeks == task.seeks and (task.plan is not None or not self._seeks)
+            if planned and task.id in self._tasks:
                 self._take_reply(
                     task, call, pb.GetElementReply.FromString(reply.body), reply.buffers
                 )
@@ -473,6 +475,8 @@ class Consumer:
         if self._stream.note(part, stop, end):
             for other in self._tasks.values():
                 other.plan = None
+                # What it has given may have become another consumer's, and other elements ours.
+                other.ended &= not self._stream.plan(other.part).period
 
     def _pause_after_empty_reply(self) -> None:
         self._empty_replies += 1

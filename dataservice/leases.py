@@ -20,14 +20,14 @@ class Leases:
     Args:
         ids: Where ids come from.
         homes: The places of workers under static sharding.
-        touch: Called with a part that has changed.
+        touch: Called with what has changed.
     """
 
     def __init__(
         self,
         ids: Iterator[int],
         homes: Homes,
-        touch: Callable[[Part], None],
+        touch: Callable[[Part | Iteration], None],
     ) -> None:
         self._ids = ids
         self._homes = homes
@@ -90,6 +90,7 @@ class Leases:
     def _serve_new(self, iteration: Iteration, worker: Worker, load: dict[int, int]) -> None:
         """A worker that has had no part of an iteration, perhaps because it has just come."""
         iteration.served.add(worker.id)
+        self._touch(iteration)
         terms = iteration.job.terms
         if terms.reading in _NUMBERED:
             # What a worker saves stays with it: to take it up elsewhere costs more.
@@ -157,6 +158,7 @@ class Leases:
         self.tasks[part.task.id] = part.task
         part.home = -1
         part.iteration.served.add(worker.id)
+        self._touch(part.iteration)
         part.iteration.version += 1
         self._touch(part)
 

@@ -83,7 +83,7 @@ class Registry:
         self.iterations: dict[int, Iteration] = {}
         self.clients: dict[int, Client] = {}
         self._outcome = Outcome()
-        self.leases = Leases(self.ids, self.homes, self._touch_part)
+        self.leases = Leases(self.ids, self.homes, self._touch)
 
     def take_outcome(self) -> Outcome:
         """Local. What has changed since the last call."""
@@ -163,6 +163,7 @@ class Registry:
             for iteration in self.iterations.values():
                 if old.id in iteration.served:
                     iteration.served.add(worker.id)
+                    self._touch(iteration)
             self._drop_worker(old)
         self.workers[worker.id] = worker
         self._outcome.changed["worker", worker.id] = worker
@@ -189,7 +190,7 @@ class Registry:
                 part, checkpoint = task.part, progress.checkpoint
                 part.checkpoint.CopyFrom(checkpoint)
                 part.granted = part.granted.after(tuple(checkpoint.passes), checkpoint.split)
-                self._touch_part(part)
+                self._touch(part)
         return [task_id for task_id in request.task_ids if task_id not in self.leases.tasks]
 
     def unregister_worker(self, worker_id: int) -> None:
@@ -223,17 +224,18 @@ class Registry:
             NotFoundError: The dataset is not known.
         """
         dataset = self.dataset(request.dataset_id)
+        local = [w for w in self.workers.values() if w.process == request.process]
+        if request.terms.target == pb.LOCAL and not local:
+            raise InvalidArgumentError(
+                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, and "
+                f"none of the workers of this dispatcher is in {request.process}"
+            )
         iteration = self._iteration(request, dataset, seed)
         if _told_apart(iteration.job):
             _check_index_is_free(iteration, request)
             iteration.joined.add(request.consumer_index)
+            self._touch(iteration)
         client = Client(next(self.ids), iteration, request.process, request.consumer_index, now)
-        local = [w for w in self.workers.values() if w.process == client.process]
-        if request.terms.target == pb.LOCAL and not local:
-            raise InvalidArgumentError(
-                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, and "
-                f"none of the workers of this dispatcher is in {client.process}"
-            )
         iteration.clients[client.id] = client
         iteration.left = float("inf")
         self.clients[client.id] = client
@@ -271,7 +273,7 @@ class Registry:
         self._outcome.changed["client", client.id] = None
         for part in iteration.parts.values():
             if part.held.pop(client.id, None) is not None:
-                self._touch_part(part)
+                self._touch(part)
         for task in iteration.tasks:
             task.unsettled.discard(client.id)
             if iteration.job.shared and task.running and not task.lost:
@@ -293,7 +295,7 @@ class Registry:
         task = self.leases.get(task_id)
         if not task.running:
             task.running = True
-            self._touch_part(task.part)
+            self._touch(task.part)
         return task
 
     def next_split(self, task_id: int, passes: Passes, number: int) -> range:
@@ -318,7 +320,7 @@ class Registry:
         split = iteration.cursors.next(passes, len(self.workers))
         if split:
             part.granted.add(passes, split)
-            self._touch_part(part)
+            self._touch(part)
             self._touch(iteration)
         return split
 
@@ -331,7 +333,7 @@ class Registry:
         part.total = total
         # What is saved has no consumers to use it.
         part.finished |= part.iteration.job.terms.reading == pb.SAVED
-        self._touch_part(part)
+        self._touch(part)
         self._look(part)
 
     # Saves
@@ -402,11 +404,9 @@ class Registry:
 
     # Inside
 
-    def _touch(self, iteration: Iteration) -> None:
-        self._outcome.changed["iteration", iteration.id] = iteration
-
-    def _touch_part(self, part: Part) -> None:
-        self._outcome.changed["part", part.id] = part
+    def _touch(self, what: Part | Iteration) -> None:
+        kind = "part" if isinstance(what, Part) else "iteration"
+        self._outcome.changed[kind, what.id] = what
 
     def _place_all(self) -> None:
         for iteration in self.iterations.values():
@@ -430,12 +430,12 @@ class Registry:
             else:
                 consumers = iteration.job.terms.num_consumers
                 part.note_mark(client.index, ranges.bounds[-1], consumers)
-            self._touch_part(part)
+            self._touch(part)
             self._look(part)
         for ranges in request.held:
             part = iteration.parts[ranges.part]
             part.held.setdefault(client.id, RangeSet()).update(RangeSet(ranges.bounds))
-            self._touch_part(part)
+            self._touch(part)
         for task_id in request.settled:
             task = self.leases.tasks.get(task_id)
             if task is not None and task.lost:

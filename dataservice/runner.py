@@ -214,6 +214,9 @@ class Runner:
                     return
                 if checkpoints.due:
                     self._take_checkpoint(checkpoints, elements, feed, outbox)
+        if self._scope.closed:
+            # Whoever gets the part next finds out where it ends: here it may have been cut short.
+            return
         self._ended = True
         self._stopped_at = time.monotonic()
         outbox.end()

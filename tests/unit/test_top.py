@@ -34,9 +34,9 @@ def test_means_since_the_start_and_since_the_last_look(tmp_path):
     write_job(tmp_path, 110.0)
     first = Snapshot.of(tmp_path)
     ps, worker = first.rows(None, 110.5)
-    assert ps == ["ps 0", "0", "h", "77", "running", "4.0", "0.3", "0.0", "-", "2", "-", "50%"]
+    assert ps == ["ps 0", "0", "h", "77", "running", "4.0", "0.3", "0.0", "-", "2", "-", "-", "50%"]
     assert worker == [
-        "worker 0", "1", "h", "77", "running", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-",
+        "worker 0", "1", "h", "77", "running", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-", "-",
     ]  # fmt: skip
     write_job(tmp_path, 112.0, steps=60.0)
     assert [row[5] for row in Snapshot.of(tmp_path).rows(first, 112.0)] == ["10.0", "10.0"]
@@ -115,8 +115,8 @@ def test_a_rank_without_numbers(tmp_path):
     write(tmp_path, "rank-0.json", {**RANK, "rank": 0, "job": None, "task": None})
     write(tmp_path, "rank-1.json", WORKER)
     assert Snapshot.of(tmp_path).rows(None, 110.0) == [
-        ["-", "0", "h", "77", "running", *["-"] * 7],
-        ["worker 0", "1", "h", "77", "running", *["-"] * 7],
+        ["-", "0", "h", "77", "running", *["-"] * 8],
+        ["worker 0", "1", "h", "77", "running", *["-"] * 8],
     ]
 
 
