@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataservice.compression import check_compression
-from dataservice.config import ShardingPolicy
+from dataservice.config import ShardingPolicy, check_whole
 from dataservice.consumer import Terms
 from dataservice.proto import dataservice_pb2 as pb
 
@@ -34,8 +34,10 @@ class CrossTrainerCache:
     trainer_id: str
 
     def __post_init__(self) -> None:
-        if not self.trainer_id:
-            raise ValueError("CrossTrainerCache needs a trainer_id that is not empty")
+        if not isinstance(self.trainer_id, str) or not self.trainer_id:
+            raise ValueError(
+                f"CrossTrainerCache needs a trainer_id that is not empty, not {self.trainer_id!r}"
+            )
 
 
 def service_of(service: str | tuple[str, str]) -> tuple[str | None, str]:
@@ -48,7 +50,7 @@ def service_of(service: str | tuple[str, str]) -> tuple[str | None, str]:
         raise ValueError(
             f"service must be a dispatcher's target or a (protocol, address) pair, not {service!r}"
         )
-    host, _, port = address.rpartition(":")
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not port.isdigit():
         raise ValueError(f"service must name a dispatcher as [protocol://]host:port: {service!r}")
     return protocol or None, address
@@ -79,17 +81,16 @@ def terms_of(
         raise ValueError(f"job_name must be a string that is not empty, not {job_name!r}")
     _check_consumers(job_name, consumer_index, num_consumers)
     limit = max_outstanding_requests
-    if limit is not None and limit != -1 and limit < 1:
-        raise ValueError(
-            f"max_outstanding_requests must be positive, or None or -1 (AUTOTUNE), not {limit}"
-        )
+    if limit != -1:
+        check_whole("max_outstanding_requests, if neither None nor -1 (AUTOTUNE),", limit)
+    check_whole("num_shards", num_shards)
     target = str(target_workers).upper()
     if target not in _TARGETS:
         raise ValueError(f"target_workers must be 'AUTO', 'ANY' or 'LOCAL', not {target_workers!r}")
     if delivery not in _DELIVERIES:
         raise ValueError(f"delivery must be one of {sorted(_DELIVERIES)}, not {delivery!r}")
-    if not start_timeout_s > 0:
-        raise ValueError(f"start_timeout_s must be positive, not {start_timeout_s}")
+    if not isinstance(start_timeout_s, int | float) or not start_timeout_s > 0:
+        raise ValueError(f"start_timeout_s must be positive, not {start_timeout_s!r}")
     job = pb.Terms(
         policy=pb.ShardingPolicy.Name(policy.value),
         delivery=_DELIVERIES[delivery],
@@ -99,8 +100,6 @@ def terms_of(
     if job.reading in (pb.ORDERED, pb.ROUNDS):
         job.num_consumers = num_consumers or 1
         job.num_shards = NUM_SHARDS if num_shards is None else num_shards
-        if job.num_shards < 1:
-            raise ValueError(f"num_shards must be positive, not {num_shards}")
     elif num_shards is not None:
         raise ValueError("num_shards needs deterministic=True or num_consumers")
     elif job.reading == pb.PRIVATE:
@@ -158,7 +157,9 @@ def _check_consumers(
         return
     if job_name is None:
         raise ValueError("num_consumers needs a job_name that the consumers share")
-    if num_consumers < 1 or not 0 <= consumer_index < num_consumers:
+    check_whole("num_consumers", num_consumers)
+    check_whole("consumer_index", consumer_index, lowest=0)
+    if consumer_index >= num_consumers:
         raise ValueError(
             f"consumer_index must be in [0, num_consumers), not {consumer_index} of {num_consumers}"
         )
@@ -169,6 +170,11 @@ def _check_combination(job: pb.Terms, deterministic: bool) -> None:
         raise ValueError(
             "deterministic=True needs processing_mode 'distributed_epoch': under the others there "
             "are as many copies or parts as workers"
+        )
+    if job.delivery == pb.AT_MOST_ONCE and job.reading in (pb.ROUNDS, pb.ORDERED):
+        raise ValueError(
+            "delivery='at_most_once' does not go with num_consumers or deterministic=True: where "
+            "a part has been given up, consumers would not know whose turn it is"
         )
     if job.target == pb.LOCAL and job.reading in (pb.ROUNDS, pb.ORDERED):
         raise ValueError(

@@ -13,6 +13,7 @@ from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.consumer import Terms
 from dataservice.dataset import Dataset
+from dataservice.dataset.promised import Promised
 from dataservice.dataset.node import INFINITE_CARDINALITY
 from dataservice.distributed import Distributed
 from dataservice.proto import dataservice_pb2 as pb
@@ -191,7 +192,8 @@ def from_dataset_id(
         processing_mode: As for :func:`distribute`, like the others.
         service: See there.
         dataset_id: What :func:`register_dataset` gave.
-        element_spec: What elements are like; None asks the dispatcher.
+        element_spec: What elements are like; reading raises InvalidArgumentError at another one.
+            None asks the dispatcher, which knows if the dataset was given an id.
         job_name: See there; jobs of the same name over different datasets are different.
         consumer_index: See there.
         num_consumers: See there.
@@ -230,14 +232,13 @@ def from_dataset_id(
     registration = Registration(None, str(dataset_id))
     info = _with_dispatcher(service, lambda caller: registration.find(caller, start_timeout_s))
     _check_endless(terms, info.cardinality, info.summary)
-    spec = element_spec
-    if spec is None and info.spec:
-        spec = pickle.loads(info.spec)
-    node = Registered(str(dataset_id), info.summary, info.cardinality, info.source_length, spec)
+    spec = pickle.loads(info.spec) if info.spec else element_spec
+    node: Node = Registered(str(dataset_id), info.summary, info.cardinality, info.source_length, spec)
     if policy is ShardingPolicy.DYNAMIC:
         node.source_indices()
     name = f"{dataset_id}/{job_name}" if job_name is not None else None
-    return Dataset(Distributed(node, protocol, address, name, terms, registration))
+    node = Distributed(node, protocol, address, name, terms, registration)
+    return Dataset(node if element_spec is None else Promised(node, element_spec))
 
 
 def distributed_save(

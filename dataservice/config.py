@@ -45,7 +45,7 @@ class ShardingPolicy(enum.IntEnum):
         """
         if isinstance(processing_mode, ShardingPolicy):
             return processing_mode
-        if processing_mode in _MODES:
+        if isinstance(processing_mode, str) and processing_mode in _MODES:
             return _MODES[processing_mode]
         raise ValueError(
             f"unknown processing_mode {processing_mode!r}; give 'parallel_epochs', "
@@ -131,12 +131,14 @@ class WorkerConfig:
     cross_trainer_cache_size_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.dispatcher_address:
+        if not isinstance(self.dispatcher_address, str) or not self.dispatcher_address:
             raise ValueError(
-                "a worker needs the dispatcher_address, as DispatchServer.target gives it"
+                "a worker needs the dispatcher_address, as DispatchServer.target gives it, not "
+                f"{self.dispatcher_address!r}"
             )
-        if isinstance(self.worker_tags, str) or not all(self.worker_tags):
-            raise ValueError(f"worker_tags must be a list of tags, not {self.worker_tags!r}")
+        tags = self.worker_tags
+        if not isinstance(tags, Sequence) or isinstance(tags, str) or not _are_texts(tags):
+            raise ValueError(f"worker_tags must be a list of tags, not {tags!r}")
         _check_times(
             self,
             "heartbeat_interval_ms",
@@ -158,15 +160,26 @@ def seconds_of(milliseconds: int | None, default_s: float) -> float:
 
 
 def _check_addresses(addresses: Sequence[str]) -> None:
-    if isinstance(addresses, str) or not all(isinstance(one, str) and one for one in addresses):
+    if isinstance(addresses, str) or not _are_texts(addresses):
         raise ValueError(f"worker_addresses must be a list of addresses, not {addresses!r}")
     for one in addresses:
         if one[-1].isdigit() and addresses.count(one) > 1:
             raise ValueError(f"worker_addresses name the worker {one!r} more than once")
 
 
+def _are_texts(values: Sequence[str]) -> bool:
+    return all(isinstance(value, str) and value for value in values)
+
+
+def check_whole(name: str, value: int | None, lowest: int = 1) -> None:
+    """Local. ValueError if a value is neither None nor a whole number from ``lowest`` on."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        least = "positive" if lowest == 1 else f"at least {lowest}"
+        raise ValueError(f"{name} must be a whole number and {least}, not {value!r}")
+
+
 def _check_times(config: object, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+        check_whole(name, getattr(config, name))

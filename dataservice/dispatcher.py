@@ -342,7 +342,7 @@ class Dispatcher:
             request, client_id, version, since = entry
             client = self._registry.clients.get(client_id)
             if client is None:
-                request.fail(NotFoundError(f"consumer {client_id} is not known any more"))
+                request.fail(self._registry.unknown_client(client_id))
             elif client.iteration.version == version and now - since < _LONGEST_HOLD_S:
                 self._parked.append(entry)
             elif self._journal is None:

@@ -274,8 +274,13 @@ class DistributedIterator(ElementIterator):
         return self._fetch.state().SerializeToString(deterministic=True)
 
     def set_state(self, state: bytes) -> None:
-        """Local. See :class:`ElementIterator`."""
+        """Local. See :class:`ElementIterator`.
+
+        Raises:
+            InvalidArgumentError: The state is of another number of parts.
+        """
         begin = pb.State.FromString(state)
+        _check_parts(begin, self._node.terms.job)
         if self._fetch is not None:
             self.close()
             self._endpoint = open_endpoint(self._node.protocol)
@@ -312,6 +317,18 @@ def _stream(node: Distributed, endpoint: Endpoint, request: pb.IterationRequest)
         return OrderedStream(user, Order(job.num_shards, 1, 0, begin), job.num_consumers, index)
     starts = {part.part: part.start for part in begin.parts} if begin is not None else {}
     return Queue(user, starts)
+
+
+def _check_parts(begin: pb.State, job: pb.Terms) -> None:
+    """A state has a place in every part; under coordinated reads, one for blocks of elements."""
+    names = ["num_shards", "num_consumers"] if job.reading == pb.ROUNDS else ["num_shards"]
+    for name in names:
+        then, now = getattr(begin.terms, name), getattr(job, name)
+        if then != now and not begin.over:
+            raise InvalidArgumentError(
+                f"this is the state of an iterator with {name} {then}, and this one has {now}: "
+                f"give distribute() {name}={then}"
+            )
 
 
 def _in_blocks(begin: pb.State, consumers: int) -> pb.State:

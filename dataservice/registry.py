@@ -252,15 +252,19 @@ class Registry:
         """
         client = self.clients.get(request.client_id)
         if client is None:
-            raise NotFoundError(
-                f"consumer {request.client_id} is not known: it has left, or has been silent for "
-                f"{self.timeouts.client_s:g} s, or others have taken its job back to a state"
-            )
+            raise self.unknown_client(request.client_id)
         client.last_seen = now
         if request.HasField("work"):
             client.work = request.work
         self._take_report(client, request)
         return client
+
+    def unknown_client(self, client_id: int) -> NotFoundError:
+        """Local. What a client hears that is none."""
+        return NotFoundError(
+            f"consumer {client_id} is not known: it has left, or has been silent for "
+            f"{self.timeouts.client_s:g} s, or others have taken its job back to a state"
+        )
 
     def release_client(self, request: pb.ClientRequest, now: float) -> None:
         """Local. A client leaves; nobody else can come to an iteration of its own job."""
@@ -504,6 +508,12 @@ class Registry:
             job = Job(next(self.ids), request.job_name, dataset, request.terms)
             self.restore_job(job)
             self._outcome.changed["job", job.id] = job
+        if begin is not None and _differ_in_consumers(job.terms, request.terms):
+            # All consumers were restarted, and there are more or fewer of them now.
+            for iteration in list(job.iterations.values()):
+                self._forget(iteration)
+            job.terms = request.terms
+            self._outcome.changed["job", job.id] = job
         # Compared as text: the pickle of one description may differ between processes.
         if (job.terms, job.dataset.request.summary) != (request.terms, summary):
             raise InvalidArgumentError(
@@ -548,6 +558,14 @@ def _told(terms: pb.Terms) -> str:
     numbers = ("num_shards", "num_consumers")
     words += [f"{name} {getattr(terms, name)}" for name in numbers if getattr(terms, name)]
     return ", ".join(words)
+
+
+def _differ_in_consumers(terms: pb.Terms, other: pb.Terms) -> bool:
+    """Whether two terms are of one order that is dealt out to different numbers of consumers."""
+    same = pb.Terms()
+    same.CopyFrom(terms)
+    same.num_consumers = other.num_consumers
+    return terms.reading == pb.ORDERED and terms != other and same == other
 
 
 def _told_apart(job: Job) -> bool:

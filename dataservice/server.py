@@ -20,8 +20,8 @@ class _Server(ABC):
     """Life of a server: made, started, stopped."""
 
     def __init__(self, protocol: str | None, port: int) -> None:
-        if port < 0:
-            raise ValueError(f"port must be 0, for a free one, or positive, not {port}")
+        if isinstance(port, bool) or not isinstance(port, int) or port < 0:
+            raise ValueError(f"port must be 0, for a free one, or positive, not {port!r}")
         self._protocol = protocol
         self._port = port
         self._lock = threading.Lock()
@@ -96,6 +96,7 @@ class DispatchServer(_Server):
         port: Number of its endpoint; 0 takes a free one. Or a DispatcherConfig.
         protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, or a name of the TensorFlow interface, which
             is kept in ``target``; None takes mpi in a launched world, inproc in a plain process.
+            After a config, this place is that of ``start``.
         start: Whether to start it at once.
         config: In place of port and protocol.
 
@@ -108,15 +109,18 @@ class DispatchServer(_Server):
     def __init__(
         self,
         port: int | DispatcherConfig = 0,
-        protocol: str | None = None,
+        protocol: str | bool | None = None,
         start: bool = True,
         *,
         config: DispatcherConfig | None = None,
     ) -> None:
+        if isinstance(protocol, bool):
+            start, protocol = protocol, None
         if isinstance(port, DispatcherConfig):
             config = port
         elif config is None:
             config = DispatcherConfig(port=port, protocol=protocol)
+        _check_config(config, DispatcherConfig)
         super().__init__(config.protocol or protocol, config.port)
         self._config = config
         self._dispatcher: Dispatcher | None = None
@@ -155,7 +159,8 @@ class WorkerServer(_Server):
 
     Args:
         port: Number of its endpoint; 0 takes a free one. Or a WorkerConfig.
-        dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``.
+        dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``. After
+            a config, this place is that of ``start``.
         worker_address: What others shall call it, as ``host:port``; ``%port%`` stands for its
             port. None takes the endpoint's address.
         protocol: As for :class:`DispatchServer`.
@@ -172,17 +177,20 @@ class WorkerServer(_Server):
     def __init__(
         self,
         port: int | WorkerConfig = 0,
-        dispatcher_address: str | None = None,
+        dispatcher_address: str | bool | None = None,
         worker_address: str | None = None,
         protocol: str | None = None,
         start: bool = True,
         *,
         config: WorkerConfig | None = None,
     ) -> None:
+        if isinstance(dispatcher_address, bool):
+            start, dispatcher_address = dispatcher_address, None
         if isinstance(port, WorkerConfig):
             config = port
         elif config is None:
             config = WorkerConfig(dispatcher_address, worker_address, port, protocol)
+        _check_config(config, WorkerConfig)
         super().__init__(config.protocol or protocol, config.port)
         self._config = config
         self._worker: DataWorker | None = None
@@ -216,3 +224,8 @@ class WorkerServer(_Server):
     def _finish(self) -> None:
         assert self._worker is not None
         self._worker.close()
+
+
+def _check_config(config: object, kind: type) -> None:
+    if not isinstance(config, kind):
+        raise TypeError(f"config must be a {kind.__name__}, not {config!r}")

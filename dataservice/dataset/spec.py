@@ -37,6 +37,23 @@ def spec_of(element: Any) -> Spec:
     return tree.map_leaves(_leaf, element)
 
 
+def fits(element: Any, spec: Spec) -> bool:
+    """Local. Whether an element is what a spec says; text may have any length."""
+    if isinstance(spec, dict):
+        same = isinstance(element, dict) and element.keys() == spec.keys()
+        return same and all(fits(element[key], spec[key]) for key in spec)
+    if isinstance(spec, tuple):
+        same = isinstance(element, tuple) and len(element) == len(spec)
+        return same and all(map(fits, element, spec))
+    found = _leaf(element)
+    if not isinstance(spec, ArraySpec) or not isinstance(found, ArraySpec):
+        return bool(found == spec)
+    text = found.dtype.kind in "SU" and found.dtype.kind == spec.dtype.kind
+    if not (text or found.dtype == spec.dtype) or len(found.shape) != len(spec.shape):
+        return False
+    return all(said in (None, length) for length, said in zip(found.shape, spec.shape, strict=True))
+
+
 def stacked(spec: Spec, rows: int | None) -> Spec:
     """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
     return _each(spec, lambda shape: (rows, *shape))

@@ -95,9 +95,9 @@ class WindowOutbox(Outbox):
 
     def _take(self, body: pb.GetElementRequest) -> Answer | None:
         cursor = self._cursors.setdefault(body.client_id, _Cursor(self._base, 1, 0, float("inf")))
-        if cursor.position < self._base:
-            return Answer(error=self._passed(cursor.position))
         first = cursor.next_wanted()
+        if first is not None and first < self._base:
+            return Answer(error=self._passed(first))
         stop = int(min(self._produced, cursor.until))
         if first is None or first >= stop:
             return self._progress(cursor, stop)
