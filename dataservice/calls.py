@@ -131,21 +131,31 @@ class Caller:
         return kind.FromString(self.get_patiently(method, request, limit_s, stall).body)
 
     def get_patiently(
-        self, method: str, request: Message, limit_s: float, stall: Stall | None = None
+        self,
+        method: str,
+        request: Message,
+        limit_s: float,
+        stall: Stall | None = None,
+        buffers: Sequence[Array] = (),
     ) -> Reply:
-        """Local. As :meth:`ask_patiently`, but gives the whole Reply."""
+        """Local. As :meth:`ask_patiently`, but sends buffers, and gives the whole Reply."""
+        told: Error | None = None
         deadline = time.monotonic() + limit_s
         backoff = Backoff(longest_s=_STOP_PERIOD_S)
         while True:
             remaining = max(deadline - time.monotonic(), 0.0)
             try:
-                return self.finish(self.start(method, request, timeout=remaining), stall)
+                work = self.start(method, request, buffers, timeout=remaining)
+                return self.finish(work, stall)
             except (DeadlineExceededError, UnavailableError) as error:
+                # That time was short at the end says less than what was wrong before.
+                if told is None or isinstance(error, UnavailableError):
+                    told = error
                 if time.monotonic() >= deadline:
                     raise UnavailableError(
                         f"no {self.what} answers at {self.peer} (tried for {limit_s:g} s): "
-                        f"{error.__cause__ or error}"
-                    ) from error
+                        f"{told.__cause__ or told}"
+                    ) from told
             if self.stopped():
                 raise CancelledError(f"stopped while waiting for {self.what} at {self.peer}")
             if stall is not None:

@@ -13,8 +13,8 @@ from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
 from dataservice.consumer import Terms
 from dataservice.dataset import Dataset
+from dataservice.dataset.node import INFINITE_CARDINALITY, Node
 from dataservice.dataset.promised import Promised
-from dataservice.dataset.node import INFINITE_CARDINALITY
 from dataservice.distributed import Distributed
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.registered import Registered
@@ -233,7 +233,9 @@ def from_dataset_id(
     info = _with_dispatcher(service, lambda caller: registration.find(caller, start_timeout_s))
     _check_endless(terms, info.cardinality, info.summary)
     spec = pickle.loads(info.spec) if info.spec else element_spec
-    node: Node = Registered(str(dataset_id), info.summary, info.cardinality, info.source_length, spec)
+    node: Node = Registered(
+        str(dataset_id), info.summary, info.cardinality, info.source_length, spec
+    )
     if policy is ShardingPolicy.DYNAMIC:
         node.source_indices()
     name = f"{dataset_id}/{job_name}" if job_name is not None else None

@@ -37,6 +37,8 @@ _ELEMENTS_PER_REPLY = 4096
 # A worker that is alive answers within some ten seconds, if only with nothing.
 _SILENT_S = 12.0
 _REPLY_LIMIT_S = 60.0
+# Ranks do not come back, nor do new ones come.
+_WORLD_PATIENCE_S = 2.0
 
 _START_ONE = "Start one with WorkerServer(dispatcher_address=...), or a task of the job 'data'"
 
@@ -128,6 +130,7 @@ class Consumer:
         self._over = False
         self._came_late = True
         self._last_loss = ""
+        self._breaks_since = 0.0
         now = time.monotonic()
         self._starved_since = self._heard = now
         self._beat: _Call | None = None
@@ -209,6 +212,13 @@ class Consumer:
         if self._beat is not None and now - self._beat.sent > 1.0:
             self._beat.work.block(now)
         limit = self._terms.start_timeout_s
+        if self._breaks_since and now - self._breaks_since > limit:
+            raise UnavailableError(
+                f"no data worker has given anything for {limit:g} s: "
+                f"they fail again and again, last{self._last_loss}"
+            )
+        if self._last_loss and self._endpoint.address.protocol == "mpi":
+            limit = min(limit, _WORLD_PATIENCE_S)
         working = any(not task.broken for task in self._tasks.values())
         if working or self._over or self._state.finished:
             self._starved_since = now
@@ -289,7 +299,10 @@ class Consumer:
         """It may be starting again, and workers go on meanwhile."""
         self._reports.retry()
         self._next_beat = now + _HEARTBEAT_S
-        if now - self._heard > self._terms.start_timeout_s:
+        patience_s = self._terms.start_timeout_s
+        if self._endpoint.address.protocol == "mpi" and isinstance(error, UnavailableError):
+            patience_s = 0.0
+        if now - self._heard > patience_s:
             raise error
 
     def _update(self, state: pb.IterationState) -> None:
@@ -421,6 +434,7 @@ class Consumer:
     def _break(self, task: _Task, error: Error) -> None:
         """A worker is gone, or has been told to forget the task: another one will get the part."""
         task.broken = str(error)
+        self._breaks_since = self._breaks_since or time.monotonic()
         self._last_loss = f" of the loss of {task.worker} ({error})"
         task.calls.clear()
         self._reports.unreachable.add(task.id)
@@ -457,6 +471,7 @@ class Consumer:
             size = len(parcel.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
             period = max(call.period, 1)
             self._stream.put(Frame(parcel, body.count, size, task.part, body.first, period))
+            self._breaks_since = 0.0
             self._empty_replies = 0
             self._pauses.reset()
         if body.failure:

@@ -22,8 +22,8 @@ from dataservice.snapshot import metadata
 from dataservice.stored import held_of, record_of, restore
 from dataservice.told import told_client, told_status
 from dataservice.wire import Array, Parcel
-from mpidist import LATER, Endpoint, Reply, Request
-from mpidist.errors import DistNetworkError, Error, NotFoundError, from_code
+from mpidist import LATER, Address, Endpoint, Reply, Request
+from mpidist.errors import DistNetworkError, Error, InvalidArgumentError, NotFoundError, from_code
 
 logger = logging.getLogger(__name__)
 
@@ -248,6 +248,10 @@ class Dispatcher:
     def RegisterWorker(self, request: Request) -> Reply:
         """Local. Add a worker."""
         body = pb.RegisterWorkerRequest.FromString(request.body)
+        try:
+            Address.of(body.address)  # consumers are told it as it is
+        except ValueError as error:
+            raise InvalidArgumentError(f"the address of a data worker is none: {error}") from error
         worker = self._registry.register_worker(
             body.address, body.process, list(body.tags), time.monotonic()
         )
@@ -321,6 +325,9 @@ class Dispatcher:
     def _settle(self, request: Request | None, reply: Reply) -> Reply:
         """Take note of what has changed; the answer waits until that is written."""
         outcome = self._registry.take_outcome()
+        for (kind, key), value in outcome.changed.items():
+            if kind == "dataset" and value is None:
+                self._parcels.pop(key, None)
         self._outcome.changed.update(outcome.changed)
         self._outcome.removals += outcome.removals
         self._outcome.departures += outcome.departures

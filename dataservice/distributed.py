@@ -116,7 +116,7 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
     def summary(self) -> str:
         """Local. See :class:`Node`."""
         job = self.terms.job
-        shown = [pb.ShardingPolicy.Name(job.policy), repr(self.job_name)]
+        shown = [pb.ShardingPolicy.Name(job.policy)]
         shown += [pb.Reading.Name(job.reading)] if job.reading != pb.PRIVATE else []
         return f"{self.parent.summary()}.distributed({', '.join(shown)})"
 
@@ -200,6 +200,9 @@ class _Fetch:
             request = pb.StateRequest(client_id=self.client_id, parts=begun.parts)
             state = self.dispatcher.ask("dispatcher/GetState", request, pb.State)
         except Error:
+            if self.stream.over:
+                # The thread is leaving: the dispatcher may have forgotten this consumer already.
+                self.thread.join(_CLOSE_S)
             if not self.thread.is_alive():
                 # Raises what ended it, if that was an error.
                 return self._state_at_end()

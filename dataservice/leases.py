@@ -80,7 +80,8 @@ class Leases:
             if part.task is None and not part.finished and not part.given_out:
                 fit = [w for w in able if part.home in (-1, self._homes.of(w.address))]
                 if fit:
-                    worker = min(fit, key=lambda worker: load[worker.id])
+                    avoided = part.avoided
+                    worker = min(fit, key=lambda w: (w.id == avoided, load[w.id]))
                     load[worker.id] += 1
                     self._lease(part, worker)
         for worker in able:

@@ -21,10 +21,17 @@ from dataservice.splits import Cursors, Granted
 
 @dataclass(eq=False)
 class Dataset:
-    """Attributes: its id, what was registered, without the pickle, and its name."""
+    """A dataset.
+
+    Attributes:
+        id: Its id.
+        request: What was registered, without the pickle.
+        last_used: When a job was last known to be over it.
+    """
 
     id: int
     request: pb.RegisterDatasetRequest
+    last_used: float = float("inf")
 
     @property
     def name(self) -> str:
@@ -131,6 +138,7 @@ class Part:
         attempts: How often it has been given to a worker.
         home: Index of the only worker that can begin it; -1 if all can.
         task: Its lease.
+        avoided: Id of a worker that could not be reached, though it is there.
     """
 
     id: int
@@ -147,6 +155,7 @@ class Part:
     attempts: int = 0
     home: int = -1
     task: Task | None = None
+    avoided: int = 0
 
     def note_mark(self, consumer: int, mark: int, consumers: int) -> None:
         """Local. Take note that a consumer needs nothing before a mark."""

@@ -60,7 +60,8 @@ class Registration:
         whole = pb.RegisterDatasetRequest()
         whole.CopyFrom(request)
         whole.pickle = self._parcel.pickle
-        return dispatcher.ask(method, whole, kind, self._parcel.buffers)
+        reply = dispatcher.get_patiently(method, whole, patience_s, buffers=self._parcel.buffers)
+        return kind.FromString(reply.body)
 
     def __reduce__(self) -> tuple[type[Registration], tuple[Node | None, str]]:
         return Registration, (self.node, self.name)

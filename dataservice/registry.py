@@ -115,7 +115,10 @@ class Registry:
             InvalidArgumentError: Its name belongs to a dataset with other elements.
         """
         if not request.name:
-            return self._by_digest.get(request.digest)
+            known = self._by_digest.get(request.digest)
+            if known is not None:
+                known.last_used = float("inf")  # until the next look at the time
+            return known
         dataset = self._by_name.get(request.name)
         if dataset is not None and dataset.request.spec != request.spec:
             raise InvalidArgumentError(
@@ -201,10 +204,19 @@ class Registry:
             self._place_all()
 
     def report_unreachable(self, task_id: int, now: float, patience_s: float) -> None:
-        """Local. A client cannot reach the worker of a task; it is lost if it is silent, too."""
+        """Local. A client cannot reach a task: another worker, or the same one anew, gets its part.
+
+        A worker that is silent, too, is lost.
+        """
         task = self.leases.tasks.get(task_id)
-        if task is not None and now - task.worker.last_seen > patience_s:
+        if task is None or task.lost:
+            return
+        if now - task.worker.last_seen > patience_s:
             self.unregister_worker(task.worker.id)
+            return
+        task.part.avoided = task.worker.id
+        self.leases.lose(task)
+        self._place_all()
 
     # Clients
 
@@ -405,6 +417,14 @@ class Registry:
         for iteration in list(self.iterations.values()):
             if now - iteration.left > self.timeouts.iteration_s:
                 self._forget(iteration)
+        used = {job.dataset.id for job in self.jobs.values()}
+        for dataset in list(self.datasets.values()):
+            if dataset.id in used or dataset.last_used > now:
+                dataset.last_used = now
+            elif not dataset.request.name and now - dataset.last_used > self.timeouts.iteration_s:
+                del self.datasets[dataset.id], self._by_digest[dataset.request.digest]
+                del self._by_name[dataset.name]
+                self._outcome.changed["dataset", dataset.id] = None
 
     # Inside
 

@@ -154,7 +154,8 @@ class Runner:
             task = self._get_task()
             node = self._node_of(task)
         except BaseException as error:
-            self._open(WindowOutbox(self._where, 0, 1, lambda: None))
+            # One that takes requests of all readings, for all of them hear the same.
+            self._open(CacheOutbox(self._where, 0, 1))
             self._fail(error)
             return
         self._where += f", dataset {node.summary()}"
@@ -217,9 +218,9 @@ class Runner:
         if self._scope.closed:
             # Whoever gets the part next finds out where it ends: here it may have been cut short.
             return
-        self._ended = True
         self._stopped_at = time.monotonic()
         outbox.end()
+        self._ended = True
 
     def _take_checkpoint(
         self, checkpoints: Checkpoints, elements: ElementIterator, feed: Any, outbox: Outbox

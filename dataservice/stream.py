@@ -109,6 +109,11 @@ class Stream(ABC):
                 self._over, self._error = True, error
             self._changed.notify_all()
 
+    @property
+    def over(self) -> bool:
+        """Local. Whether :meth:`finish` was called: nothing new comes."""
+        return self._over
+
     def check(self) -> None:
         """Local. Raise what ended the stream, if that was an error."""
         if self._error is not None:
@@ -242,6 +247,10 @@ class Queue(Stream):
             return self._ready.popleft()
         with self._changed:
             self._put_away()
+        if not self._frames:
+            # Where few elements may be held at a time, there is room for the next one only now.
+            self.on_room()
+        with self._changed:
             self._wait(lambda: bool(self._frames), alive)
             frame = self._frames.popleft()
             self._nbytes -= frame.nbytes

@@ -111,7 +111,7 @@ def pack_error(error: BaseException, where: str) -> bytes:
     if isinstance(error, Exception):
         error.add_note(f"raised in {where}:\n{text}")
         try:
-            data = cloudpickle.dumps(error)
+            data = cloudpickle.dumps(_Noted(error))
             pickle.loads(data)
         except BaseException:
             # One whose constructor takes other arguments than it stores cannot be made again.
@@ -122,6 +122,21 @@ def pack_error(error: BaseException, where: str) -> bytes:
     copy.add_note(text)
     data = cloudpickle.dumps(copy)
     return data
+
+
+class _Noted:
+    """Becomes an error with its notes, which a ``__reduce__`` of its own may leave out."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _noted, (self._error, self._error.__notes__)
+
+
+def _noted(error: BaseException, notes: list[str]) -> BaseException:
+    error.__notes__ = notes
+    return error
 
 
 def _pack(value: Any, dumps: Callable[..., bytes]) -> Parcel:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dataservice.outbox.outbox import Answer, Outbox, how_many
 from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import FailedPreconditionError
 
 
 class CacheOutbox(Outbox):
@@ -16,7 +17,7 @@ class CacheOutbox(Outbox):
     Args:
         where: The task and its worker in words, for errors.
         start: Index of the first element that is put.
-        limit_bytes: How much is kept, and one element at least.
+        limit_bytes: How much is kept, besides what is made ahead of the fastest trainer.
     """
 
     def __init__(self, where: str, start: int, limit_bytes: int) -> None:
@@ -24,6 +25,17 @@ class CacheOutbox(Outbox):
         self._base = start
         self._elements: deque[tuple[Any, int]] = deque()
         self._places: dict[str, int] = {}
+
+    def end(self) -> None:
+        """Local. See :class:`Outbox`.
+
+        Raises:
+            FailedPreconditionError: Always, for trainers that are late would miss the end.
+        """
+        raise FailedPreconditionError(
+            "a cross_trainer_cache needs a dataset without end, and this one ends after "
+            f"{self._produced} elements; put .repeat() before distribute"
+        )
 
     @property
     def needed(self) -> int:
@@ -33,7 +45,9 @@ class CacheOutbox(Outbox):
     def _keep(self, index: int, element: Any, size: int) -> None:
         self._elements.append((element, size))
         self._bytes += size
-        while len(self._elements) > 1 and self._bytes > self._limit:
+        # What no trainer has had is kept in any case, or it would have been made for nobody.
+        fastest = max(self._places.values(), default=0)
+        while self._base < fastest and len(self._elements) > 1 and self._bytes > self._limit:
             self._bytes -= self._elements.popleft()[1]
             self._base += 1
 
@@ -47,7 +61,7 @@ class CacheOutbox(Outbox):
     def _take(self, body: pb.GetElementRequest) -> Answer | None:
         place = max(self._places[body.trainer_id], self._base)
         if place >= self._produced:
-            return Answer(end=True) if self._ended else None
+            return None
         kept = islice(self._elements, place - self._base, None)
         sizes = (size for _, size in islice(self._elements, place - self._base, None))
         count = how_many(sizes, max(body.max_elements, 1))

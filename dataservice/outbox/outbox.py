@@ -31,11 +31,20 @@ class _Client:
 
 @dataclass(eq=False)
 class Ask:
-    """Attributes: the request, what it says, and for how many periods it has been held."""
+    """A request of a consumer.
+
+    Attributes:
+        request: To be answered.
+        body: What it says.
+        periods: For how many it has been held.
+        void: Whether the consumer has said since that it wants other elements: it takes no notice
+            of the answer, which must not have any.
+    """
 
     request: Request
     body: pb.GetElementRequest
     periods: int = 0
+    void: bool = False
 
 
 @dataclass
@@ -242,7 +251,7 @@ class Outbox(ABC):
             if ask.body.client_id in seen:
                 continue
             seen.add(ask.body.client_id)
-            answer = self._take(ask.body)
+            answer = Answer() if ask.void else self._take(ask.body)
             failure = b""
             if answer is None:
                 failure = self._failure

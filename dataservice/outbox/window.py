@@ -78,6 +78,8 @@ class WindowOutbox(Outbox):
 
     def _note(self, body: pb.GetElementRequest) -> None:
         if body.seek:
+            for ask in self._asks:
+                ask.void |= ask.body.client_id == body.client_id
             self._cursors[body.client_id] = _Cursor(
                 body.start, body.period, body.offset, body.until or float("inf")
             )

@@ -28,6 +28,19 @@ class Address:
     def __str__(self) -> str:
         return f"{self.protocol}://{self.host}:{self.port}"
 
+    @classmethod
+    def of(cls, text: str, protocol: str = "tcp") -> Address:
+        """Local. Read ``[protocol://]host:port``.
+
+        Args:
+            text: The address.
+            protocol: What to take where the text names no protocol.
+
+        Raises:
+            ValueError: The text has another form, or names an unknown protocol.
+        """
+        return parse(text, protocol)
+
 
 @lru_cache
 def parse(text: str, protocol: str) -> Address:

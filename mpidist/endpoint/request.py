@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from mpidist.endpoint.message import Array, Message
 from mpidist.errors import InvalidArgumentError, OpError, UnknownError
 from mpidist.proto.mpidist_pb2 import Failure
@@ -71,14 +73,15 @@ def failure_of(error: BaseException, method: str, address: str) -> Failure:
     """Local. What a caller is told of an error that a handler raised.
 
     Args:
-        error: The error; an OpError arrives as the same class, a ValueError or TypeError as
-            InvalidArgumentError, any other as UnknownError, and is logged here with its traceback.
+        error: The error; an OpError arrives as the same class, a ValueError, a TypeError or a body
+            that cannot be read as InvalidArgumentError, any other as UnknownError, and is logged
+            here with its traceback.
         method: The method.
         address: Of the endpoint.
     """
     if isinstance(error, OpError):
         return Failure(code=error.code, message=error.message)
-    if isinstance(error, ValueError | TypeError):
+    if isinstance(error, ValueError | TypeError | DecodeError):
         code = InvalidArgumentError.code
     else:
         code = UnknownError.code

@@ -21,6 +21,7 @@ from mpidist.endpoint.tcp_wire import (
     hello_message,
     hello_of,
     is_readable,
+    is_refusal,
     message_of,
     new_socket,
     receive_frames,
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
 _NUMBERS = itertools.count()
+_ANEW = "the server was started anew; what it was asked may or may not be done"
 
 
 class Link:
@@ -112,6 +114,8 @@ class Link:
                 continue
             if message.kind == BYE:
                 self.loss = "its endpoint was closed"
+            elif message.kind == REPLY and is_refusal(message):
+                self._refused()
             elif message.kind == REPLY and self._unanswered.pop(message.id, None) is not None:
                 replies.append(message)
                 self._settled.append(message.id)
@@ -156,13 +160,21 @@ class Link:
     def _hello(self) -> None:
         self._transmit(hello_message(HELLO, self._own, self._shelves.offer()))
 
+    def _refused(self) -> None:
+        """Something overtook the hello: what was sent while the connection was broken goes first.
+
+        Whoever has not welcomed us yet gets it again, behind the hello of the new connection.
+        """
+        if self._server is not None:
+            self.loss = _ANEW
+
     def _welcomed(self, message: Message) -> None:
         if message.failure is not None:
             self.loss = message.failure.message
             return
         said = hello_of(message)
         if self._server not in (None, said.process):
-            self.loss = "the server was started anew; what it was asked may or may not be done"
+            self.loss = _ANEW
         self._server = said.process
         self._shelves.settle(said)
         found = self._shelves.accept(said.memory)

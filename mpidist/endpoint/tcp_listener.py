@@ -38,12 +38,14 @@ from mpidist.endpoint.tcp_wire import (
     message_of,
     new_socket,
     receive_frames,
+    refused,
     send_frames,
 )
 from mpidist.errors import DistNetworkError, FailedPreconditionError
 
 logger = logging.getLogger(__name__)
 
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _UNBIND_MS = 1000
 _GONE = float("-inf")  # when a client was lost that said goodbye
 
@@ -97,12 +99,13 @@ class Listener:
         self._new_shelves = new_shelves
         self._own = own
         self._clients: dict[bytes, Client] = {}
+        self._open: set[int] = set()  # handles of connections
         self._reported = False
         self._socket = new_socket(context, zmq.ROUTER)
         self._socket.router_handover = True  # a client that comes back takes its name with it
         if keys is not None:
             keys.guard_listener(self._socket)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
         address = f"tcp://{'*' if keys is not None else '127.0.0.1'}"
         try:
             if port is None:
@@ -155,12 +158,8 @@ class Listener:
 
     def look_for_losses(self) -> list[str]:
         """Local. Clients that said goodbye, or have been away for too long; they are forgotten."""
+        self._note_ends()
         now = time.monotonic()
-        while is_readable(self._monitor):
-            handle = recv_monitor_message(self._monitor)["value"]
-            for client in self._clients.values():
-                if client.handle == handle and client.lost_at is None:
-                    client.lost_at = now
         lost = [
             name
             for name, client in self._clients.items()
@@ -200,8 +199,7 @@ class Listener:
             return None
         if client is None:
             if message.kind == REQUEST:
-                unknown = FailedPreconditionError("this connection has not said hello")
-                self.send(name, failed(message, unknown))
+                self.send(name, refused(message))
             return None
         if client.lost_at == _GONE:  # it has said goodbye
             return None
@@ -231,17 +229,34 @@ class Listener:
             welcome = hello_message(WELCOME, self._own)
             welcome.failure = failed(hello, error).failure
         else:
+            # Before its handle is known: who had that before may have ended just now.
+            self._note_ends()
             client = self._clients.get(name)
             if client is None:
                 client = Client(said.process, handle, self._new_shelves())
                 self._clients[name] = client
-            client.handle, client.lost_at = handle, None
+            client.handle = handle
+            client.lost_at = None if handle in self._open else time.monotonic()
             shelves = client.shelves
             shelves.close()  # of a connection before
             found = shelves.accept(said.memory)
             own = shelves.offer() if found else None
             welcome = hello_message(WELCOME, self._own, own, said.memory.token, found)
         self.send(name, welcome)
+
+    def _note_ends(self) -> None:
+        """Take note of connections that have begun or ended."""
+        now = time.monotonic()
+        while is_readable(self._monitor):
+            event = recv_monitor_message(self._monitor)
+            handle = event["value"]
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._open.add(handle)
+                continue
+            self._open.discard(handle)
+            for client in self._clients.values():
+                if client.handle == handle and client.lost_at is None:
+                    client.lost_at = now
 
     def _report(self, frames: list[zmq.Frame], error: BadFrameError) -> None:
         level = logging.DEBUG if self._reported else logging.ERROR

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from mpidist.config import distribution_version
 from mpidist.endpoint.frames import BadFrameError, Put, pack, unpack
 from mpidist.endpoint.message import REPLY, Array, Message
-from mpidist.errors import OpError
+from mpidist.errors import FailedPreconditionError, OpError
 from mpidist.proto.mpidist_pb2 import Failure, Hello, Memory
 
 # Of the messages and frames; raised by a change that the other side would not understand.
@@ -32,6 +32,8 @@ _SILENCE_MS = 5000
 _CONNECT_MS = 1000
 # Larger buffers are cut: ZeroMQ takes a frame that needs longer than that for a dead network.
 _PIECE_BYTES = 16 << 20
+
+_NO_HELLO = "this connection has not said hello"
 
 # As plain numbers: to combine pyzmq's enumerations takes longer than to ask ZeroMQ.
 _EVENTS = int(zmq.EVENTS)
@@ -127,6 +129,16 @@ def hello_of(message: Message) -> Hello:
         return Hello.FromString(message.body)
     except (DecodeError, UnicodeDecodeError) as error:
         raise BadFrameError(f"the hello cannot be read: {error}") from None
+
+
+def refused(request: Message) -> Message:
+    """Local. The reply to a request of a connection that has not said hello."""
+    return failed(request, FailedPreconditionError(_NO_HELLO))
+
+
+def is_refusal(reply: Message) -> bool:
+    """Local. Whether it comes of :func:`refused`."""
+    return reply.failure is not None and reply.failure.message == _NO_HELLO
 
 
 def failed(request: Message, error: OpError) -> Message:

@@ -33,7 +33,7 @@ WORKER = "DataWorker(endpoint, dispatcher, own, WorkerConfig(dispatcher)).regist
 
 @pytest.mark.parametrize(
     ("first", "second", "error"),
-    [(DISPATCHER, WORKER, "data worker mpi:"), (WORKER, DISPATCHER, "the dispatcher at ")],
+    [(DISPATCHER, WORKER, "of the loss of mpi:"), (WORKER, DISPATCHER, "the dispatcher at ")],
     ids=["worker", "dispatcher"],
 )
 def test_a_service_whose_script_has_ended_is_missed_soon(tmp_path, first, second, error):

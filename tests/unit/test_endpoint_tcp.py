@@ -10,9 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 import zmq
+from _cases.data_process import Process
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, ask, pattern, wait_until
 from _cases.footprint import resident
 from _cases.garbage import frames_of
@@ -22,9 +24,9 @@ from mpidist import Address, DistNetworkError, Endpoint, Reply, errors, open_end
 from mpidist.config import config
 from mpidist.endpoint import tcp, tcp_link, tcp_listener, tcp_shelves
 from mpidist.endpoint.frames import pack, unpack
-from mpidist.endpoint.message import BYE, HELLO, LENT, REQUEST, THANKS, WELCOME, Message
+from mpidist.endpoint.message import BYE, HELLO, LENT, REPLY, REQUEST, THANKS, WELCOME, Message
 from mpidist.endpoint.tcp import TcpTransport
-from mpidist.endpoint.tcp_wire import PROTOCOL, hello_message, hello_of
+from mpidist.endpoint.tcp_wire import PROTOCOL, hello_message, hello_of, refused
 from mpidist.proto.mpidist_pb2 import Hello, Memory
 
 
@@ -440,6 +442,107 @@ def test_whoever_has_not_said_hello_is_refused(pair):
     assert "has not said hello" in reply.failure.message
     assert server.service.counter == 0
     context.destroy(0)
+
+
+@pytest.fixture
+def played(transports):
+    """A client, and a server that the test plays by hand, to which the client has said hello."""
+    context = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.linger, server.rcvtimeo = 0, int(1000 * LIMIT_S)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    with Endpoint(transports[0]) as client:
+        work = client.call(Address("tcp", "127.0.0.1", port), "test/Echo")
+        name, hello = server.recv_multipart()
+        assert unpack(hello, None)[0].kind == HELLO
+        yield work, server, name
+        work.block(time.monotonic())
+    context.destroy(0)
+
+
+def answer(server, name, message):
+    server.send_multipart([name, pack(message)[0]])
+
+
+def test_a_refusal_of_another_server_is_its_loss(played):
+    """What was sent while the connection was broken comes before the hello."""
+    work, server, name = played
+    answer(server, name, hello_message(WELCOME, b"p" * 16))
+    answer(server, name, refused(unpack(server.recv_multipart()[1], None)[0]))
+    with pytest.raises(errors.UnavailableError, match="the server was started anew"):
+        work.wait(LIMIT_S)
+
+
+def test_a_refusal_before_the_welcome_is_not_the_answer(played):
+    """The hello went with a connection that broke; it comes again, and the request behind it."""
+    work, server, name = played
+    request = unpack(server.recv_multipart()[1], None)[0]
+    answer(server, name, refused(request))
+    answer(server, name, hello_message(WELCOME, b"p" * 16))
+    answer(server, name, Message(REPLY, request.id, request.sender, body=b"done"))
+    assert work.result(LIMIT_S).body == b"done"
+
+
+def say_hello(state, port):
+    """In another process: a new connection that says hello, in place of the one before."""
+    import zmq
+
+    from mpidist.endpoint.frames import pack
+    from mpidist.endpoint.message import HELLO
+    from mpidist.endpoint.tcp_wire import hello_message
+
+    context = state.setdefault("context", zmq.Context())
+    state["socket"] = context.socket(zmq.DEALER)
+    state["socket"].connect(f"tcp://127.0.0.1:{port}")
+    state["socket"].send(pack(hello_message(HELLO, os.urandom(16)))[0])
+
+
+@pytest.fixture
+def listening(transports, tmp_path):
+    """A server whose messages the test takes itself, and a process for its clients."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with Endpoint(transports[0]) as server:
+        port = server.address.port
+        strangers = Process("strangers", tmp_path, "plain")
+        yield transports[0]._listeners[server._number], strangers, port
+        strangers.end()
+
+
+def clients_of(listener, count):
+    """Those who have said hello, once there are so many; nobody looks for losses."""
+
+    def heard():
+        listener.receive()
+        return len(listener._clients) == count
+
+    wait_until(heard)
+    return list(listener._clients.values())
+
+
+def test_a_connection_does_not_end_with_the_one_that_had_its_descriptor(listening):
+    listener, strangers, port = listening
+    strangers.run(say_hello, port)
+    (first,) = clients_of(listener, 1)
+    strangers.run(lambda state: state["socket"].close(0))
+    wait_until(lambda: not Path(f"/proc/self/fd/{first.handle}").exists())
+    strangers.run(say_hello, port)
+    _, second = clients_of(listener, 2)
+    assert second.handle == first.handle
+    listener.look_for_losses()
+    assert first.lost_at is not None
+    assert second.lost_at is None
+
+
+def test_a_client_that_is_gone_before_its_hello_is_heard(listening, short_grace):
+    listener, strangers, port = listening
+    before = set(os.listdir("/proc/self/fd"))
+    strangers.run(say_hello, port)
+    wait_until(listener.has_arrived)
+    strangers.end()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) < len(before))  # its own pipe, too
+    clients_of(listener, 1)
+    wait_until(listener.look_for_losses)
+    assert not listener._clients
 
 
 def test_another_version_is_refused(pair):

@@ -1,0 +1,143 @@
+"""A consumer between a dispatcher and workers that the test plays by hand."""
+
+import queue
+import threading
+
+from dataservice.calls import Caller
+from dataservice.consumer import Consumer, Terms
+from dataservice.order import Order
+from dataservice.ordered_stream import OrderedStream
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.stream import Queue
+from dataservice.wire import pack_elements
+from mpidist import LATER, Reply, open_endpoint
+
+LIMIT_S = 10
+
+
+class Script:
+    """Takes a consumer's calls one by one, and answers when the test says so.
+
+    Args:
+        reading: How the job is read.
+        tasks: Tasks that there are at first, and their parts.
+        consumers: How many there are; the one under test is the first.
+        begin: Elements that are used, by part.
+        others: Of the consumer's terms.
+    """
+
+    def __init__(self, reading=pb.SHARED, tasks=None, consumers=1, begin=None, **others):
+        self.server = open_endpoint("inproc")
+        self._calls = {}
+        self._kept = []
+        for service, methods in {
+            "dispatcher": ("ClientHeartbeat", "ReleaseClient"),
+            "data_worker": ("GetElement",),
+        }.items():
+            self.server.register(service, dict.fromkeys(methods, self._take))
+            self._calls |= {f"{service}/{method}": queue.Queue() for method in methods}
+        self.server.serve_in_thread()
+        self.address = str(self.server.address)
+        self._tasks = {1: 0} if tasks is None else tasks
+        job = pb.Terms(reading=reading, num_consumers=consumers)
+        self.stream = Queue("a consumer", begin or {})
+        if reading == pb.ORDERED:
+            self.stream = OrderedStream("a consumer", Order(2, consumers, 0, None))
+        self._client = open_endpoint("inproc")
+        caller = Caller(self._client, self.address, "dispatcher", lambda: False)
+        others = {"start_timeout_s": 30, "max_outstanding": None} | others
+        self.consumer = Consumer(self._client, caller, self.stream, Terms(job=job, **others))
+        self.thread = threading.Thread(target=self._run)
+
+    def _take(self, request):
+        self._kept.append(request)  # one that is dropped is answered with an error
+        self._calls[request.method].put(request)
+        return Reply() if request.method == "dispatcher/ReleaseClient" else LATER
+
+    def _run(self):
+        try:
+            state = self.state(self._tasks)
+            self.consumer.run(pb.IterationReply(client_id=1, state=state))
+        except Exception as error:
+            self.stream.finish(error)
+        else:
+            self.stream.finish()
+
+    def state(self, tasks, **others):
+        addresses = [
+            pb.TaskAddress(task_id=task, worker=self.address, part=part)
+            for task, part in dict(tasks).items()
+        ]
+        return pb.IterationState(tasks=addresses, version=1, **others)
+
+    # The dispatcher
+
+    def heartbeat(self):
+        """The consumer's next heartbeat, and what it says."""
+        request = self._calls["dispatcher/ClientHeartbeat"].get(timeout=LIMIT_S)
+        return request, pb.ClientRequest.FromString(request.body)
+
+    def tell(self, heartbeat, tasks, **others):
+        heartbeat.reply(self.state(tasks, **others).SerializeToString())
+
+    def beat(self, tasks, **others):
+        """Answer the next heartbeat; what it says."""
+        request, body = self.heartbeat()
+        self.tell(request, tasks, **others)
+        return body
+
+    def left(self):
+        """What the consumer says when it leaves."""
+        request = self._calls["dispatcher/ReleaseClient"].get(timeout=LIMIT_S)
+        return pb.ClientRequest.FromString(request.body)
+
+    # The workers
+
+    def asked(self, task=None):
+        """The consumer's next request for elements, of a task if one is named."""
+        while True:
+            request = self._calls["data_worker/GetElement"].get(timeout=LIMIT_S)
+            body = pb.GetElementRequest.FromString(request.body)
+            if task in (None, body.task_id):
+                return request, body
+
+    def give(self, request, elements, first=0, stop=None, end=False, **others):
+        parcel = pack_elements(elements)
+        stop = first + len(elements) if stop is None else stop
+        body = pb.GetElementReply(
+            count=len(elements),
+            pickle=parcel.pickle if elements else b"",
+            first=first,
+            stop=stop,
+            end=end,
+            **others,
+        )
+        request.reply(body.SerializeToString(), parcel.buffers)
+
+    def nothing_asked(self):
+        return self._calls["data_worker/GetElement"].empty()
+
+    # The user
+
+    def next(self):
+        limit = threading.Timer(LIMIT_S, self.stream.finish, [TimeoutError("nothing comes")])
+        limit.start()
+        try:
+            return self.stream.next(self.thread.is_alive)
+        finally:
+            limit.cancel()
+
+    def read(self, count):
+        return [self.next() for _ in range(count)]
+
+    def close(self):
+        self.stream.close()
+        self.thread.join(LIMIT_S)
+        assert not self.thread.is_alive()
+        self._client.close()
+        self.server.close()
+
+
+def bounds(ranges):
+    """Bounds by part."""
+    return {each.part: list(each.bounds) for each in ranges}

@@ -1,0 +1,121 @@
+"""A registry that a test plays the dispatcher, the workers and the consumers of."""
+
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.records import Timeouts
+from dataservice.registry import Registry
+from dataservice.told import told_client
+
+TIMEOUTS = Timeouts(worker_s=10, client_s=20, iteration_s=30)
+TRAINER = "trainer/1-a"
+
+
+def address_of(number):
+    return f"inproc://localhost:{number}"
+
+
+def terms_of(policy=pb.DYNAMIC, reading=None, **others):
+    """Terms as ``distribute`` makes them."""
+    terms = pb.Terms(policy=policy, reading=reading or pb.PRIVATE, **others)
+    if terms.reading == pb.PRIVATE:
+        terms.num_consumers = 1
+    return terms
+
+
+def ranges(**bounds):
+    """``p0=[0, 3]``: elements 0 to 2 of part 0."""
+    return [pb.Ranges(part=int(name[1:]), bounds=each) for name, each in bounds.items()]
+
+
+class Play:
+    """Short names for what is asked of a registry.
+
+    Attributes:
+        registry: The registry.
+        dataset: One of its datasets.
+        workers: Its first workers, in the order of their ports, from 1.
+    """
+
+    def __init__(self, workers=0, length=10, addresses=(), registry=None):
+        self.registry = registry or Registry(TIMEOUTS, worker_addresses=addresses)
+        self.dataset = self.add_dataset("range", length)
+        self.workers = [self.add_worker(number) for number in range(1, workers + 1)]
+
+    def add_dataset(self, summary, length=10, digest=None, **others):
+        request = pb.RegisterDatasetRequest(
+            digest=digest or summary.encode(), summary=summary, source_length=length, **others
+        )
+        return self.registry.register_dataset(request)
+
+    def add_worker(self, number, process="data/2-b", tags=(), now=0.0):
+        return self.registry.register_worker(address_of(number), process, tags, now)
+
+    def join(self, terms=None, name="", **others):
+        """A client; see pb.IterationRequest for the other arguments."""
+        now = others.pop("now", 0.0)
+        request = pb.IterationRequest(
+            dataset_id=others.pop("dataset", self.dataset).id,
+            terms=terms or terms_of(),
+            job_name=name,
+            process=others.pop("process", TRAINER),
+            **others,
+        )
+        return self.registry.join(request, 1, now)
+
+    def join_shared(self, policy=pb.DYNAMIC, name="job", delivery=pb.EXACTLY_ONCE, **others):
+        return self.join(terms_of(policy, pb.SHARED, delivery=delivery), name, **others)
+
+    def join_ordered(self, index=0, consumers=1, shards=2, **others):
+        terms = terms_of(
+            reading=others.pop("reading", pb.ORDERED), num_consumers=consumers, num_shards=shards
+        )
+        return self.join(terms, "job", consumer_index=index, **others)
+
+    def beat(self, client, now=0.0, **report):
+        """What a client is told in answer to a report."""
+        request = pb.ClientRequest(client_id=client.id, **report)
+        return told_client(self.registry.heartbeat_client(request, now))
+
+    def leave(self, client, now=0.0, **report):
+        self.registry.release_client(pb.ClientRequest(client_id=client.id, **report), now)
+        return self.registry.take_outcome()
+
+    def lose(self, worker):
+        self.registry.unregister_worker(worker.id)
+
+    def start(self, client):
+        """The client's tasks, which have all begun."""
+        told = self.beat(client).tasks
+        for task in told:
+            self.registry.start_task(task.task_id)
+        return [task.task_id for task in told]
+
+    def take_all(self, task_id, passes=(0,)):
+        """All that the dispatcher gives to a task in a pass, from its first split."""
+        self.registry.start_task(task_id)
+        taken, number = [], 0
+        while split := self.registry.next_split(task_id, passes, number):
+            taken += split
+            number += 1
+        return taken
+
+    def progress(self, worker, task_id, index, now=0.0, **checkpoint):
+        """A worker's heartbeat with a checkpoint."""
+        progress = pb.TaskProgress(
+            task_id=task_id, checkpoint=pb.Checkpoint(index=index, state=b"s", **checkpoint)
+        )
+        request = pb.WorkerRequest(worker_id=worker.id, task_ids=[task_id], progress=[progress])
+        return self.registry.heartbeat_worker(request, now)
+
+    def heartbeat(self, worker, now, tasks=()):
+        request = pb.WorkerRequest(worker_id=worker.id, task_ids=tasks)
+        return self.registry.heartbeat_worker(request, now)
+
+
+def places(told):
+    """Part and port of the worker, of every task that a client is told of."""
+    return [(task.part, int(task.worker.rpartition(":")[2])) for task in told.tasks]
+
+
+def waiting(told):
+    """Places, what is to be settled, and how many parts wait."""
+    return places(told), list(told.settle), told.waiting

@@ -1,0 +1,165 @@
+"""Workers and dispatchers that are killed, restarted and stopped in the middle of an epoch.
+
+What befalls the service is drawn from a seed, and shown with what was done when if a test fails. In
+a fault-tolerant service the dispatcher is killed, too.
+"""
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import cloudpickle
+import pytest
+from _cases.data_chaos import Readings, schedule_of
+from _cases.data_cluster import DataCluster
+
+from dataservice import Dataset, distribute
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+
+WORKERS = 3
+# Of an element; so many as keep the workers busy for as long as something befalls them.
+WORK_S = 2e-3
+ELEMENTS = {"distributed_epoch": 3000, "parallel_epochs": 900}
+LIMIT_S = 30.0
+
+SAMPLE = range(6)
+MANY = [pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 206)]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is tried with a seed.
+
+    Attributes:
+        seed: The seed.
+        mode: See :func:`distribute`.
+        delivery: See :func:`distribute`.
+        consumers: That share the epoch.
+        durable: Whether the dispatcher is killed and started anew.
+        deterministic: Whether the order is fixed.
+    """
+
+    seed: int
+    mode: str
+    delivery: str
+    consumers: int
+    durable: bool
+    deterministic: bool
+
+    @classmethod
+    def of(cls, seed):
+        """Each seed leads to one of them, and neighbours to different ones."""
+        deliveries = ["exactly_once"] * 4 + ["at_least_once", "at_most_once"]
+        mode = "parallel_epochs" if seed % 4 == 3 else "distributed_epoch"
+        delivery, consumers, durable = deliveries[seed % 6], 1 + seed % 3, seed % 2 == 0
+        ordered = mode == "distributed_epoch" and delivery == "exactly_once" and seed % 5 in (1, 2)
+        return cls(seed, mode, delivery, 1 if ordered else consumers, durable, ordered)
+
+    @property
+    def elements(self):
+        """Of the dataset."""
+        return ELEMENTS[self.mode]
+
+    def apply(self, cluster, function, job_name):
+        """The dataset, distributed."""
+        apply = distribute(
+            self.mode,
+            cluster.target,
+            job_name=None if self.deterministic else job_name,
+            delivery=self.delivery,
+            deterministic=self.deterministic,
+        )
+        return Dataset.range(self.elements).map(function).apply(apply)
+
+    def check(self, counts, most):
+        """See that what came is what was promised.
+
+        Args:
+            counts: How often each element came.
+            most: Workers that there were altogether.
+        """
+        expected = set(range(self.elements))
+        assert set(counts) <= expected
+        seen = Counter(counts[element] for element in expected)
+        assert self.fits(seen, most), f"so many elements came so often: {dict(seen)}"
+
+    def fits(self, seen, most):
+        """Whether so many elements may have come so often."""
+        if self.mode == "parallel_epochs":
+            most_often = most if self.delivery != "at_least_once" else float("inf")
+            whole = len(seen) == 1 and min(seen) >= 1
+        else:
+            most_often = 1 if self.delivery != "at_least_once" else float("inf")
+            whole = set(seen) == {1}
+        if self.delivery == "exactly_once":
+            return whole and max(seen) <= most_often
+        least_often = 1 if self.delivery == "at_least_once" else 0
+        return min(seen) >= least_often and max(seen) <= most_often
+
+
+def work(i):
+    time.sleep(WORK_S)
+    return i
+
+
+def run(cluster, steps, readings):
+    """Do what the schedule says."""
+    never = threading.Event()
+    for step in steps:
+        never.wait(step.wait_s)
+        readings.note(f"{step} ...")
+        step.apply(cluster)
+        readings.note("... done")
+
+
+@pytest.fixture(scope="module")
+def recoveries():
+    """The longest time without an element under each seed; all are shown at the end."""
+    found = {}
+    yield found
+    worst = sorted(found.items(), key=lambda pair: -pair[1])[:5]
+    print("worst recoveries:", ", ".join(f"{gap:.2f} s (seed {seed})" for seed, gap in worst))
+
+
+@pytest.mark.parametrize("seed", [*SAMPLE, *MANY])
+def test_an_epoch_in_spite_of_everything(tmp_path, seed, recoveries, record_property):
+    scenario = Scenario.of(seed)
+    rng = random.Random(seed)
+    steps = schedule_of(rng, WORKERS, rng.randrange(4, 8), dispatcher=scenario.durable)
+    durable = {"work_dir": tmp_path, "fault_tolerant": True} if scenario.durable else {}
+    with DataCluster(WORKERS, **durable) as cluster:
+        expected = scenario.apply(cluster, lambda i: i, "calm") if scenario.deterministic else []
+        order = [int(element) for element in expected]
+        datasets = [scenario.apply(cluster, work, "chaos") for _ in range(scenario.consumers)]
+        readings = Readings(datasets)
+        try:
+            run(cluster, steps, readings)
+            readings.finish(LIMIT_S)
+            registrations = sum(s.action in ("restart_worker", "resume_worker") for s in steps)
+            restarts = sum(s.action == "restart_dispatcher" for s in steps)
+            scenario.check(readings.counts, (WORKERS + registrations) * (1 + restarts))
+            assert not order or readings.order == order
+            check_calm(cluster)
+        except BaseException as error:
+            cluster.dump()
+            plan = "\n".join(f"  after {step.wait_s:.3f} s  {step}" for step in steps)
+            error.add_note(
+                f"{scenario}\nthe schedule:\n{plan}\nwhat was done:\n{readings.report()}"
+            )
+            raise
+        finally:
+            readings.close()
+    recoveries[seed] = readings.gaps()[0][0]
+    record_property("recovery_s", recoveries[seed])
+
+
+def check_calm(cluster):
+    """Afterwards all is as if nothing had been."""
+    for worker in cluster.workers:
+        assert worker.port
+    dataset = Dataset.range(500).apply(distribute("distributed_epoch", cluster.target))
+    assert Counter(map(int, dataset)) == dict.fromkeys(range(500), 1)
