@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from typing import Any
 
 from dataservice.dataset.node import ElementIterator, Passes
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.wire import dumps
 from mpidist.errors import UnimplementedError
 
 # States are taken so often, and so that taking them costs at most a fiftieth of the time.
@@ -82,8 +82,8 @@ class Checkpoints:
         """Local. The newest one that is not after an element.
 
         Raises:
-            UnimplementedError: A source cannot say where it is.
-            Exception: What the state holds cannot be pickled.
+            UnimplementedError: A source cannot say where it is, or what the state holds cannot be
+                pickled.
         """
         if self._impossible is not None:
             raise self._impossible
@@ -92,11 +92,15 @@ class Checkpoints:
         if not fit:
             return self._first
         newest = fit[-1]
+        try:
+            state = dumps(newest.state)
+        except Exception as error:
+            self._impossible = UnimplementedError(
+                f"the state of an iterator cannot be pickled: {error!r}"
+            )
+            raise self._impossible from error
         return pb.Checkpoint(
-            index=newest.index,
-            state=pickle.dumps(newest.state, protocol=5),
-            passes=newest.passes,
-            split=newest.split,
+            index=newest.index, state=state, passes=newest.passes, split=newest.split
         )
 
     def newest_index(self, index: int) -> int:

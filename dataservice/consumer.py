@@ -212,11 +212,6 @@ class Consumer:
         if self._beat is not None and now - self._beat.sent > 1.0:
             self._beat.work.block(now)
         limit = self._terms.start_timeout_s
-        if self._breaks_since and now - self._breaks_since > limit:
-            raise UnavailableError(
-                f"no data worker has given anything for {limit:g} s: "
-                f"they fail again and again, last{self._last_loss}"
-            )
         if self._last_loss and self._endpoint.address.protocol == "mpi":
             limit = min(limit, _WORLD_PATIENCE_S)
         working = any(not task.broken for task in self._tasks.values())
@@ -228,6 +223,11 @@ class Consumer:
                 f"no data worker{rest} {'is left' if self._last_loss else 'has registered'} at the "
                 f"dispatcher {self._dispatcher.peer} within {limit:g} s{self._last_loss}. "
                 f"{_START_ONE}"
+            )
+        if working and self._breaks_since and now - self._breaks_since > limit:
+            raise UnavailableError(
+                f"no data worker has given anything for {limit:g} s: they fail again and again, last"
+                f"{self._last_loss}"
             )
 
     def _waits_for(self) -> str:
@@ -343,7 +343,9 @@ class Consumer:
             return False
         if not self._tasks:
             return self._state.finished
-        return all(task.ended for task in self._tasks.values())
+        # Another consumer may give back what the requests that are out then get.
+        shared = self._terms.job.reading == pb.SHARED
+        return all(task.ended and not (shared and task.calls) for task in self._tasks.values())
 
     def _look_for_end(self) -> None:
         if self._over:
@@ -377,6 +379,11 @@ class Consumer:
                     if not self._request(task, now, _ELEMENTS_PER_REPLY, hold=True):
                         break
             return
+        needed = self._stream.needed
+        for task in open_tasks:
+            if task.part == needed and not task.calls:
+                # Even beyond the limit: all that is held may be for after it.
+                self._request(task, now, 1, hold=True)
         asked = sum(call.elements for task in open_tasks for call in task.calls)
         share = max(limit // (_REQUESTS_PER_TASK * len(open_tasks)), 1)
         # With fewer requests than workers, one may not be left with a worker that is slow.
@@ -480,7 +487,6 @@ class Consumer:
             self._note(task.part, body.stop, end=body.end)
         if body.end:
             task.ended = True
-            task.calls.clear()
         elif task.plan is not None and 0 <= task.plan.until <= body.stop:
             task.plan = None
         elif not body.count and not body.stop:
@@ -490,8 +496,10 @@ class Consumer:
         if self._stream.note(part, stop, end):
             for other in self._tasks.values():
                 other.plan = None
-                # What it has given may have become another consumer's, and other elements ours.
-                other.ended &= not self._stream.plan(other.part).period
+                # What it has given may have become another consumer's, and other elements ours,
+                # perhaps only after the next end of a part.
+                plan = self._stream.plan(other.part)
+                other.ended &= plan.period == 0 and plan.until < 0
 
     def _pause_after_empty_reply(self) -> None:
         self._empty_replies += 1

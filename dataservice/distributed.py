@@ -33,6 +33,8 @@ from mpidist.errors import Error, InvalidArgumentError, UnimplementedError
 
 # How long close() waits for the fetching thread.
 _CLOSE_S = 5.0
+# How long get_state() waits for a worker; what the dispatcher knows of the part will do as well.
+_CHECKPOINT_S = 2.0
 
 
 class _Passes:
@@ -216,7 +218,8 @@ class _Fetch:
         request = pb.CheckpointRequest(task_id=task_id, index=part.start)
         caller = Caller(self.endpoint, worker, "data worker", lambda: self.stream.closed)
         try:
-            found = caller.ask("data_worker/GetCheckpoint", request, pb.Checkpoint)
+            work = caller.start("data_worker/GetCheckpoint", request, timeout=_CHECKPOINT_S)
+            found = pb.Checkpoint.FromString(caller.finish(work).body)
         except UnimplementedError:
             raise
         except Error:

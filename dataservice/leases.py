@@ -133,6 +133,12 @@ class Leases:
             # Consumers that say what they want can ask anybody for it.
             self._withdraw(task, tell=False)
 
+    def take_back(self, iteration: Iteration) -> None:
+        """Local. Free what none of the clients can read, after one has left."""
+        for task in iteration.tasks:
+            if not (task.lost or task.part.finished or _can_serve(task.worker, iteration)):
+                self.lose(task)
+
     def look(self, task: Task) -> None:
         """Local. See whether all clients have said what has come of a lost task."""
         if task.lost and not task.unsettled:

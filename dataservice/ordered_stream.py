@@ -168,6 +168,12 @@ class OrderedStream(Stream):
         """Local. See :class:`Stream`."""
         return sum(shelf.count for shelf in self._shelves)
 
+    @property
+    def needed(self) -> int | None:
+        """Local. See :class:`Stream`."""
+        with self._changed:
+            return None if self._is_here() else self._order.part
+
     def state(self) -> Any:
         """Local. See :meth:`Order.state`, in indices of elements."""
         with self._changed:
@@ -179,7 +185,12 @@ class OrderedStream(Stream):
     def next(self, alive: Callable[[], bool]) -> Any:
         """Local. See :class:`Stream`."""
         with self._changed:
-            if not self._is_here():
+            here = self._is_here()
+        if not here:
+            # This one may be requested even where nothing else may.
+            self.on_room()
+        with self._changed:
+            if not here:
                 self._wait(self._is_here, alive)
             if self._order.over:
                 raise StopIteration

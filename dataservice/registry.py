@@ -290,14 +290,16 @@ class Registry:
         for part in iteration.parts.values():
             if part.held.pop(client.id, None) is not None:
                 self._touch(part)
+        reads_along = iteration.job.terms.reading in (pb.SHARED, pb.CACHED)
         for task in iteration.tasks:
             task.unsettled.discard(client.id)
-            if iteration.job.shared and task.running and not task.lost:
+            if reads_along and task.running and not task.lost:
                 self._outcome.departures.append(
                     Departure(client.id, task.id, task.worker.address, tuple(task.part.used.bounds))
                 )
             self.leases.look(task)
         if iteration.clients:
+            self.leases.take_back(iteration)
             self.leases.place(iteration, self.workers.values())
             return
         iteration.left = now
@@ -449,6 +451,8 @@ class Registry:
         iteration = client.iteration
         for ranges in request.used:
             part = iteration.parts[ranges.part]
+            if not ranges.bounds:
+                continue
             if iteration.job.shared:
                 part.used.update(RangeSet(ranges.bounds))
             else:
@@ -496,6 +500,7 @@ class Registry:
             iteration = None
         if begin is not None and iteration is None:
             job.finished.discard(request.repetition)
+            self._outcome.changed["job", job.id] = job
         if iteration is not None:
             _check_same_begin(iteration, begin)
             return iteration
@@ -514,14 +519,10 @@ class Registry:
 
     def _job(self, request: pb.IterationRequest, dataset: Dataset, begin: pb.State | None) -> Job:
         summary = dataset.request.summary
-        if begin is not None and (begin.summary, begin.terms.reading) != (
-            summary,
-            request.terms.reading,
-        ):
+        if begin is not None and _other_kind(begin, summary, request.terms):
             raise InvalidArgumentError(
                 f"this is the state of an iterator over {begin.summary}, read as "
-                f"{pb.Reading.Name(begin.terms.reading)}, not over {summary}, read as "
-                f"{pb.Reading.Name(request.terms.reading)}"
+                f"{_read_as(begin.terms)}, not over {summary}, read as {_read_as(request.terms)}"
             )
         job = self._by_job_name.get(request.job_name) if request.job_name else None
         if job is None:
@@ -580,6 +581,28 @@ def _told(terms: pb.Terms) -> str:
     return ", ".join(words)
 
 
+def _other_kind(begin: pb.State, summary: str, terms: pb.Terms) -> bool:
+    """Whether a state cannot be where an iteration with such terms begins."""
+    theirs = begin.terms
+    if (begin.summary, theirs.reading) != (summary, terms.reading):
+        return True
+    if terms.reading == pb.ROUNDS and theirs.num_consumers != terms.num_consumers:
+        return True
+    return _told_apart_by(terms) and theirs.num_shards != terms.num_shards
+
+
+def _read_as(terms: pb.Terms) -> str:
+    """How elements come to consumers, in words."""
+    name = pb.Reading.Name(terms.reading)
+    if _told_apart_by(terms):
+        name += f" by {terms.num_consumers} consumers from {terms.num_shards} parts"
+    return name
+
+
+def _told_apart_by(terms: pb.Terms) -> bool:
+    return terms.reading in (pb.ORDERED, pb.ROUNDS)
+
+
 def _differ_in_consumers(terms: pb.Terms, other: pb.Terms) -> bool:
     """Whether two terms are of one order that is dealt out to different numbers of consumers."""
     same = pb.Terms()
@@ -589,7 +612,7 @@ def _differ_in_consumers(terms: pb.Terms, other: pb.Terms) -> bool:
 
 
 def _told_apart(job: Job) -> bool:
-    return job.terms.reading in (pb.ORDERED, pb.ROUNDS)
+    return _told_apart_by(job.terms)
 
 
 def _is_behind(iteration: Iteration, request: pb.IterationRequest) -> bool:

@@ -42,6 +42,10 @@ class Reports:
         Args:
             version: Of what is known; the dispatcher answers when it has a newer one.
         """
+        held = {}
+        if self.settled and isinstance(self._stream, Queue):
+            # Before asking what is used: what is used meanwhile is told as both, not as neither.
+            held = {part: self._stream.in_hand(part).bounds for part in self._stream.parts}
         self._collect()
         request = pb.ClientRequest(
             client_id=self.client_id,
@@ -56,10 +60,8 @@ class Reports:
         values = own_metrics().values
         values["data_waited_s"] += self._stream.waited_s - self._waited_s
         self._waited_s = self._stream.waited_s
-        if self.settled and isinstance(self._stream, Queue):
-            for part in self._stream.parts:
-                bounds = self._stream.in_hand(part).bounds
-                request.held.add(part=part, bounds=bounds)
+        for part, bounds in held.items():
+            request.held.add(part=part, bounds=bounds)
         self._news.clear()
         self._under_way = request
         return request

@@ -19,7 +19,7 @@ from dataservice.outbox.outbox import AHEAD_BYTES
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from mpidist import Request
-from mpidist.errors import CancelledError, Error, NotFoundError
+from mpidist.errors import CancelledError, Error, NotFoundError, UnimplementedError
 
 logger = logging.getLogger(__name__)
 
@@ -104,14 +104,22 @@ class Runner:
         newest = self._checkpoints.newest_index(outbox.needed)
         if newest > self._told_index:
             self._told_index = newest
-            checkpoint = self._checkpoints.before(newest)
-            if checkpoint.index == newest and len(checkpoint.state) <= _LARGEST_STATE:
-                progress.checkpoint.CopyFrom(checkpoint)
+            self._add_checkpoint(progress, newest)
         if self._ended:
             progress.ended, progress.total = True, outbox.produced
         elif not progress.HasField("checkpoint"):
             return None
         return progress
+
+    def _add_checkpoint(self, progress: pb.TaskProgress, index: int) -> None:
+        try:
+            checkpoint = self._checkpoints.before(index)
+        except UnimplementedError as error:
+            # Who takes the part over begins at its beginning.
+            logger.info("%s: %s", self._where, error)
+            return
+        if checkpoint.index == index and len(checkpoint.state) <= _LARGEST_STATE:
+            progress.checkpoint.CopyFrom(checkpoint)
 
     def work(self) -> pb.TaskWork | None:
         """Local. What has been done so far; None before the first element."""
@@ -189,7 +197,7 @@ class Runner:
             used = RangeSet([0, task.start])
             used.update(RangeSet(task.used.bounds))
             held = {each.client_id: RangeSet(each.ranges.bounds) for each in task.held}
-            keeps = task.delivery == pb.EXACTLY_ONCE
+            keeps = task.delivery != pb.AT_MOST_ONCE
             return SharedOutbox(where, start, used, held, keeps, self._finished)
         if task.reading == pb.CACHED:
             return CacheOutbox(where, start, self._cache_bytes)

@@ -102,6 +102,11 @@ class Stream(ABC):
     def held(self) -> int:
         """Local. Elements that have been fetched and not used up."""
 
+    @property
+    def needed(self) -> int | None:
+        """Local. The part without which nothing can be used; None if any will do."""
+        return None
+
     def finish(self, error: BaseException | None = None) -> None:
         """Local. Nothing comes after the frames, or this error does; the first call counts."""
         with self._changed:
@@ -238,8 +243,8 @@ class Queue(Stream):
     @property
     def held(self) -> int:
         """Local. See :class:`Stream`."""
-        in_use = 0 if self._current is None else self._current.count
-        return self._held + in_use
+        current = self._current  # which the user's thread may change
+        return self._held + (0 if current is None else current.count)
 
     def next(self, alive: Callable[[], bool]) -> Any:
         """Local. See :class:`Stream`."""

@@ -54,6 +54,19 @@ def pack_elements(elements: list[Any]) -> Parcel:
         return _pack(elements, cloudpickle.dumps)
 
 
+def dumps(value: Any) -> bytes:
+    """Local. Pickle something in one piece, as :func:`pack_elements` does.
+
+    Raises:
+        Exception: It cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data: bytes = cloudpickle.dumps(value, protocol=5)
+        return data
+
+
 def pack_dataset(node: Node) -> Parcel:
     """Local. Pickle a description with its functions by value.
 

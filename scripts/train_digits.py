@@ -8,6 +8,11 @@
 The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each digit
 is held out. Workers pull the weights, compute a gradient, and push it: each at its own pace, or as
 --mode has it. The last line printed is the accuracy on the held-out images.
+
+Batches are dealt out to the workers in turn, in an order that depends on the seed alone. Whatever
+ends the job, --resume goes on with the batch that comes after the last checkpoint, on any number of
+workers and data tasks (but not with a service where there was none, or the other way round). With
+--data-service the batches come from a service that runs elsewhere: python -m dataservice.
 """
 
 from __future__ import annotations
@@ -15,17 +20,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+from _digits_report import Reporter
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -35,6 +39,10 @@ from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, Variable, get_variable, initializers, optimizers
 
 Array = NDArray[Any]
+Batch = tuple[Array, Array]
+
+# As many data workers can share the work. The 1,437 images are 3 x 479: parts of the same size.
+DATA_PARTS = 3
 
 
 @dataclass
@@ -46,32 +54,16 @@ class Split:
 
 
 @dataclass
-class Point:
-    """One point of the learning curve."""
+class Place:
+    """How far the training is, where all workers have had equally many batches.
 
-    step: int
-    epoch: int
-    seconds: float
-    loss: float
-    accuracy: float
-    updates_per_s: float
-    staleness: float
+    Attributes:
+        batches: How many have been used, in all epochs.
+        state: Of the iterator over all batches; None at the very beginning.
+    """
 
-
-@dataclass
-class Meter:
-    """What happened since the last point."""
-
-    losses: list[float] = field(default_factory=list)
-    pushes: list[mpidist.Work] = field(default_factory=list)
-    staleness: list[float] = field(default_factory=list)
-
-    def collect(self) -> None:
-        """Take the staleness of the pushes that have been applied."""
-        done = [push for push in self.pushes if push.is_completed()]
-        self.pushes = [push for push in self.pushes if not push.is_completed()]
-        applied = [push.result() for push in done]
-        self.staleness += [float(np.mean(one.staleness)) for one in applied if one.contributed]
+    batches: int = 0
+    state: bytes | None = None
 
 
 def main() -> None:
@@ -94,9 +86,14 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
-    parser.add_argument("--data", type=int, default=1, help="number of data tasks; may be 0")
+    parser.add_argument("--data", type=int, help="number of data tasks; may be 0; by default 1")
+    parser.add_argument(
+        "--data-service", metavar="tcp://HOST:PORT", help="a dispatcher elsewhere; no data tasks"
+    )
     parser.add_argument("--mode", default="async", help="async, sync, or ssp")
-    parser.add_argument("--backup-workers", type=int, default=0, help="of mode sync")
+    parser.add_argument(
+        "--backup-workers", type=int, default=0, help="of mode sync; one checkpoint, at the end"
+    )
     parser.add_argument("--staleness", type=int, help="bound of mode ssp, in steps")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -104,10 +101,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/digits"))
-    parser.add_argument("--checkpoint-every", type=int, default=5, help="in epochs")
+    parser.add_argument(
+        "--checkpoint-every", type=float, default=5, help="in epochs; may be a fraction"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.data is None:
+        args.data = 0 if args.data_service else 1
+    if args.data and args.data_service:
+        parser.error("--data-service stands in for data tasks: leave out --data, or give it 0")
+    if not args.checkpoint_every > 0:
+        parser.error(f"--checkpoint-every must be positive, not {args.checkpoint_every:g}")
+    return args
 
 
 def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidist.Server) -> None:
@@ -121,29 +127,49 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     )
     with strategy.scope():
         weights = make_weights(args)
-    first_epoch = restore(strategy, args)
-    if strategy.num_workers > 1:  # nobody saves the next checkpoint before all have this one
-        server.job_group(resolver.task_type).barrier()
+    place = restore(strategy, args)
+    name = [f"digits-{secrets.token_hex(8)}"]
+    workers = server.job_group("worker") if strategy.num_workers > 1 else None
+    if workers is not None:  # nobody saves the next checkpoint before all have this one
+        workers.barrier()
+        workers.broadcast_object_list(name)
     optimizer = optimizers.Adam(args.learning_rate)
-    batches = make_batches(args, resolver, training, first_epoch)
+    dataset, per_epoch = make_batches(args, resolver, strategy, training, name[0])
+    feed = Feed(dataset, per_epoch, strategy, place)
+    first_epoch = place.batches // per_epoch
+    reporter = Reporter(args, strategy, lambda: accuracy_of(weights, held_out), first_epoch)
 
     def step(images: Array, digits: Array) -> tuple[float, mpidist.Work]:
         values = [weight.read_value() for weight in weights]
         loss, gradients = loss_and_gradients(values, images, digits)
         return loss, optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    reporter = Reporter(args, strategy, weights, held_out, first_epoch)
+    def checkpoint() -> str:
+        """Written by the chief; all workers come here, after equally many rounds."""
+        reporter.settle()
+        if workers is not None:
+            workers.barrier()  # the updates of all workers are in the weights
+        path = save(strategy, args, feed.place()) if strategy.is_chief else ""
+        if workers is not None:
+            workers.barrier()  # and those of later rounds are not
+        return path
+
+    every = max(1, round(args.checkpoint_every * per_epoch))
     with reporter:
         for epoch in range(first_epoch, args.epochs):
-            for images, digits in strategy.experimental_distribute_dataset(batches):
-                loss, push = strategy.run(step, args=(images, digits))
-                reporter.step(loss, push)
+            for batch in feed.rounds():
+                if batch is None:  # others need not wait for this worker in modes sync and ssp
+                    strategy.pace.pass_over().wait()
+                else:
+                    reporter.step(*strategy.run(step, args=batch))
+                # With backup workers, steps end before all workers are as far.
+                if feed.has_passed(every) and not args.backup_workers:
+                    checkpoint()
             reporter.epoch(epoch + 1)
     strategy.finish()  # this worker's last update has been applied, and nobody waits for more
-    if strategy.num_workers > 1:
-        server.job_group("worker").barrier()  # and so has every worker's
+    path = checkpoint()
     if strategy.is_chief:
-        reporter.finish()
+        reporter.finish(path)
 
 
 def load_data() -> tuple[Split, Split]:
@@ -156,21 +182,32 @@ def load_data() -> tuple[Split, Split]:
 
 
 def make_batches(
-    args: argparse.Namespace, resolver: MPIClusterResolver, data: Split, first_epoch: int
-) -> Dataset:
-    """Shuffled batches: by the data service, or by this worker if there is none."""
-    dataset = Dataset.from_tensor_slices((data.images, data.digits))
-    dataset = dataset.shuffle(len(data.digits), seed=args.seed + 1000 * first_epoch)
-    if "data" not in resolver.cluster_spec().jobs:
-        return dataset.batch(args.batch_size).prefetch(2)
-    service = resolver.master("data", 0)
-    dataset = dataset.batch(args.batch_size)
-    # Few requests at a time, so that no worker takes the whole of a small epoch for itself.
-    return dataset.apply(
-        distribute(
-            "distributed_epoch", service=service, job_name="training", max_outstanding_requests=2
-        )
+    args: argparse.Namespace,
+    resolver: MPIClusterResolver,
+    strategy: ParameterServerStrategy,
+    data: Split,
+    job_name: str,
+) -> tuple[Dataset, int]:
+    """Shuffled batches of an epoch, by the data service if there is one; and how many."""
+
+    def pick(rows: Array) -> Batch:
+        return data.images[rows], data.digits[rows]
+
+    count = len(data.digits)
+    dataset = Dataset.range(count).shuffle(count, seed=args.seed).batch(args.batch_size).map(pick)
+    if args.data_service is None and "data" not in resolver.cluster_spec().jobs:
+        return dataset.prefetch(2), len(dataset)
+    apply = distribute(
+        "distributed_epoch",
+        service=args.data_service or resolver.master("data", 0),
+        job_name=job_name,
+        num_consumers=strategy.num_workers,
+        consumer_index=strategy.worker_index,
+        deterministic=True,  # the order depends neither on these numbers nor on that of data tasks
+        num_shards=DATA_PARTS,
     )
+    parts = [len(range(part, count, DATA_PARTS)) for part in range(DATA_PARTS)]
+    return dataset.apply(apply), sum(math.ceil(part / args.batch_size) for part in parts)
 
 
 def make_weights(args: argparse.Namespace) -> list[Variable]:
@@ -220,136 +257,71 @@ def accuracy_of(weights: Sequence[Variable], data: Split) -> float:
     return float((log_probabilities.argmax(axis=1) == data.digits).mean())
 
 
-def restore(strategy: ParameterServerStrategy, args: argparse.Namespace) -> int:
-    """Go on from the last checkpoint if asked to; the epoch to begin with."""
+def restore(strategy: ParameterServerStrategy, args: argparse.Namespace) -> Place:
+    """Go on from the last checkpoint if asked to; where that is."""
     if not args.resume:
-        return 0
+        return Place()
     latest = strategy.latest_checkpoint(str(args.output_dir / "checkpoints"))
     if latest is None:
         raise SystemExit(f"--resume: there is no checkpoint in {args.output_dir / 'checkpoints'}")
     strategy.restore(latest)
-    return int(json.loads((Path(latest) / "training.json").read_text())["epoch"])
+    batches = json.loads((Path(latest) / "training.json").read_text())["batches"]
+    return Place(batches, (Path(latest) / "data").read_bytes())
 
 
-class Reporter:
-    """What the chief shows and writes; on other workers it only counts."""
+def save(strategy: ParameterServerStrategy, args: argparse.Namespace, place: Place) -> str:
+    """Write a checkpoint that knows its place."""
+    extra = {"data": place.state, "training.json": {"batches": place.batches}}
+    return strategy.save(str(args.output_dir / "checkpoints"), extra=extra)
+
+
+class Feed:
+    """This worker's batches, in rounds: those of an epoch are dealt out to the workers in turn.
+
+    Args:
+        dataset: All batches of an epoch; a data service deals them out itself.
+        per_epoch: How many there are.
+        strategy: Of the training.
+        place: Where to begin.
+
+    Attributes:
+        used: How many batches have been used by all workers, this round included.
+    """
 
     def __init__(
-        self,
-        args: argparse.Namespace,
-        strategy: ParameterServerStrategy,
-        weights: Sequence[Variable],
-        held_out: Split,
-        first_epoch: int,
+        self, dataset: Dataset, per_epoch: int, strategy: ParameterServerStrategy, place: Place
     ) -> None:
-        self.args = args
-        self.strategy = strategy
-        self.weights = weights
-        self.held_out = held_out
-        self.meter = Meter()
-        self.curve: list[Point] = []
-        self.started = self.last_time = time.perf_counter()
-        self.last_step = int(strategy.global_step)
-        self.last_loss = float("nan")
-        self.shown = strategy.is_chief and not args.quiet
-        self.progress = Progress(
-            TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=12),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
-            disable=not self.shown,
-        )
-        self.task = self.progress.add_task("", total=args.epochs, completed=first_epoch)
+        self.dealt_out = dataset.distributed
+        self.per_epoch = per_epoch
+        self.index, self.workers = strategy.worker_index, strategy.num_workers
+        self.used = self.used_before = place.batches
+        self.elements = iter(dataset.repeat())
+        if place.state is not None:
+            self.elements.set_state(place.state)
 
-    def __enter__(self) -> Reporter:
-        self.progress.start()
-        return self
+    def rounds(self) -> Iterator[Batch | None]:
+        """The rest of the epoch; None in a last round that has no batch for this worker."""
+        end = (self.used // self.per_epoch + 1) * self.per_epoch
+        while self.used < end:
+            count = min(self.workers, end - self.used)
+            batch = self.take(count)
+            self.used_before, self.used = self.used, self.used + count
+            yield batch
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.progress.stop()
+    def take(self, count: int) -> Batch | None:
+        """This worker's batch of a round with so many."""
+        if self.dealt_out:
+            return next(self.elements) if self.index < count else None
+        batches = [next(self.elements) for _ in range(count)]
+        return batches[self.index] if self.index < count else None
 
-    def step(self, loss: float, push: mpidist.Work) -> None:
-        """Take note of one update."""
-        self.meter.losses.append(loss)
-        self.meter.pushes.append(push)
-        self.meter.collect()
+    def has_passed(self, period: int) -> bool:
+        """Whether a multiple of some number of batches has been reached in this round."""
+        return self.used // period > self.used_before // period
 
-    def epoch(self, done: int) -> None:
-        """Take note of the end of an epoch; the chief evaluates, and saves now and then."""
-        if not self.strategy.is_chief:
-            self.meter = Meter()
-            return
-        point = self.measure(done)
-        self.progress.update(
-            self.task,
-            completed=done,
-            description=f"loss {point.loss:.3f} accuracy {point.accuracy:.4f} "
-            f"{point.updates_per_s:.0f} updates/s staleness {point.staleness:.2f}",
-        )
-        if done % self.args.checkpoint_every == 0 or done == self.args.epochs:
-            self.save(done)
-
-    def measure(self, epoch: int) -> Point:
-        """A point of the learning curve."""
-        for push in self.meter.pushes:
-            push.wait()
-        self.meter.collect()
-        now, step = time.perf_counter(), int(self.strategy.global_step)
-        point = Point(
-            step=step,
-            epoch=epoch,
-            seconds=now - self.started,
-            loss=float(np.mean(self.meter.losses)) if self.meter.losses else self.last_loss,
-            accuracy=accuracy_of(self.weights, self.held_out),
-            updates_per_s=(step - self.last_step) / (now - self.last_time),
-            staleness=float(np.mean(self.meter.staleness)) if self.meter.staleness else 0.0,
-        )
-        self.curve.append(point)
-        self.meter, self.last_time, self.last_step = Meter(), now, step
-        self.last_loss = point.loss
-        return point
-
-    def save(self, epoch: int) -> str:
-        """Write a checkpoint that knows its epoch."""
-        directory = str(self.args.output_dir / "checkpoints")
-        return self.strategy.save(directory, extra={"training.json": {"epoch": epoch}})
-
-    def finish(self) -> None:
-        """Evaluate once more, write everything, and print the accuracy."""
-        accuracy = accuracy_of(self.weights, self.held_out)
-        path = self.save(self.args.epochs)
-        self.args.output_dir.mkdir(parents=True, exist_ok=True)
-        plot(self.curve, self.args.output_dir / "learning_curve.png")
-        results = {
-            "accuracy": accuracy,
-            "step": int(self.strategy.global_step),
-            "seconds": time.perf_counter() - self.started,
-            "workers": self.strategy.num_workers,
-            "ps": self.args.ps,
-            "checkpoint": path,
-            "arguments": {key: str(value) for key, value in vars(self.args).items()},
-            "curve": [asdict(point) for point in self.curve],
-        }
-        (self.args.output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-        print(f"accuracy {accuracy:.4f}", flush=True)
-
-
-def plot(curve: Sequence[Point], path: Path) -> None:
-    """Loss and test accuracy over updates."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    steps = [point.step for point in curve]
-    figure, loss_axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    loss_axis.plot(steps, [point.loss for point in curve], color="tab:blue")
-    loss_axis.set(xlabel="updates", yscale="log")
-    loss_axis.set_ylabel("training loss", color="tab:blue")
-    accuracy_axis = loss_axis.twinx()
-    accuracy_axis.plot(steps, [point.accuracy for point in curve], color="tab:orange")
-    accuracy_axis.set_ylabel("held-out accuracy", color="tab:orange")
-    accuracy_axis.set_ylim(0.8, 1.0)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    def place(self) -> Place:
+        """Where the next round begins, for any number of workers."""
+        return Place(self.used, self.elements.get_state())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mpidist import Request
 
 # A runner makes this much ahead, and at least two elements.
 AHEAD_BYTES = 64 << 20
-_AHEAD_ELEMENTS = 4096
+AHEAD_ELEMENTS = 4096
 # A reply holds elements of this much together, or one element.
 _REPLY_BYTES = 1 << 20
 
@@ -213,12 +213,6 @@ class Outbox(ABC):
     @abstractmethod
     def _clear(self) -> None:
         """Forget all elements."""
-
-    def _little(self, count: int, consumers: int = 1) -> bool:
-        """Whether what is held is little enough to make more."""
-        if count < 2 * consumers:
-            return True
-        return count < _AHEAD_ELEMENTS * consumers and self._bytes < self._limit
 
     # Inside
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
-from dataservice.outbox.outbox import Answer, Outbox, how_many
+from dataservice.outbox.outbox import AHEAD_ELEMENTS, Answer, Outbox, how_many
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 
@@ -58,7 +58,7 @@ class SharedOutbox(Outbox):
     def needed(self) -> int:
         """Local. See :class:`Outbox`."""
         with self._changed:
-            kept = [next(iter(items)) for items in self._given.values() if items]
+            kept = [min(items) for items in self._given.values() if items]
             return min([*kept, *(item.index for item in self._waiting), self._produced])
 
     def end(self) -> None:
@@ -96,16 +96,20 @@ class SharedOutbox(Outbox):
         self._bytes += size
 
     def _has_room(self) -> bool:
-        return self._little(len(self._waiting))
+        count = len(self._waiting)
+        return count < 2 or (count < AHEAD_ELEMENTS and self._bytes < self._limit)
 
     def _note(self, body: pb.GetElementRequest) -> None:
         self._acknowledge(body.client_id, list(body.used.bounds))
 
     def _acknowledge(self, client_id: int, bounds: list[int]) -> None:
+        used = RangeSet(bounds)
+        if client_id in self._held:
+            # Some of it may still have to be made again.
+            self._used.update(used)
         items = self._given.get(client_id)
         if not items:
             return
-        used = RangeSet(bounds)
         if len(used) < len(items):
             for start, stop in used.runs():
                 for index in range(start, stop):
@@ -121,8 +125,8 @@ class SharedOutbox(Outbox):
         count = how_many((item.size for item in waiting), max(body.max_elements, 1))
         first = waiting[0].index
         # What comes back from a consumer that has left may leave gaps.
-        run = islice(waiting, count)
-        count = sum(1 for number, item in enumerate(run) if item.index == first + number)
+        run = enumerate(islice(waiting, count), first)
+        count = sum(1 for _ in takewhile(lambda each: each[1].index == each[0], run))
         taken = [waiting.popleft() for _ in range(count)]
         self._bytes -= sum(item.size for item in taken)
         if self._keeps:
@@ -133,10 +137,7 @@ class SharedOutbox(Outbox):
 
     def _let_go(self, client_id: int, used: list[int]) -> None:
         self._acknowledge(client_id, used)
-        ranges = self._held.pop(client_id, None)
-        if ranges is not None:
-            for start, stop in RangeSet(used).runs():
-                self._used.add(start, stop)
+        self._held.pop(client_id, None)
         back = sorted(self._given.pop(client_id, {}).values(), key=lambda item: item.index)
         self._waiting.extendleft(reversed(back))
         self._bytes += sum(item.size for item in back)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.outbox.outbox import AHEAD_BYTES, Answer, Outbox, how_many
+from dataservice.outbox.outbox import AHEAD_BYTES, AHEAD_ELEMENTS, Answer, Outbox, how_many
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import FailedPreconditionError
 
@@ -19,6 +19,7 @@ class _Cursor:
     period: int
     offset: int
     until: float
+    consumer: int = 0
 
     def next_wanted(self) -> int | None:
         """Local. The first element from here on that it wants; None if it wants none."""
@@ -74,14 +75,26 @@ class WindowOutbox(Outbox):
         self._drop()
 
     def _has_room(self) -> bool:
-        return self._little(len(self._elements), self._consumers)
+        # What has been given stays until it is used, and takes as much room as consumers give it.
+        given = dict(self._marks)
+        for cursor in self._cursors.values():
+            given[cursor.consumer] = max(given[cursor.consumer], cursor.position)
+        ahead = self._produced - max(min(given.values()), self._base)
+        return ahead < 2 * self._consumers or (
+            ahead < AHEAD_ELEMENTS * self._consumers
+            and self._bytes < (1 + self._consumers) * self._limit
+        )
 
     def _note(self, body: pb.GetElementRequest) -> None:
         if body.seek:
             for ask in self._asks:
                 ask.void |= ask.body.client_id == body.client_id
             self._cursors[body.client_id] = _Cursor(
-                body.start, body.period, body.offset, body.until or float("inf")
+                body.start,
+                body.period,
+                body.offset,
+                body.until or float("inf"),
+                body.consumer_index,
             )
         mark = self._marks[body.consumer_index]
         self._marks[body.consumer_index] = max(mark, body.acknowledged)

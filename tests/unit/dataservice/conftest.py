@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -18,28 +19,43 @@ DISPATCHER = DispatcherConfig(job_gc_check_interval_ms=10, worker_timeout_ms=60_
 
 
 class Service:
-    """A dispatcher and some workers."""
+    """A dispatcher and some workers; ``config`` is what DispatcherConfig is told besides."""
 
-    def __init__(self, stack):
+    def __init__(self, stack, **config):
         self._stack = stack
-        self.dispatcher = stack.enter_context(DispatchServer(DISPATCHER))
+        self._config = replace(DISPATCHER, **config)
+        self.dispatcher = stack.enter_context(DispatchServer(self._config))
         self.target = self.dispatcher.target
         self.workers = []
 
-    def add_worker(self, heartbeat_interval_ms=20):
+    def add_worker(self, heartbeat_interval_ms=20, **config):
         address = self.target.split("://")[1]
-        config = WorkerConfig(address, heartbeat_interval_ms=heartbeat_interval_ms)
+        config = WorkerConfig(address, heartbeat_interval_ms=heartbeat_interval_ms, **config)
         self.workers.append(self._stack.enter_context(WorkerServer(config)))
         return self.workers[-1]
+
+    def restart_worker(self, number, same_port=True):
+        """Stop a worker, and start one like it in its place."""
+        old = self.workers[number]
+        port = old._endpoint.address.port
+        old.stop()
+        config = replace(old._config, port=port if same_port else port + 1000)
+        self.workers[number] = self._stack.enter_context(WorkerServer(config))
+
+    def restart_dispatcher(self):
+        """Stop the dispatcher, and start one on the same port, from its journal if it has one."""
+        self.dispatcher.stop()
+        config = replace(self._config, port=int(self.target.rpartition(":")[2]))
+        self.dispatcher = self._stack.enter_context(DispatchServer(config))
 
 
 @pytest.fixture
 def make_service():
-    """``make_service(n)``: a service with n workers, stopped after the test."""
+    """``make_service(n, **dispatcher_config)``: n workers and their dispatcher, stopped after."""
     with ExitStack() as stack:
 
-        def make(workers):
-            service = Service(stack)
+        def make(workers, **config):
+            service = Service(stack, **config)
             for _ in range(workers):
                 service.add_worker()
             return service

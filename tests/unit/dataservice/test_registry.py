@@ -1,226 +1,251 @@
+"""Datasets, jobs, iterations and their ends; what becomes of lost workers is tested beside."""
+
 from collections import Counter
 
 import pytest
+from _cases.data_registry import TIMEOUTS, Play, address_of, places, ranges, terms_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataservice.config import ShardingPolicy
-from dataservice.records import Removal, TaskState, Timeouts
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.records import Removal
 from dataservice.registry import Registry
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-
-OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
-TIMEOUTS = Timeouts(worker_s=10, client_s=20, iteration_s=30)
-
-
-def make(workers=0, length=10):
-    registry = Registry(TIMEOUTS)
-    dataset = registry.register_dataset(b"digest", "range(10)", length)
-    ids = [registry.register_worker(f"inproc://localhost:{n}", 0) for n in range(1, workers + 1)]
-    return registry, dataset, ids
-
-
-def join(registry, dataset, policy=OFF, name=None, repetition=0, now=0):
-    return registry.join_iteration(dataset, policy, name, repetition, seed=1, now=now)
-
-
-def tasks_of(registry, client, now=0):
-    return list(registry.heartbeat_client(client, now).tasks.values())
-
-
-def take_all(registry, task):
-    registry.start_task(task.id)
-    taken = []
-    while part := registry.next_split(task.id, (0,)):
-        taken += part
-    return taken
+from mpidist.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 
 
 def test_datasets_are_known_by_their_digest():
-    registry = Registry(TIMEOUTS)
-    assert registry.dataset_id(b"a") == 0
-    first = registry.register_dataset(b"a", "a", 3)
-    assert registry.dataset_id(b"a") == registry.register_dataset(b"a", "a", 3) == first != 0
-    assert registry.register_dataset(b"b", "b", 3) != first
+    play = Play()
+    request = pb.RegisterDatasetRequest(digest=b"a", summary="a", source_length=3)
+    assert play.registry.find_dataset(request) is None
+    first = play.registry.register_dataset(request)
+    assert play.registry.find_dataset(request) is play.registry.register_dataset(request) is first
+    assert play.add_dataset("b").id not in (0, first.id)
+    assert play.registry.dataset(first.id) is first
+    with pytest.raises(NotFoundError, match="dataset 999"):
+        play.registry.dataset(999)
+
+
+def test_datasets_are_known_by_their_name_too():
+    play = Play()
+    named = play.add_dataset("squares", name="mine", spec=b"int")
+    assert (
+        play.add_dataset("squares", digest=b"pickled elsewhere", name="mine", spec=b"int") is named
+    )
+    assert play.registry.dataset_named("mine") is named
+    assert play.registry.dataset_named(str(play.dataset.id)) is play.dataset
+    with pytest.raises(InvalidArgumentError, match=r"'mine'.*another structure"):
+        play.add_dataset("cubes", name="mine", spec=b"float")
+    with pytest.raises(NotFoundError, match="'yours'"):
+        play.registry.dataset_named("yours")
+
+
+def test_the_registry_keeps_no_pickle():
+    dataset = Play().add_dataset("big", pickle=b"very large")
+    assert dataset.request.pickle == b""
 
 
 def test_every_worker_has_a_task():
-    registry, dataset, _ = make(workers=3)
-    tasks = tasks_of(registry, join(registry, dataset))
-    assert [t.worker.address for t in tasks] == [w.address for w in registry.workers]
-    assert [t.number for t in tasks] == [0, 1, 2]
+    play = Play(workers=3)
+    assert places(play.beat(play.join())) == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_a_worker_that_comes_later_has_one_too():
-    registry, dataset, _ = make(workers=1)
-    client = join(registry, dataset)
-    registry.register_worker("inproc://localhost:9", 1)
-    assert [t.worker.address[-1] for t in tasks_of(registry, client)] == ["1", "9"]
+def test_a_worker_that_comes_later_has_one_too_and_consumers_hear_of_it():
+    play = Play(workers=1)
+    client = play.join()
+    version = play.beat(client).version
+    play.add_worker(9)
+    told = play.beat(client)
+    assert places(told) == [(0, 1), (1, 9)]
+    assert told.version > version
 
 
-def test_a_worker_that_comes_while_nobody_reads_has_one_for_the_next_reader():
-    registry, dataset, (old,) = make(workers=1)
-    registry.release_client(join(registry, dataset, name="job"), 0)
-    registry.unregister_worker(old)
-    registry.register_worker("inproc://localhost:9", 1)
+def test_nothing_new_is_the_same_version():
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    version = play.beat(client).version
+    play.registry.next_split(task, (0,), 0)
+    assert play.beat(client, used=ranges(p0=[0, 1])).version == version
+
+
+def test_a_worker_that_comes_while_nobody_reads_has_a_task_for_the_next_reader():
+    play = Play(workers=1)
+    play.leave(play.join_shared())
+    play.lose(play.workers[0])
+    play.add_worker(9)
     for _ in range(2):
-        client = join(registry, dataset, name="job")
-        assert [t.worker.address[-1] for t in tasks_of(registry, client)] == ["9"]
+        assert places(play.beat(play.join_shared())) == [(0, 9)]
 
 
-def test_a_lost_task_cannot_be_started():
-    registry, dataset, (old,) = make(workers=1)
-    (task,) = tasks_of(registry, join(registry, dataset))
-    registry.start_task(task.id)
-    registry.unregister_worker(old)
-    with pytest.raises(NotFoundError, match=r"is lost: its worker inproc://localhost:1 is gone"):
-        registry.start_task(task.id)
+def test_who_comes_when_the_iteration_has_finished_gets_no_task():
+    play = Play(workers=1)
+    client = play.join()
+    (task,) = play.start(client)
+    play.registry.finish_task(task, 3)
+    assert not play.beat(client, used=ranges(p0=[0, 2])).finished
+    assert play.beat(client, used=ranges(p0=[0, 3])).finished
+    play.add_worker(9)
+    told = play.beat(client)
+    assert (told.finished, places(told)) == (True, [])
 
 
-def test_but_not_in_an_iteration_that_has_finished():
-    registry, dataset, _ = make(workers=1)
-    client = join(registry, dataset)
-    registry.finish_task(tasks_of(registry, client)[0].id)
-    registry.register_worker("inproc://localhost:9", 1)
-    assert len(tasks_of(registry, client)) == 1
-
-
-def test_anonymous_jobs_are_independent():
-    registry, dataset, _ = make(workers=1)
-    first, second = (join(registry, dataset, DYNAMIC) for _ in range(2))
-    for client in (first, second):
-        assert take_all(registry, tasks_of(registry, client)[0]) == list(range(10))
+def test_jobs_of_ones_own_are_independent():
+    play = Play(workers=1)
+    for client in [play.join() for _ in range(2)]:
+        (task,) = play.start(client)
+        assert play.take_all(task) == list(range(10))
 
 
 def test_a_name_is_shared():
-    registry, dataset, _ = make(workers=2)
-    first, second = (join(registry, dataset, DYNAMIC, "job") for _ in range(2))
-    assert first != second
-    assert registry.heartbeat_client(first, 0) is registry.heartbeat_client(second, 0)
-    one, two = tasks_of(registry, first)
-    assert take_all(registry, one) + take_all(registry, two) == list(range(10))
+    play = Play(workers=2)
+    first, second = (play.join_shared() for _ in range(2))
+    assert first.id != second.id
+    one, two = play.start(first)
+    assert play.start(second) == [one, two]
+    assert play.take_all(one) + play.take_all(two) == list(range(10))
 
 
 def test_a_repetition_is_a_new_iteration():
-    registry, dataset, _ = make(workers=1)
-    clients = [join(registry, dataset, DYNAMIC, "job", repetition) for repetition in range(2)]
-    for client in clients:
-        assert take_all(registry, tasks_of(registry, client)[0]) == list(range(10))
+    play = Play(workers=1)
+    for client in [play.join_shared(repetition=repetition) for repetition in range(2)]:
+        (task,) = play.start(client)
+        assert play.take_all(task) == list(range(10))
+
+
+def test_a_split_of_a_number_is_the_same_and_comes_in_its_turn():
+    play = Play(workers=2)
+    one, two = play.start(play.join())
+    first = play.registry.next_split(one, (0,), 0)
+    assert play.registry.next_split(one, (0,), 0) == first
+    assert play.registry.next_split(two, (0,), 0).start == first.stop
+    with pytest.raises(FailedPreconditionError, match=r"split 2 .*: 1 have been given"):
+        play.registry.next_split(one, (0,), 2)
 
 
 def test_who_comes_late_to_a_named_iteration_finds_it_finished():
-    registry, dataset, _ = make(workers=1)
-    client = join(registry, dataset, DYNAMIC, "job")
-    (task,) = tasks_of(registry, client)
-    registry.finish_task(task.id)
-    assert registry.release_client(client, 1) == [Removal(task.id, task.worker.address)]
-    late = registry.heartbeat_client(join(registry, dataset, DYNAMIC, "job"), 2)
-    assert (late.finished, late.tasks) == (True, {})
-    assert not registry.heartbeat_client(join(registry, dataset, DYNAMIC, "job", 1), 2).finished
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    play.registry.finish_task(task, 2)
+    outcome = play.leave(client, now=1, used=ranges(p0=[0, 2]))
+    assert outcome.removals == [Removal(task, address_of(1))]
+    late = play.beat(play.join_shared())
+    assert (late.finished, places(late)) == (True, [])
+    assert not play.beat(play.join_shared(repetition=1)).finished
 
 
 def test_the_last_word_of_a_task_may_come_after_the_last_client_has_left():
-    registry, dataset, _ = make(workers=1)
-    client = join(registry, dataset, DYNAMIC, "job")
-    (task,) = tasks_of(registry, client)
-    assert registry.release_client(client, 1) == []
-    assert registry.finish_task(task.id) == [Removal(task.id, task.worker.address)]
-    assert registry.finish_task(task.id) == []
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    assert play.leave(client, 1, used=ranges(p0=[0, 2])).removals == []
+    for expected in ([Removal(task, address_of(1))], []):
+        play.registry.finish_task(task, 2)
+        assert play.registry.take_outcome().removals == expected
 
 
 def test_an_iteration_without_workers_has_not_finished():
-    registry, dataset, _ = make()
-    assert not registry.heartbeat_client(join(registry, dataset), 0).finished
+    play = Play()
+    assert not play.beat(play.join()).finished
 
 
 def test_a_name_with_other_parameters():
-    registry, dataset, _ = make()
-    other = registry.register_dataset(b"other", "range(11)", 11)
-    same = registry.register_dataset(b"pickled elsewhere", "range(10)", 10)
-    join(registry, dataset, DYNAMIC, "job")
-    join(registry, same, DYNAMIC, "job")
-    with pytest.raises(InvalidArgumentError, match=r"existing DYNAMIC over range\(10\), new OFF"):
-        join(registry, dataset, OFF, "job")
+    play = Play()
+    other = play.add_dataset("range(11)", 11)
+    same = play.add_dataset("range", digest=b"pickled elsewhere")
+    play.join_shared()
+    play.join_shared(dataset=same)
+    with pytest.raises(InvalidArgumentError, match="existing DYNAMIC over range, new OFF"):
+        play.join_shared(pb.OFF)
     with pytest.raises(InvalidArgumentError, match=r"new DYNAMIC over range\(11\)"):
-        join(registry, other, DYNAMIC, "job", repetition=1)
+        play.join_shared(dataset=other, repetition=1)
+    with pytest.raises(InvalidArgumentError, match="new DYNAMIC, delivery AT_MOST_ONCE over"):
+        play.join_shared(delivery=pb.AT_MOST_ONCE)
+    with pytest.raises(
+        InvalidArgumentError, match="reading ORDERED, num_shards 2, num_consumers 1"
+    ):
+        play.join_ordered()
 
 
 def test_what_cannot_be_split_or_is_not_known():
-    registry, _, _ = make()
-    whole = registry.register_dataset(b"w", "generator", -1)
-    join(registry, whole, OFF)
+    play = Play()
+    whole = play.add_dataset("generator", -1)
+    play.join(terms_of(pb.OFF), dataset=whole)
     with pytest.raises(FailedPreconditionError, match="generator cannot be split"):
-        join(registry, whole, DYNAMIC)
+        play.join(dataset=whole)
     with pytest.raises(NotFoundError):
-        join(registry, 999)
+        play.registry.join(pb.IterationRequest(dataset_id=999), 1, 0.0)
+
+
+def test_two_consumers_of_one_index():
+    play = Play()
+    client = play.join_ordered(1, 2)
+    with pytest.raises(AlreadyExistsError, match=r"consumer 1 of the job 'job'.*trainer/1-a"):
+        play.join_ordered(1, 2)
+    play.join_ordered(0, 2)
+    play.leave(client)
+    play.join_ordered(1, 2)
 
 
 def test_leaving_a_job_of_ones_own_forgets_it():
-    registry, dataset, workers = make(workers=2)
-    client = join(registry, dataset)
-    tasks = tasks_of(registry, client)
-    removals = registry.release_client(client, 1)
-    assert {removal.task_id for removal in removals} == {task.id for task in tasks}
-    with pytest.raises(NotFoundError):
-        registry.heartbeat_client(client, 2)
-    with pytest.raises(NotFoundError):
-        registry.start_task(tasks[0].id)
-    assert registry.heartbeat_worker(workers[0], [tasks[0].id], 2) == [tasks[0].id]
-    assert registry.release_client(client, 3) == []
+    play = Play(workers=2)
+    client = play.join()
+    tasks = play.start(client)
+    play.registry.take_outcome()
+    outcome = play.leave(client, 1)
+    assert {removal.task_id for removal in outcome.removals} == set(tasks)
+    assert set(outcome.changed.values()) == {None}
+    with pytest.raises(NotFoundError, match="not known: it has left"):
+        play.beat(client)
+    with pytest.raises(NotFoundError, match=f"task {tasks[0]} is not known"):
+        play.registry.start_task(tasks[0])
+    assert play.heartbeat(play.workers[0], 2, [tasks[0]]) == [tasks[0]]
+    assert play.leave(client, 3).removals == []
+    assert play.registry.jobs == play.registry.iterations == play.registry.clients == {}
+
+
+def test_a_worker_that_has_not_begun_a_task_is_not_told_to_forget_it():
+    play = Play(workers=1)
+    assert play.leave(play.join()).removals == []
 
 
 def test_a_named_iteration_outlives_its_consumers_for_a_while():
-    registry, dataset, (worker,) = make(workers=1)
-    client = join(registry, dataset, DYNAMIC, "job")
-    (task,) = tasks_of(registry, client)
-    registry.start_task(task.id)
-    assert registry.release_client(client, now=1) == []
-    registry.heartbeat_worker(worker, [task.id], now=30)
-    assert registry.expire(now=31) == []
-    back = join(registry, dataset, DYNAMIC, "job", now=31)
-    assert tasks_of(registry, back, now=31) == [task]
-    registry.release_client(back, now=32)
-    registry.heartbeat_worker(worker, [task.id], now=63)
-    assert registry.expire(now=63) == [Removal(task.id, task.worker.address)]
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    outcome = play.leave(client, now=1, used=ranges(p0=[0, 2]))
+    assert outcome.removals == []
+    (departure,) = outcome.departures
+    assert (departure.client_id, departure.task_id) == (client.id, task)
+    assert departure.used == (0, 2)
+    play.heartbeat(play.workers[0], 30, [task])
+    play.registry.expire(now=31)
+    back = play.join_shared(now=31)
+    assert [each.task_id for each in play.beat(back, 31).tasks] == [task]
+    play.leave(back, now=32)
+    play.heartbeat(play.workers[0], 63, [task])
+    play.registry.expire(now=63)
+    assert play.registry.take_outcome().removals == [Removal(task, address_of(1))]
+    assert play.registry.iterations == {}
 
 
 def test_silent_clients_are_gone():
-    registry, dataset, (worker,) = make(workers=1)
-    client = join(registry, dataset, now=0)
-    registry.heartbeat_client(client, now=15)
-    registry.heartbeat_worker(worker, [], now=35)
-    assert registry.expire(now=35) == []
-    assert len(registry.expire(now=36)) == 1
-    with pytest.raises(NotFoundError, match="silent"):
-        registry.heartbeat_client(client, now=36)
-
-
-def test_a_silent_worker_is_lost_with_what_it_had_begun():
-    registry, dataset, workers = make(workers=3)
-    client = join(registry, dataset)
-    begun, done, untouched = tasks_of(registry, client)
-    for task in (begun, done):
-        registry.start_task(task.id)
-    registry.finish_task(done.id)
-    registry.expire(now=11)
-    assert registry.workers == []
-    assert tasks_of(registry, client) == [begun, done]
-    assert [t.state for t in (begun, done)] == [TaskState.LOST, TaskState.FINISHED]
-    assert not registry.heartbeat_client(client, 11).finished
-    assert untouched.id not in registry.heartbeat_client(client, 11).tasks
-    with pytest.raises(NotFoundError, match="register again"):
-        registry.heartbeat_worker(workers[0], [], 12)
-
-
-def test_a_restarted_worker_replaces_the_old_one():
-    registry, dataset, _ = make(workers=1)
-    client = join(registry, dataset)
-    (task,) = tasks_of(registry, client)
-    registry.start_task(task.id)
-    registry.register_worker("inproc://localhost:1", 1)
-    assert [w.address for w in registry.workers] == ["inproc://localhost:1"]
-    old, new = tasks_of(registry, client)
-    assert (old.state, new.state) == (TaskState.LOST, TaskState.ASSIGNED)
+    play = Play(workers=1)
+    client = play.join()
+    play.start(client)
+    play.beat(client, now=15)
+    play.heartbeat(play.workers[0], 35)
+    play.registry.expire(now=35)
+    assert play.registry.take_outcome().removals == []
+    play.registry.expire(now=36)
+    assert len(play.registry.take_outcome().removals) == 1
+    with pytest.raises(NotFoundError, match="silent for 20 s"):
+        play.beat(client, 36)
 
 
 class Epochs(RuleBasedStateMachine):
@@ -230,39 +255,38 @@ class Epochs(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.registry, self.dataset, _ = make(length=self.LENGTH)
-        self.workers = 0
-        self.clients = {}  # id -> (name or id, policy, repetition)
+        self.play = Play(length=self.LENGTH, registry=Registry(TIMEOUTS))
+        self.clients = {}  # client -> (name or id, repetition)
         self.given = {}  # the same key -> indices given out
-        self.tasks = {}  # task id -> key
+        self.splits = Counter()  # of a task
 
     @rule()
     def add_worker(self):
-        self.workers += 1
-        self.registry.register_worker(f"inproc://localhost:{self.workers}", 0)
+        self.play.add_worker(len(self.play.registry.workers) + 1)
 
-    @rule(name=st.sampled_from([None, "x", "y"]), repetition=st.integers(0, 2))
+    @rule(name=st.sampled_from(["", "x", "y"]), repetition=st.integers(0, 2))
     def add_consumer(self, name, repetition):
-        client = join(self.registry, self.dataset, DYNAMIC, name, repetition)
-        key = (name or client, repetition)
-        self.clients[client] = key
+        client = self.play.join_shared(name=name, repetition=repetition)
+        self.clients[client] = key = (name or client.id, repetition)
         self.given.setdefault(key, Counter())
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def work(self, data):
-        client = data.draw(st.sampled_from(sorted(self.clients)))
-        running = [
-            task for task in tasks_of(self.registry, client) if task.state is not TaskState.FINISHED
-        ]
-        if not running:
+        client = data.draw(st.sampled_from(sorted(self.clients, key=lambda client: client.id)))
+        tasks = self.play.beat(client).tasks
+        if not tasks:
             return
-        task = data.draw(st.sampled_from(running))
-        self.registry.start_task(task.id)
-        part = self.registry.next_split(task.id, (0,))
-        self.given[self.clients[client]].update(part)
-        if not part:
-            self.registry.finish_task(task.id)
+        task = data.draw(st.sampled_from(list(tasks)))
+        self.play.registry.start_task(task.task_id)
+        split = self.play.registry.next_split(task.task_id, (0,), self.splits[task.task_id])
+        self.given[self.clients[client]].update(split)
+        if split:
+            self.splits[task.task_id] += 1
+        else:
+            used = pb.Ranges(part=task.part, bounds=[0, self.LENGTH])
+            self.play.beat(client, used=[used])
+            self.play.registry.finish_task(task.task_id, self.LENGTH)
 
     @invariant()
     def nothing_twice(self):
@@ -272,7 +296,7 @@ class Epochs(RuleBasedStateMachine):
     @invariant()
     def nothing_lost(self):
         for client, key in self.clients.items():
-            if self.registry.heartbeat_client(client, 0).finished:
+            if self.play.beat(client).finished:
                 assert self.given[key] == Counter(range(self.LENGTH))
 
 

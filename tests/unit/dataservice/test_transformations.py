@@ -359,10 +359,10 @@ def test_sources():
 def test_sources_can_be_shared_by_index_only():
     assert Dataset.from_source([1, 2]).node.source_indices() == range(2)
     for dataset in (
-        Dataset.from_source(iter([1])),
-        Dataset.zip(Dataset.range(2), Dataset.range(2)),
-        Dataset.range(2).concatenate(Dataset.range(2)),
-        Dataset.range(2).enumerate(),
+        Dataset.zip(Dataset.range(2), Dataset.range(2).shuffle(2)),
+        Dataset.range(2).concatenate(Dataset.range(2).repeat(2)),
+        Dataset.range(2).batch(2).enumerate(),
+        Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(2)]),
         Dataset.range(2).cache(),
         Dataset.range(2).window(2),
     ):

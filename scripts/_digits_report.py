@@ -1,0 +1,169 @@
+"""What train_digits shows and writes: a progress bar, a learning curve, and its results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+import mpidist
+from strategy import ParameterServerStrategy
+
+
+@dataclass
+class Point:
+    """One point of the learning curve."""
+
+    step: int
+    epoch: int
+    seconds: float
+    loss: float
+    accuracy: float
+    updates_per_s: float
+    staleness: float
+
+
+@dataclass
+class Meter:
+    """What happened since the last point."""
+
+    losses: list[float] = field(default_factory=list)
+    pushes: list[mpidist.Work] = field(default_factory=list)
+    staleness: list[float] = field(default_factory=list)
+
+    def collect(self) -> None:
+        """Take the staleness of the pushes that have been applied."""
+        done = [push for push in self.pushes if push.is_completed()]
+        self.pushes = [push for push in self.pushes if not push.is_completed()]
+        applied = [push.result() for push in done]
+        self.staleness += [float(np.mean(one.staleness)) for one in applied if one.contributed]
+
+
+class Reporter:
+    """What the chief shows and writes; on other workers it only counts.
+
+    Args:
+        args: The command line.
+        strategy: Of the training.
+        accuracy: Evaluates the weights.
+        first_epoch: How many there have been before.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        strategy: ParameterServerStrategy,
+        accuracy: Callable[[], float],
+        first_epoch: int,
+    ) -> None:
+        self.args = args
+        self.strategy = strategy
+        self.accuracy = accuracy
+        self.meter = Meter()
+        self.curve: list[Point] = []
+        self.started = self.last_time = time.perf_counter()
+        self.last_step = int(strategy.global_step)
+        self.last_loss = float("nan")
+        self.shown = strategy.is_chief and not args.quiet
+        self.progress = Progress(
+            TextColumn("epoch {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+            disable=not self.shown,
+        )
+        self.task = self.progress.add_task("", total=args.epochs, completed=first_epoch)
+
+    def __enter__(self) -> Reporter:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.progress.stop()
+
+    def step(self, loss: float, push: mpidist.Work) -> None:
+        """Take note of one update."""
+        self.meter.losses.append(loss)
+        self.meter.pushes.append(push)
+        self.meter.collect()
+
+    def settle(self) -> None:
+        """Wait until all updates of this worker have been applied."""
+        for push in self.meter.pushes:
+            push.wait()
+        self.meter.collect()
+
+    def epoch(self, done: int) -> None:
+        """Take note of the end of an epoch; the chief evaluates."""
+        if not self.strategy.is_chief:
+            self.meter = Meter(pushes=self.meter.pushes)
+            return
+        point = self.measure(done)
+        self.progress.update(
+            self.task,
+            completed=done,
+            description=f"loss {point.loss:.3f} accuracy {point.accuracy:.4f} "
+            f"{point.updates_per_s:.0f} updates/s staleness {point.staleness:.2f}",
+        )
+
+    def measure(self, epoch: int) -> Point:
+        """A point of the learning curve."""
+        self.settle()
+        now, step = time.perf_counter(), int(self.strategy.global_step)
+        point = Point(
+            step=step,
+            epoch=epoch,
+            seconds=now - self.started,
+            loss=float(np.mean(self.meter.losses)) if self.meter.losses else self.last_loss,
+            accuracy=self.accuracy(),
+            updates_per_s=(step - self.last_step) / (now - self.last_time),
+            staleness=float(np.mean(self.meter.staleness)) if self.meter.staleness else 0.0,
+        )
+        self.curve.append(point)
+        self.meter, self.last_time, self.last_step = Meter(), now, step
+        self.last_loss = point.loss
+        return point
+
+    def finish(self, checkpoint: str) -> None:
+        """Evaluate once more, write everything, and print the accuracy."""
+        accuracy = self.accuracy()
+        self.args.output_dir.mkdir(parents=True, exist_ok=True)
+        plot(self.curve, self.args.output_dir / "learning_curve.png")
+        results = {
+            "accuracy": accuracy,
+            "step": int(self.strategy.global_step),
+            "seconds": time.perf_counter() - self.started,
+            "workers": self.strategy.num_workers,
+            "ps": self.args.ps,
+            "checkpoint": checkpoint,
+            "arguments": {key: str(value) for key, value in vars(self.args).items()},
+            "curve": [asdict(point) for point in self.curve],
+        }
+        (self.args.output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        print(f"accuracy {accuracy:.4f}", flush=True)
+
+
+def plot(curve: Sequence[Point], path: Path) -> None:
+    """Loss and test accuracy over updates."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [point.step for point in curve]
+    figure, loss_axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    loss_axis.plot(steps, [point.loss for point in curve], color="tab:blue")
+    loss_axis.set(xlabel="updates", yscale="log")
+    loss_axis.set_ylabel("training loss", color="tab:blue")
+    accuracy_axis = loss_axis.twinx()
+    accuracy_axis.plot(steps, [point.accuracy for point in curve], color="tab:orange")
+    accuracy_axis.set_ylabel("held-out accuracy", color="tab:orange")
+    accuracy_axis.set_ylim(0.8, 1.0)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,140 @@
+import pickle
+import threading
+
+import pytest
+
+from dataservice.checkpoints import Checkpoints
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import UnimplementedError
+
+FIRST = pb.Checkpoint(index=3, state=b"first", passes=[1], split=2)
+
+
+class Elements:
+    """An iterator of which only the state is asked; a state is how often it was."""
+
+    def __init__(self):
+        self.states = 0
+
+    def get_state(self):
+        self.states += 1
+        return self.states
+
+
+class Stateless:
+    def get_state(self):
+        raise UnimplementedError("a generator cannot say")
+
+
+def take(checkpoints, *indices, needed=0, elements=None):
+    elements = elements or Elements()
+    for index in indices:
+        checkpoints.take(index, elements, lambda index=index: ((0, index), index + 1), needed)
+    return elements
+
+
+def test_without_any_a_part_goes_on_from_where_it_began():
+    checkpoints = Checkpoints(FIRST)
+    assert checkpoints.before(100) == FIRST
+    assert checkpoints.newest_index(100) == -1
+
+
+def test_the_newest_one_that_is_not_after_an_element():
+    checkpoints = Checkpoints(FIRST)
+    take(checkpoints, 10, 20, 30)
+    indices = {i: checkpoints.before(i).index for i in (9, 10, 19, 20, 29, 1000)}
+    assert indices == {9: 3, 10: 10, 19: 10, 20: 20, 29: 20, 1000: 30}
+    assert [checkpoints.newest_index(i) for i in (9, 10, 29)] == [-1, 10, 20]
+
+
+def test_a_checkpoint_has_the_state_and_the_split_of_its_time():
+    checkpoints = Checkpoints(FIRST)
+    take(checkpoints, 10, 20)
+    taken = checkpoints.before(20)
+    assert pickle.loads(taken.state) == 2
+    assert (list(taken.passes), taken.split) == ([0, 20], 21)
+
+
+def test_where_it_is_is_asked_after_the_state():
+    asked = []
+
+    class Told(Elements):
+        def get_state(self):
+            asked.append("state")
+            return 0
+
+    def where():
+        asked.append("where")
+        return (0,), 0
+
+    Checkpoints(FIRST).take(1, Told(), where, 0)
+    assert asked == ["state", "where"]
+
+
+def test_what_is_before_the_newest_that_nobody_is_behind_is_forgotten():
+    checkpoints = Checkpoints(FIRST)
+    elements = take(checkpoints, 10, 20)
+    take(checkpoints, 30, needed=25, elements=elements)
+    assert checkpoints.before(25).index == 20
+    assert checkpoints.before(19) == FIRST
+    take(checkpoints, 40, needed=30, elements=elements)
+    assert checkpoints.before(29) == FIRST
+    assert [checkpoints.before(index).index for index in (30, 40)] == [30, 40]
+
+
+def test_one_is_kept_however_much_is_used():
+    checkpoints = Checkpoints(FIRST)
+    take(checkpoints, 10, 20, needed=1000)
+    assert checkpoints.before(1000).index == 20
+
+
+def test_what_has_no_state_is_asked_once():
+    checkpoints = Checkpoints(FIRST)
+    assert checkpoints.due
+    take(checkpoints, 10, elements=Stateless())
+    assert not checkpoints.due
+    assert checkpoints.newest_index(100) == -1
+    with pytest.raises(UnimplementedError, match="a generator cannot say"):
+        checkpoints.before(100)
+
+
+def test_it_is_not_due_at_once_again(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("dataservice.checkpoints.time.monotonic", lambda: now)
+    checkpoints = Checkpoints(FIRST)
+    assert checkpoints.due
+    take(checkpoints, 10)
+    assert not checkpoints.due
+    now += 1.0
+    assert checkpoints.due
+
+
+def test_states_that_cost_much_are_taken_seldom(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("dataservice.checkpoints.time.monotonic", lambda: now)
+
+    class Slow(Elements):
+        def get_state(self):
+            nonlocal now
+            now += 2.0
+            return 0
+
+    checkpoints = Checkpoints(FIRST)
+    take(checkpoints, 10, elements=Slow())
+    now += 90.0
+    assert not checkpoints.due
+    now += 11.0
+    assert checkpoints.due
+
+
+def test_a_state_that_cannot_be_pickled_is_an_error_when_it_is_wanted():
+    class Odd(Elements):
+        def get_state(self):
+            return threading.Lock()
+
+    checkpoints = Checkpoints(FIRST)
+    take(checkpoints, 10, elements=Odd())
+    assert checkpoints.newest_index(10) == 10
+    with pytest.raises(UnimplementedError, match="cannot be pickled"):
+        checkpoints.before(10)
+    assert not checkpoints.due

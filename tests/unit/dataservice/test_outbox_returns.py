@@ -1,0 +1,70 @@
+"""Elements of outboxes that are lost, doubled or told wrongly."""
+
+from _cases.data_outbox import Box
+
+from dataservice.outbox import SharedOutbox, WindowOutbox
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.ranges import RangeSet
+
+
+def make(start=0, used=(), held=(), keeps=True):
+    sets = {client: RangeSet(bounds) for client, bounds in dict(held).items()}
+    return Box(lambda tell: SharedOutbox("task 2", start, RangeSet(used), sets, keeps, tell))
+
+
+def test_what_came_back_in_any_order_is_told_by_its_indices():
+    box = make()
+    box.put(*range(6))
+    box.ask(client=1, most=1)
+    box.ask(client=2, most=4)
+    box.ask(client=3, most=1)
+    box.ask(client=2, hold=False, used=pb.Ranges(bounds=[1, 2, 3, 5]))
+    for client in (2, 3, 1):
+        box.outbox.release(client, [])
+    got = {}
+    while request := box.ask(client=4, hold=False):
+        if not request.elements:
+            break
+        first = request.body.first
+        got |= dict(zip(range(first, first + len(request.elements)), request.elements, strict=True))
+    assert got == {0: 0, 2: 2, 5: 5}
+
+
+def test_what_came_back_is_needed_although_later_elements_were_given_before():
+    box = make()
+    box.put(*range(6))
+    box.ask(client=2, most=2)
+    box.ask(client=1, most=2)
+    box.outbox.release(2, [])
+    assert box.ask(client=1, most=2).elements == [0, 1]
+    assert box.outbox.needed == 0
+
+
+def test_what_a_consumer_held_and_told_as_used_before_it_was_made_again():
+    box = make(held={1: [1, 3]})
+    box.ask(client=1, hold=False, used=pb.Ranges(bounds=[1, 2]))
+    box.put(*range(4))
+    box.outbox.release(1, [])
+    got = [element for _ in range(4) for element in box.ask(client=2, hold=False).elements]
+    assert sorted(got) == [0, 2, 3]
+
+
+def test_a_request_that_waits_does_not_take_what_a_later_seek_asks_for():
+    box = Box(lambda tell: WindowOutbox("task 2", 0, 2, tell))
+    box.put(0)
+    assert box.seek(0).elements == [0]
+    before = box.ask()
+    after = box.seek(1, 2, 1)
+    box.put(1)
+    assert before.body is not None
+    assert before.elements == []
+    assert after.elements == [1]
+
+
+def test_a_consumer_whose_requests_all_wait_can_still_say_what_it_has_used():
+    box = Box(lambda tell: WindowOutbox("task 2", 0, 1, tell, 1))
+    box.put(0, 1)
+    assert box.seek(0, most=1).elements == [0]
+    assert box.ask(most=1).elements == [1]
+    waiting = box.ask()
+    assert waiting.body is not None or box.outbox._has_room()

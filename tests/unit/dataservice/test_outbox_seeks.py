@@ -1,0 +1,40 @@
+"""Requests that a consumer made before it changed its mind about what it wants."""
+
+from dataservice.outbox import WindowOutbox
+from dataservice.proto import dataservice_pb2 as pb
+
+
+class Asked:
+    """A request, and its answer once there is one."""
+
+    def __init__(self):
+        self.answer = None
+
+    def reply(self, body=b"", buffers=()):
+        assert self.answer is None
+        self.answer = pb.GetElementReply.FromString(body)
+
+
+def test_a_request_before_a_seek_takes_nothing_away():
+    outbox = WindowOutbox("a task", 0, 1, lambda: None)
+    requests = []
+
+    def ask(**seek):
+        requests.append(Asked())
+        body = pb.GetElementRequest(
+            client_id=1, sequence=len(requests) - 1, max_elements=1, hold=True, **seek
+        )
+        outbox.ask(requests[-1], body)
+
+    ask(seek=True, start=0, period=2, offset=1)
+    ask()
+    # Both are held. What answers them the consumer will not look at: it has asked anew.
+    ask(seek=True, start=0, period=1, offset=0)
+    assert [request.answer.count for request in requests[:2]] == [0, 0]
+    for element in "ab":
+        assert outbox.put(element)
+    ask()
+    assert [(request.answer.count, request.answer.first) for request in requests[2:]] == [
+        (1, 0),
+        (1, 1),
+    ]

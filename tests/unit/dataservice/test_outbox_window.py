@@ -1,0 +1,169 @@
+"""Elements for consumers that say which they want."""
+
+import threading
+
+import numpy as np
+from _cases.data_outbox import Box
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataservice.outbox import WindowOutbox
+from mpidist.errors import CancelledError, FailedPreconditionError
+
+
+def make(consumers=1, start=0, limit=64 << 20):
+    return Box(lambda tell: WindowOutbox("task 2", start, consumers, tell, limit))
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.integers(0, 30),
+    st.integers(1, 7),
+    st.randoms(use_true_random=False),
+)
+def test_every_consumer_gets_what_it_asks_for_whatever_the_order(periods, count, most, random):
+    box = make(len(periods))
+    offsets = [random.randrange(period) for period in periods]
+    requests = [
+        [box.seek(0, period, offset, client, consumer_index=client, most=most)]
+        for client, (period, offset) in enumerate(zip(periods, offsets, strict=True))
+    ]
+    for element in range(count):
+        box.put(element)
+        client = random.randrange(len(periods))
+        if requests[client][-1].body is not None:
+            requests[client].append(box.ask(client, most, consumer_index=client))
+    box.outbox.end()
+    for client, mine in enumerate(requests):
+        while mine[-1].body is None or not mine[-1].body.end:
+            assert mine[-1].body is not None
+            mine.append(box.ask(client, most, consumer_index=client))
+        got = [element for request in mine for element in request.elements]
+        assert got == list(range(count))[offsets[client] :: periods[client]]
+        for request in mine:
+            expected = range(request.body.first, count, periods[client])
+            assert request.elements == list(expected[: len(request.elements)])
+        assert mine[-1].body.stop == count
+    assert box.told == 1
+
+
+def test_a_consumer_learns_that_elements_exist_which_it_does_not_want():
+    box = make(2)
+    box.put(*range(5))
+    request = box.seek(0, 3, 0)
+    assert (request.elements, request.indices) == ([0, 3], (0, 5))
+    assert (box.seek(0, 0).body.count, box.seek(0, 0).body.stop) == (0, 5)
+
+
+def test_a_consumer_that_wants_nothing_learns_of_the_end():
+    box = make(2)
+    waiting = box.seek(0, 0)
+    assert waiting.body is None
+    box.put(1)
+    assert (waiting.body.stop, waiting.body.end) == (1, False)
+    last = box.ask()
+    assert last.body is None
+    box.outbox.end()
+    assert (last.body.stop, last.body.end) == (1, True)
+
+
+def test_nothing_from_until_on():
+    box = make(2)
+    box.put(*range(6))
+    request = box.seek(1, 2, 0, until=4)
+    assert (request.elements, request.indices) == ([2], (2, 4))
+    assert (box.ask().body.count, box.ask().body.stop) == (0, 4)
+    request = box.seek(4, 3, 2)
+    assert (request.elements, request.indices) == ([5], (5, 6))
+
+
+def test_elements_come_again_until_all_consumers_have_used_them():
+    box = make(2)
+    box.put(*range(6))
+    for _ in range(2):
+        assert box.seek(0, 1, 0, client=1).elements == [0, 1, 2, 3, 4, 5]
+    box.ask(client=1, consumer_index=0, acknowledged=4, hold=False)
+    assert box.outbox.needed == 0
+    box.ask(client=2, consumer_index=1, acknowledged=3, hold=False)
+    assert box.outbox.needed == 3
+    assert box.seek(3, 1, 0, client=1).elements == [3, 4, 5]
+
+
+def test_a_mark_never_goes_back():
+    box = make()
+    box.put(*range(6))
+    box.seek(0, acknowledged=4)
+    box.ask(acknowledged=2, hold=False)
+    assert box.outbox.needed == 4
+
+
+def test_what_all_have_used_is_not_kept():
+    box = make()
+    box.put(*range(6))
+    box.seek(0, acknowledged=4)
+    error = box.seek(2, client=7).error
+    assert isinstance(error, FailedPreconditionError)
+    assert "element 2 of task 2" in str(error)
+    assert "first that is kept is 4" in str(error)
+    assert box.seek(4, client=7).elements == [4, 5]
+
+
+def test_what_was_used_before_a_worker_was_lost_is_made_and_dropped():
+    box = make(start=3)
+    waiting = box.seek(6, acknowledged=6)
+    box.put(3, 4, 5)
+    assert waiting.body is None
+    box.put(6)
+    assert (waiting.elements, waiting.indices) == ([6], (6, 7))
+    assert box.outbox.produced == 7
+
+
+def test_a_task_that_goes_on_begins_where_it_was_told():
+    box = make(start=50)
+    box.put(50, 51)
+    assert box.seek(51).elements == [51]
+    assert box.seek(49, client=2).error is not None
+
+
+def test_the_slowest_consumer_decides_how_much_is_made():
+    box = make(2, limit=100)
+    made = []
+
+    def run():
+        made.extend(box.outbox.put(np.zeros(60, np.uint8)) for _ in range(12))
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    fast = [box.seek(0, client=1, consumer_index=0, most=3)]
+    while len(fast[-1].elements) < 3:
+        fast.append(box.seek(0, client=1, consumer_index=0, most=3))
+    box.ask(client=1, consumer_index=0, acknowledged=3, hold=False)
+    assert box.outbox.needed == 0
+    runner.join(0.05)
+    assert runner.is_alive()
+    assert box.outbox.produced == 5
+    box.ask(client=2, consumer_index=1, acknowledged=3, hold=False)
+    assert box.outbox.needed == 3
+    while box.outbox.produced < 8:
+        assert runner.is_alive()
+    box.outbox.close(CancelledError("stopped"))
+    runner.join(10)
+    assert made == [True] * 8 + [False] * 4
+
+
+def test_who_leaves_does_not_change_what_is_needed():
+    box = make(2)
+    box.put(*range(4))
+    box.seek(0, client=1, consumer_index=0, acknowledged=3)
+    box.seek(0, client=2, consumer_index=1, acknowledged=1)
+    box.outbox.release(2, [])
+    assert box.outbox.needed == 1
+
+
+def test_a_failure_comes_after_what_was_made():
+    box = make()
+    box.put(1)
+    box.outbox.fail(KeyError("bad"))
+    assert box.seek(0).elements == [1]
+    assert box.ask().body.failure
+    assert box.told == 0

@@ -1,0 +1,134 @@
+"""Datasets over several others whose source indices are dealt out to several workers."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataservice import Dataset
+from dataservice.dataset.node import Context
+
+LETTERS = Dataset.from_tensor_slices(list("abcdefghij"))
+
+
+@dataclass
+class Deal:
+    """Splits of one worker, who must not ask before the last mark that it has gone on from."""
+
+    splits: list
+    first: int = 0
+    marked: int = 0
+    asked: list = field(default_factory=list)
+
+    def __call__(self, passes):
+        return self
+
+    def split(self, number):
+        assert number >= self.first, f"split {number} is forgotten; {self.first} is the first"
+        return self.splits[number] if number < len(self.splits) else range(0)
+
+    def mark(self, number):
+        self.marked = number
+
+
+def dealt(indices, sizes, workers):
+    """Splits of these sizes, in turn to the workers."""
+    splits = [[] for _ in range(workers)]
+    start = turn = 0
+    while start < len(indices):
+        size = sizes[turn % len(sizes)]
+        splits[turn % workers].append(indices[start : start + size])
+        start, turn = start + size, turn + 1
+    return splits
+
+
+DATASETS = {
+    "zip": Dataset.zip(Dataset.range(10), LETTERS),
+    "zip of unequal ones": Dataset.zip(Dataset.range(7), LETTERS, Dataset.range(20)),
+    "zip of parts": Dataset.zip(Dataset.range(10).skip(3), LETTERS.take(8).shard(2, 1)),
+    "zip, a part of it": Dataset.zip(Dataset.range(10), LETTERS).skip(2).shard(3, 1).take(2),
+    "zip of zips": Dataset.zip(Dataset.zip(LETTERS, LETTERS), {"n": Dataset.range(10)}),
+    "zip with a prefetch": Dataset.zip(Dataset.range(10).prefetch(3), LETTERS),
+    "zip with a parallel map": Dataset.zip(LETTERS, Dataset.range(10).map(abs, 3)),
+    "concatenate": Dataset.range(5).concatenate(Dataset.range(5, 12)),
+    "concatenate what is empty": Dataset.range(0).concatenate(Dataset.range(5)),
+    "concatenate to what is empty": Dataset.range(5).concatenate(Dataset.range(0)),
+    "concatenate thrice": Dataset.range(2)
+    .concatenate(Dataset.range(2, 5))
+    .concatenate(Dataset.range(5, 6)),
+    "concatenate, a part of it": Dataset.range(5).concatenate(Dataset.range(5, 12)).skip(3).take(6),
+    "concatenate parts": Dataset.range(9).shard(2, 1).concatenate(Dataset.range(9).skip(6)),
+    "concatenate zips": Dataset.zip(LETTERS, LETTERS).concatenate(Dataset.zip(LETTERS, LETTERS)),
+    "zip of a concatenate": Dataset.zip(
+        Dataset.range(5).concatenate(Dataset.range(5)).prefetch(2), LETTERS
+    ),
+    "concatenate filtered": Dataset.range(9)
+    .filter(lambda i: i % 2)
+    .concatenate(Dataset.range(9).filter(lambda i: i % 3)),
+    "concatenate flattened": Dataset.range(3)
+    .flat_map(lambda i: Dataset.range(i))
+    .concatenate(Dataset.range(3)),
+    "enumerate": LETTERS.enumerate(5),
+    "enumerate, a part of it": LETTERS.enumerate().skip(4).shard(2, 0),
+    "enumerate a part": LETTERS.skip(4).shard(2, 0).enumerate(),
+    "enumerate a concatenate": LETTERS.concatenate(LETTERS).enumerate(),
+    "a generator": Dataset.from_generator(range, (6,)),
+}
+
+
+def evaluate(node, deal, stops=()):
+    """Elements of a pass that is broken off, and taken up from its state, after so many."""
+    elements = node.iterate(Context((1,), (0,), deal))
+    found = []
+    for stop in sorted(stops):
+        while len(found) < stop:
+            try:
+                found.append(next(elements))
+            except StopIteration:
+                break
+        state = elements.get_state()
+        elements.close()
+        deal.first = deal.marked
+        elements = node.iterate(Context((1,), (0,), deal))
+        elements.set_state(state)
+    with elements:
+        return found + list(elements)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.lists(st.integers(0, 12), max_size=3),
+)
+def test_workers_that_share_the_indices_make_every_element_once(name, sizes, workers, stops):
+    node = DATASETS[name].node
+    splits = dealt(node.source_indices(), sizes, workers)
+    found = [element for mine in splits for element in evaluate(node, Deal(mine), stops)]
+    assert sorted(map(str, found)) == sorted(map(str, DATASETS[name]))
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@given(st.integers(1, 5))
+def test_every_nth_index_is_every_nth_element(name, parts):
+    node = DATASETS[name].node
+    if node.one_to_one:
+        whole = list(map(str, DATASETS[name]))
+        for part in range(parts):
+            mine = evaluate(node, Deal([node.source_indices()[part::parts]]), [2])
+            assert list(map(str, mine)) == whole[part::parts]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "one_to_one"),
+    [
+        (Dataset.zip(LETTERS, LETTERS), True),
+        (LETTERS.concatenate(LETTERS), True),
+        (LETTERS.enumerate(), True),
+        (LETTERS.concatenate(LETTERS.batch(2)), False),
+        (Dataset.from_generator(range, (3,)), False),
+    ],
+)
+def test_what_an_index_is_an_element_of(dataset, one_to_one):
+    assert dataset.node.one_to_one == one_to_one

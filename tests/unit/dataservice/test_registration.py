@@ -1,0 +1,235 @@
+"""Datasets that are registered and read by their id, and the specification's examples."""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from dataservice import (
+    Dataset,
+    DispatcherConfig,
+    DispatchServer,
+    ShardingPolicy,
+    WorkerServer,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+from dataservice.dataset.spec import ArraySpec
+from mpidist.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnimplementedError,
+)
+
+OFF = "parallel_epochs"
+MODES = [OFF, "distributed_epoch"]
+
+
+def number(shape=()):
+    return ArraySpec.of(shape, np.int64)
+
+
+def values(dataset):
+    return [int(element) for element in dataset]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("given", [None, "mine", "1000"])
+def test_what_is_registered_can_be_read(make_service, mode, given):
+    target = make_service(1).target
+    name = register_dataset(target, Dataset.range(10), dataset_id=given)
+    assert isinstance(name, str)
+    assert given in (None, name)
+    for _ in range(2):
+        assert values(from_dataset_id(mode, target, name)) == list(range(10))
+
+
+def test_equal_datasets_are_one(make_service):
+    target = make_service(0).target
+    first = register_dataset(target, Dataset.range(10))
+    assert register_dataset(target, Dataset.range(10)) == first
+    assert register_dataset(target, Dataset.range(11)) != first
+
+
+def test_another_id_is_another_dataset(make_service):
+    target = make_service(1).target
+    for name in ("a", "b"):
+        assert register_dataset(target, Dataset.range(3), dataset_id=name) == name
+        assert values(from_dataset_id(OFF, target, name)) == [0, 1, 2]
+
+
+def test_an_id_belongs_to_a_structure(make_service):
+    target = make_service(1).target
+    register_dataset(target, Dataset.range(3), dataset_id="d")
+    # As long as elements are alike, the first dataset stays.
+    assert register_dataset(target, Dataset.range(5), dataset_id="d") == "d"
+    assert values(from_dataset_id(OFF, target, "d")) == [0, 1, 2]
+    for other in (Dataset.range(4).batch(2), Dataset.range(3).map(float)):
+        with pytest.raises(InvalidArgumentError, match="same ID must have the same structure"):
+            register_dataset(target, other, dataset_id="d")
+
+
+@pytest.mark.parametrize("name", ["", 5, b"d", True])
+def test_wrong_ids(name):
+    with pytest.raises(ValueError, match="dataset_id must be"):
+        register_dataset("localhost:1", Dataset.range(3), dataset_id=name)
+
+
+def test_an_id_that_there_is_not(make_service):
+    with pytest.raises(NotFoundError, match="no dataset 'd' is registered"):
+        from_dataset_id(OFF, make_service(1).target, "d")
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "", 0])
+def test_wrong_compressions(compression):
+    with pytest.raises(ValueError, match="compression must be"):
+        register_dataset("localhost:1", Dataset.range(3), compression)
+
+
+def test_no_dispatcher():
+    with pytest.raises(UnavailableError, match="no dispatcher answers"):
+        from_dataset_id(OFF, "inproc://localhost:4898", "d", start_timeout_s=0.05)
+
+
+def test_what_cannot_be_split_is_refused_by_its_id_too(make_service):
+    target = make_service(1).target
+    name = register_dataset(target, Dataset.range(9).cache())
+    with pytest.raises(UnimplementedError, match="cannot be split"):
+        from_dataset_id(ShardingPolicy.DYNAMIC, target, name)
+    assert values(from_dataset_id(OFF, target, name)) == list(range(9))
+
+
+def test_names_of_jobs_belong_to_the_id(make_service):
+    target = make_service(1).target
+    names = [register_dataset(target, Dataset.range(n)) for n in (3, 4)]
+    read = [from_dataset_id("distributed_epoch", target, name, job_name="j") for name in names]
+    assert [values(dataset) for dataset in read] == [[0, 1, 2], [0, 1, 2, 3]]
+    late = from_dataset_id("distributed_epoch", target, names[0], job_name="j")
+    assert set(values(late)) <= {0, 1, 2}
+
+
+def test_consumers_of_an_id_share_a_job(make_service):
+    target = make_service(1).target
+    name = register_dataset(target, Dataset.range(100))
+
+    def read(_):
+        return values(from_dataset_id(OFF, target, name, None, "j"))
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [element for own in pool.map(read, range(3)) for element in own]
+    assert sorted(found) == list(range(100))
+
+
+# element_spec
+
+SHAPES = {
+    "number": (Dataset.range(4), number()),
+    "dict": (Dataset.from_tensor_slices({"x": np.zeros((3, 2))}), {"x": ArraySpec.of((2,), float)}),
+    "tuple": (Dataset.zip(Dataset.range(2), Dataset.range(2)), (number(), number())),
+    "batch": (Dataset.range(5).batch(2), number((None,))),
+    "text": (Dataset.from_tensor_slices(["a", "bcd"]), ArraySpec.of((), "U1")),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("told", [True, False])
+def test_what_elements_are_like_is_known(make_service, name, told):
+    dataset, spec = SHAPES[name]
+    target = make_service(1).target
+    found = register_dataset(target, dataset, dataset_id=None if told else "d")
+    remote = from_dataset_id(OFF, target, found, element_spec=spec if told else None)
+    assert remote.element_spec == (spec if told else dataset.element_spec)
+    assert len(list(remote)) == len(list(dataset))
+
+
+def test_what_elements_are_like_is_not_known(make_service):
+    target = make_service(1).target
+    remote = from_dataset_id(OFF, target, register_dataset(target, Dataset.range(3)))
+    with pytest.raises(ValueError, match="nobody has said"):
+        _ = remote.element_spec
+    assert values(remote) == [0, 1, 2]
+
+
+WRONG = [
+    ("number", ArraySpec.of((), np.int32)),
+    ("number", number((1,))),
+    ("number", (number(),)),
+    ("number", {"x": number()}),
+    ("dict", {"y": ArraySpec.of((2,), float)}),
+    ("dict", {"x": ArraySpec.of((3,), float)}),
+    ("dict", ArraySpec.of((2,), float)),
+    ("tuple", (number(), number(), number())),
+    ("tuple", (number(), ArraySpec.of((), float))),
+    ("batch", number((3,))),
+    ("batch", number((None, None))),
+    ("text", number()),
+]
+
+
+@pytest.mark.parametrize(("name", "spec"), WRONG)
+@pytest.mark.parametrize("mode", MODES)
+def test_elements_that_are_not_what_was_said(make_service, name, spec, mode):
+    target = make_service(1).target
+    found = register_dataset(target, SHAPES[name][0])
+    with iter(from_dataset_id(mode, target, found, element_spec=spec)) as elements:
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError, match="is not what element_spec says"):
+                next(elements)
+
+
+# The specification
+
+
+def test_example_of_the_cluster(capsys):
+    dispatcher = DispatchServer(port=0)
+    dispatcher_address = dispatcher.target.split("://")[1]
+    worker = WorkerServer(port=0, dispatcher_address=dispatcher_address)
+    dataset = Dataset.range(10)
+    dataset = dataset.apply(distribute(processing_mode=OFF, service=dispatcher.target))
+    print(list(dataset.as_numpy_iterator()))
+    shown = capsys.readouterr().out
+    assert re.findall(r"\d+(?=[),\]])", shown) == [str(i) for i in range(10)]
+    worker.stop()
+    dispatcher.stop()
+
+
+@pytest.mark.parametrize("make", [lambda: DispatchServer(port=5050), lambda: DispatchServer(5050)])
+def test_example_of_join(make):
+    dispatcher = make()
+    joining = threading.Thread(target=dispatcher.join)
+    joining.start()
+    assert dispatcher.target.endswith(":5050")
+    assert joining.is_alive()
+    dispatcher.stop()
+    joining.join(10)
+    assert not joining.is_alive()
+
+
+def test_example_of_the_target():
+    dispatcher = DispatchServer(port=0)
+    dataset = Dataset.range(10)
+    dataset = dataset.apply(distribute(processing_mode=OFF, service=dispatcher.target))
+    assert re.fullmatch(r"\w+://localhost:\d+", dispatcher.target)
+    dispatcher.stop()
+
+
+def test_example_of_start():
+    dispatcher = DispatchServer(port=0, start=False)
+    dispatcher.start()
+    assert dispatcher.target
+    dispatcher.stop()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpc+local"])
+def test_protocols_of_the_specification(protocol):
+    with (
+        DispatchServer(DispatcherConfig(protocol=protocol)) as dispatcher,
+        WorkerServer(0, dispatcher.target.split("://")[1], protocol=protocol),
+    ):
+        assert dispatcher.target.startswith(f"{protocol}://")
+        for service in (dispatcher.target, tuple(dispatcher.target.split("://"))):
+            assert values(Dataset.range(3).apply(distribute(OFF, service))) == [0, 1, 2]

@@ -1,0 +1,246 @@
+"""What becomes of the parts of workers that are lost, and of those that come."""
+
+from collections import Counter
+
+import pytest
+from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
+
+from dataservice.proto import dataservice_pb2 as pb
+from mpidist.errors import NotFoundError
+
+
+def split(play, task, number, passes=(0,)):
+    return play.registry.next_split(task, passes, number)
+
+
+# One consumer, or consumers that say what they want: another worker goes on at once.
+
+
+@pytest.mark.parametrize("delivery", [pb.EXACTLY_ONCE, pb.AT_LEAST_ONCE])
+def test_another_worker_gets_the_part_with_its_splits_and_its_checkpoint(delivery):
+    play = Play(workers=2, length=1000)
+    client = play.join(terms_of(delivery=delivery))
+    one, two = play.start(client)
+    given = [split(play, one, number) for number in range(3)]
+    play.progress(play.workers[0], one, 300, passes=[0], split=1)
+    play.lose(play.workers[0])
+    told = play.beat(client)
+    assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
+    again = play.registry.start_task(told.tasks[0].task_id)
+    assert again.id not in (one, two)
+    assert (again.part.checkpoint.index, again.part.checkpoint.split) == (300, 1)
+    assert [split(play, again.id, number) for number in (1, 2)] == given[1:]
+    assert split(play, again.id, 3).start == given[2].stop
+    for call in (lambda: play.registry.start_task(one), lambda: split(play, one, 3)):
+        with pytest.raises(NotFoundError, match=f"task {one} is not known.*another worker"):
+            call()
+
+
+def test_a_checkpoint_never_goes_back():
+    play = Play(workers=1)
+    (task,) = play.start(play.join())
+    play.progress(play.workers[0], task, 30)
+    play.progress(play.workers[0], task, 20)
+    assert play.registry.leases.get(task).part.checkpoint.index == 30
+
+
+def test_without_another_worker_the_part_waits_for_one():
+    play = Play(workers=1)
+    client = play.join()
+    play.start(client)
+    play.lose(play.workers[0])
+    assert waiting(play.beat(client)) == ([], [], 1)
+    play.add_worker(9)
+    assert waiting(play.beat(client)) == ([(0, 9)], [], 0)
+
+
+def test_ordered_parts_go_to_whoever_has_the_fewest():
+    play = Play(workers=3)
+    clients = [play.join_ordered(index, 2, shards=6) for index in range(2)]
+    play.start(clients[0])
+    play.lose(play.workers[1])
+    expected = [(0, 1), (1, 1), (2, 3), (3, 1), (4, 3), (5, 3)]
+    assert [places(play.beat(client)) for client in clients] == [expected] * 2
+
+
+def test_a_new_worker_relieves_those_that_have_most():
+    play = Play(workers=2)
+    client = play.join_ordered(shards=7)
+    old = dict(zip(range(7), play.start(client), strict=True))
+    play.registry.take_outcome()
+    play.add_worker(3)
+    told = play.beat(client)
+    moved = [part for part, port in places(told) if port == 3]
+    assert sorted(Counter(port for _, port in places(told)).values()) == [2, 2, 3]
+    assert len(moved) == 2
+    removals = play.registry.take_outcome().removals
+    assert {removal.task_id for removal in removals} == {old[part] for part in moved}
+    stayed = {task.part: task.task_id for task in told.tasks if task.part not in moved}
+    assert stayed.items() <= old.items()
+
+
+def test_a_new_worker_is_given_none_of_few_parts():
+    play = Play(workers=2)
+    client = play.join_ordered(shards=2)
+    play.add_worker(3)
+    assert places(play.beat(client)) == [(0, 1), (1, 2)]
+
+
+def test_a_finished_part_is_not_evaluated_again():
+    play = Play(workers=2)
+    client = play.join()
+    one, two = play.start(client)
+    play.registry.finish_task(one, 4)
+    play.beat(client, used=ranges(p0=[0, 4]))
+    play.lose(play.workers[0])
+    assert waiting(play.beat(client)) == ([(1, 2)], [], 0)
+    play.registry.finish_task(two, 0)
+    assert play.beat(client).finished
+
+
+def test_of_several_consumers_the_slowest_decides_what_is_used():
+    play = Play(workers=1)
+    slow, fast = (play.join_ordered(index, 2, shards=1) for index in range(2))
+    (task,) = play.start(slow)
+    play.registry.finish_task(task, 6)
+    play.beat(fast, used=ranges(p0=[0, 6]))
+    part = play.registry.leases.get(task).part
+    assert part.used.bounds == []
+    play.beat(slow, used=ranges(p0=[0, 4]))
+    assert part.used.bounds == [0, 4]
+    assert play.beat(slow, used=ranges(p0=[0, 6])).finished
+
+
+# Consumers that share: all say first what they have.
+
+
+def test_the_part_of_a_lost_worker_waits_until_all_consumers_have_settled():
+    play = Play(workers=2)
+    clients = [play.join_shared() for _ in range(2)]
+    one, _ = play.start(clients[0])
+    play.lose(play.workers[0])
+    late = play.join_shared()
+    assert waiting(play.beat(clients[0])) == ([(1, 2)], [one], 1)
+    assert waiting(play.beat(late)) == ([(1, 2)], [], 1)
+    with pytest.raises(NotFoundError, match=f"task {one} is lost: its worker {address_of(1)}"):
+        play.registry.start_task(one)
+    report = {"used": ranges(p0=[0, 3]), "held": ranges(p0=[3, 5]), "settled": [one]}
+    assert waiting(play.beat(clients[0], **report)) == ([(1, 2)], [], 1)
+    told = play.beat(clients[1], held=ranges(p0=[7, 8]), settled=[one])
+    assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
+    part = play.registry.start_task(told.tasks[0].task_id).part
+    assert part.used.bounds == [0, 3]
+    held = {client.id: part.held[client.id].bounds for client in clients}
+    assert held == {clients[0].id: [3, 5], clients[1].id: [7, 8]}
+
+
+def test_settling_twice_changes_nothing():
+    play = Play(workers=1)
+    clients = [play.join_shared() for _ in range(2)]
+    (task,) = play.start(clients[0])
+    play.lose(play.workers[0])
+    for _ in range(2):
+        told = play.beat(clients[0], held=ranges(p0=[1, 2]), settled=[task])
+    assert waiting(told) == ([], [], 1)
+    play.beat(clients[1], settled=[task])
+    assert waiting(play.beat(clients[1], settled=[task, 999])) == ([], [], 1)
+    (part,) = clients[0].iteration.parts.values()
+    assert part.held[clients[0].id].bounds == [1, 2]
+
+
+def test_who_leaves_needs_not_settle_and_gives_back_what_it_held():
+    play = Play(workers=2)
+    clients = [play.join_shared() for _ in range(2)]
+    one, _ = play.start(clients[0])
+    play.lose(play.workers[0])
+    play.beat(clients[0], held=ranges(p0=[0, 2]), settled=[one])
+    play.leave(clients[1])
+    told = play.beat(clients[0])
+    assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
+    task = play.registry.start_task(told.tasks[0].task_id)
+    play.join_shared()
+    outcome = play.leave(clients[0], used=ranges(p0=[0, 1]))
+    assert task.part.held == {}
+    departures = {each.task_id: each for each in outcome.departures}
+    assert departures[task.id].client_id == clients[0].id
+    assert departures[task.id].used == (0, 1)
+
+
+def test_if_the_last_consumer_leaves_before_it_settles_the_next_one_finds_the_part():
+    play = Play(workers=2)
+    client = play.join_shared()
+    play.start(client)
+    play.lose(play.workers[0])
+    play.leave(client, used=ranges(p0=[0, 1]))
+    told = play.beat(play.join_shared())
+    assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
+
+
+def test_a_part_that_is_given_out_needs_no_worker_until_a_consumer_leaves():
+    play = Play(workers=2)
+    clients = [play.join_shared() for _ in range(2)]
+    one, two = play.start(clients[0])
+    play.registry.finish_task(one, 5)
+    play.lose(play.workers[0])
+    play.beat(clients[0], used=ranges(p0=[0, 2]), held=ranges(p0=[2, 4]), settled=[one])
+    told = play.beat(clients[1], held=ranges(p0=[4, 5]), settled=[one])
+    assert waiting(told) == ([(1, 2)], [], 0)
+    assert not told.finished
+    play.leave(clients[0], used=ranges(p0=[2, 3]))
+    told = play.beat(clients[1])
+    assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
+    part = play.registry.start_task(told.tasks[0].task_id).part
+    assert (part.used.bounds, list(part.held)) == ([0, 3], [clients[1].id])
+    play.registry.finish_task(two, 0)
+    assert play.beat(clients[1], used=ranges(p0=[3, 5])).finished
+
+
+def test_a_part_that_is_given_out_ends_when_all_is_used():
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    play.registry.finish_task(task, 2)
+    play.lose(play.workers[0])
+    assert not play.beat(client, held=ranges(p0=[0, 2]), settled=[task]).finished
+    assert play.beat(client, used=ranges(p0=[0, 2])).finished
+
+
+def test_a_task_that_had_not_begun_is_given_to_another_worker_at_once():
+    play = Play(workers=2)
+    client = play.join_shared()
+    play.lose(play.workers[0])
+    assert waiting(play.beat(client)) == ([(0, 2), (1, 2)], [], 0)
+
+
+def test_at_least_once_waits_for_nobody():
+    play = Play(workers=2)
+    client = play.join_shared(delivery=pb.AT_LEAST_ONCE)
+    play.start(client)
+    play.beat(client, used=ranges(p0=[0, 3]))
+    play.lose(play.workers[0])
+    told = play.beat(client)
+    assert waiting(told) == ([(0, 2), (1, 2)], [], 0)
+    assert play.registry.start_task(told.tasks[0].task_id).part.used.bounds == [0, 3]
+
+
+@pytest.mark.parametrize("reading", [pb.PRIVATE, pb.SHARED, pb.ORDERED])
+def test_at_most_once_gives_the_part_up(reading):
+    play = Play(workers=2)
+    terms = terms_of(reading=reading, delivery=pb.AT_MOST_ONCE)
+    if reading == pb.ORDERED:
+        terms.num_shards, terms.num_consumers = 2, 1
+    client = play.join(terms, "job")
+    _, two = play.start(client)
+    play.lose(play.workers[0])
+    told = play.beat(client)
+    assert (*waiting(told), told.dropped) == ([(1, 2)], [], 0, 1)
+    play.registry.finish_task(two, 0)
+    assert play.beat(client).finished
+
+
+def test_at_most_once_begins_elsewhere_what_had_not_begun():
+    play = Play(workers=2)
+    client = play.join_shared(delivery=pb.AT_MOST_ONCE)
+    play.lose(play.workers[0])
+    told = play.beat(client)
+    assert (*waiting(told), told.dropped) == ([(0, 2), (1, 2)], [], 0, 0)

@@ -1,0 +1,270 @@
+"""A registry that is restored from its records at any time goes on as if nothing had been."""
+
+import copy
+import itertools
+
+from _cases.data_registry import TIMEOUTS, Play, address_of, ranges, terms_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.registry import Registry
+from dataservice.stored import part_state, record_of, restore
+from dataservice.told import told_client
+from dataservice.wire import Parcel
+from mpidist.errors import Error
+
+LENGTH = 60
+ADDRESSES = [address_of(number) for number in (1, 2, 3)]
+JOBS = (
+    ("", terms_of()),
+    ("", terms_of(pb.OFF)),
+    ("shared", terms_of(reading=pb.SHARED)),
+    ("often", terms_of(reading=pb.SHARED, delivery=pb.AT_LEAST_ONCE)),
+    ("seldom", terms_of(reading=pb.SHARED, delivery=pb.AT_MOST_ONCE)),
+    ("static", terms_of(pb.DATA, pb.SHARED)),
+    ("local", terms_of(reading=pb.SHARED, target=pb.LOCAL)),
+    ("ordered", terms_of(reading=pb.ORDERED, num_consumers=2, num_shards=3)),
+    ("rounds", terms_of(pb.OFF, pb.ROUNDS, num_consumers=2, num_shards=2)),
+)
+PROCESSES = ("a/1", "b/2")
+numbers = st.integers(0, 30)
+
+
+class Journal:
+    """Tables as a journal keeps them."""
+
+    def __init__(self):
+        self.tables = {}
+        self.parcels = {}
+
+    def write(self, outcome):
+        """As Dispatcher._write does."""
+        for (kind, key), value in outcome.changed.items():
+            table = self.tables.setdefault(kind, {})
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = record_of(value, self.parcels)
+
+    def restored(self, now, ids):
+        registry = Registry(TIMEOUTS, ids, ADDRESSES)
+        restore(registry, self.tables, now)
+        return registry
+
+
+def picture(registry):
+    """All that can be told of it, less the versions, which only tell that something is new."""
+    told = {key: told_client(client) for key, client in registry.clients.items()}
+    for state in told.values():
+        state.version = 0
+    parts = {
+        (iteration.id, number): (
+            part.id,
+            part_state(part),
+            part.used.bounds,
+            dict(part.marks),
+            {client: held.bounds for client, held in part.held.items()},
+            part.finished,
+            part.home,
+            (
+                part.task.id,
+                part.task.worker.id,
+                part.task.worker.address,
+                part.task.running,
+                part.task.lost,
+                part.task.unsettled,
+            )
+            if part.task
+            else None,
+        )
+        for iteration in registry.iterations.values()
+        for number, part in iteration.parts.items()
+    }
+    iterations = {
+        key: (
+            iteration.job.id,
+            iteration.seed,
+            iteration.begin,
+            iteration.dropped,
+            sorted(iteration.joined),
+            sorted(iteration.clients),
+            iteration.served & set(registry.workers),
+            sorted(iteration.cursors.state(), key=str) if iteration.cursors else None,
+        )
+        for key, iteration in registry.iterations.items()
+    }
+    workers = {
+        key: (worker.address, worker.process, worker.tags, registry.homes.of(worker.address))
+        for key, worker in registry.workers.items()
+    }
+    jobs = {
+        key: (job.name, job.dataset.id, job.terms, sorted(job.finished))
+        for key, job in registry.jobs.items()
+    }
+    clients = {key: (client.process, client.index) for key, client in registry.clients.items()}
+    return told, parts, iterations, workers, jobs, clients, sorted(registry.leases.tasks)
+
+
+class Restarts(RuleBasedStateMachine):
+    """Does everything with two registries, of which one is restored from its journal now and then.
+
+    The journal is that of the first one; both must give the same answers.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.ids = [itertools.count(1), itertools.count(1)]
+        first = Registry(TIMEOUTS, self.ids[0], ADDRESSES)
+        self.registries = [first, Registry(TIMEOUTS, self.ids[1], ADDRESSES)]
+        self.journal = Journal()
+        self.now = 0.0
+        self.datasets = [
+            self.both(lambda play, name=name: play.add_dataset("range", LENGTH, name=name).id)
+            for name in ("", "named")
+        ]
+        self.journal.parcels = {key: Parcel(b"pickled", ()) for key in self.datasets}
+        self.write()
+
+    def both(self, do):
+        """What both registries answer to something."""
+        answers = []
+        for registry in self.registries:
+            play = Play.__new__(Play)
+            play.registry = registry
+            try:
+                answers.append(do(play))
+            except Error as error:
+                answers.append((type(error), str(error)))
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    def write(self):
+        outcomes = [registry.take_outcome() for registry in self.registries]
+        assert outcomes[0].removals == outcomes[1].removals
+        assert outcomes[0].departures == outcomes[1].departures
+        self.journal.write(outcomes[0])
+
+    def one_of(self, data, things):
+        return data.draw(st.sampled_from(sorted(things)))
+
+    @rule()
+    def restart(self):
+        self.ids[1] = copy.copy(self.ids[0])
+        self.registries[1] = self.journal.restored(self.now, self.ids[1])
+        # Nobody knows how long they have not been used.
+        for dataset in self.registries[0].datasets.values():
+            dataset.last_used = float("inf")
+
+    @rule(number=st.integers(1, 3), process=st.sampled_from(PROCESSES), colocated=st.booleans())
+    def add_worker(self, number, process, colocated):
+        tags = ["COLOCATED"] if colocated else []
+        self.both(lambda play: play.add_worker(number, process, tags, self.now).id)
+
+    @rule(
+        job=st.sampled_from(JOBS),
+        process=st.sampled_from(PROCESSES),
+        index=st.integers(0, 1),
+        repetition=st.integers(0, 1),
+        position=st.none() | st.integers(0, 1),
+    )
+    def join(self, job, process, index, repetition, position):
+        name, terms = job
+        request = pb.IterationRequest(
+            dataset_id=self.datasets[0],
+            terms=terms,
+            job_name=name,
+            process=process,
+            consumer_index=index,
+            repetition=repetition,
+        )
+        if position is not None and terms.reading not in (pb.SHARED, pb.PRIVATE):
+            parts = [pb.PartState(part=part, start=position, total=-1) for part in range(2)]
+            request.state.MergeFrom(
+                pb.State(summary="range", terms=terms, seed=5, position=position, parts=parts)
+            )
+        self.both(lambda play: play.registry.join(request, 1, self.now).id)
+
+    @precondition(lambda self: self.registries[0].clients)
+    @rule(data=st.data(), numbers=st.lists(numbers, min_size=2, max_size=2), leaves=st.booleans())
+    def report(self, data, numbers, leaves):
+        client = self.registries[0].clients[self.one_of(data, self.registries[0].clients)]
+        part = data.draw(st.sampled_from(sorted(client.iteration.parts) or [None]))
+        report = {"settled": list(told_client(client).settle)}
+        if part is not None:
+            start, stop = sorted(numbers)
+            used = pb.Ranges(part=part, bounds=[start, stop])
+            report["used"] = [used] if start < stop else []
+            report["held"] = ranges(**{f"p{part}": [stop, stop + 2]}) if report["settled"] else []
+        request = pb.ClientRequest(client_id=client.id, **report)
+        if leaves:
+            self.both(lambda play: play.registry.release_client(request, self.now))
+        else:
+            self.both(lambda play: bool(play.registry.heartbeat_client(request, self.now)))
+
+    @precondition(lambda self: self.registries[0].leases.tasks)
+    @rule(data=st.data(), passes=st.integers(0, 1))
+    def evaluate(self, data, passes):
+        task_id = self.one_of(data, self.registries[0].leases.tasks)
+        part = self.registries[0].leases.tasks[task_id].part
+        number = part.granted.count((passes,))
+        self.both(lambda play: play.registry.start_task(task_id).part.number)
+        self.both(lambda play: play.registry.next_split(task_id, (passes,), number))
+        self.both(lambda play: play.registry.next_split(task_id, (passes,), max(number - 1, 0)))
+
+    @precondition(lambda self: self.registries[0].leases.tasks)
+    @rule(data=st.data(), index=numbers, total=st.none() | numbers)
+    def progress(self, data, index, total):
+        task_id = self.one_of(data, self.registries[0].leases.tasks)
+        task = self.registries[0].leases.tasks[task_id]
+        split = max(task.part.granted.count((0,)) - 1, 0)
+        if not task.lost:
+            self.both(
+                lambda play: play.progress(
+                    task.worker, task_id, index, self.now, passes=[0], split=split
+                )
+            )
+        if total is not None:
+            self.both(lambda play: play.registry.finish_task(task_id, total))
+
+    @precondition(lambda self: self.registries[0].workers)
+    @rule(data=st.data(), unregisters=st.booleans())
+    def lose_worker(self, data, unregisters):
+        lost = self.one_of(data, self.registries[0].workers)
+        if unregisters:
+            self.both(lambda play: play.registry.unregister_worker(lost))
+        else:
+            self.fall_silent(lost)
+
+    @precondition(lambda self: self.registries[0].clients)
+    @rule(data=st.data())
+    def lose_client(self, data):
+        self.fall_silent(self.one_of(data, self.registries[0].clients))
+
+    @rule()
+    def wait(self):
+        self.fall_silent(0)
+
+    def fall_silent(self, silent):
+        """A long time passes, in which all but one are heard of."""
+        self.now += 100.0
+        for worker in self.registries[0].workers.values():
+            if worker.id != silent:
+                self.both(lambda play, worker=worker: play.heartbeat(worker, self.now))
+        for client_id in [key for key in self.registries[0].clients if key != silent]:
+            request = pb.ClientRequest(client_id=client_id)
+            self.both(lambda play, r=request: bool(play.registry.heartbeat_client(r, self.now)))
+        self.both(lambda play: play.registry.expire(self.now))
+
+    @invariant()
+    def both_are_the_same(self):
+        self.write()
+        expected = picture(self.registries[0])
+        for other in (self.registries[1], self.journal.restored(self.now, itertools.count(1))):
+            for first, second in zip(expected, picture(other), strict=True):
+                assert first == second
+
+
+Restarts.TestCase.settings = settings(deadline=None, stateful_step_count=30)
+TestRestarts = Restarts.TestCase
