@@ -226,8 +226,8 @@ class Consumer:
             )
         if working and self._breaks_since and now - self._breaks_since > limit:
             raise UnavailableError(
-                f"no data worker has given anything for {limit:g} s: they fail again and again, last"
-                f"{self._last_loss}"
+                f"no data worker has given anything for {limit:g} s: they fail again and again, "
+                f"last{self._last_loss}"
             )
 
     def _waits_for(self) -> str:

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.journal import Journal
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Timeouts
-from dataservice.registry import Outcome, Registry
+from dataservice.records import Outcome, Timeouts
+from dataservice.registry import Registry
 from dataservice.snapshot import metadata
 from dataservice.stored import held_of, record_of, restore
 from dataservice.told import told_client, told_status

@@ -13,6 +13,7 @@ another one gets a new task for the part, and goes on where consumers are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
@@ -268,3 +269,21 @@ class Timeouts:
     worker_s: float = 60.0
     client_s: float = 300.0
     iteration_s: float = 300.0
+
+
+Key = tuple[str, int]
+
+
+@dataclass
+class Outcome:
+    """What has changed since it was last taken.
+
+    Attributes:
+        changed: Records by kind and id; None if they are gone.
+        removals: Tasks that workers shall forget.
+        departures: Clients that workers shall forget.
+    """
+
+    changed: dict[Key, Any] = field(default_factory=dict)
+    removals: list[Removal] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
