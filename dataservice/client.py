@@ -11,14 +11,14 @@ from dataservice.arguments import CrossTrainerCache, check_transfer, service_of,
 from dataservice.calls import Caller
 from dataservice.compression import CODECS, check_compression
 from dataservice.config import ShardingPolicy
-from dataservice.consumer import Terms
 from dataservice.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, Node
 from dataservice.dataset.promised import Promised
-from dataservice.distributed import Distributed
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.registered import Registered
-from dataservice.registration import Registration
+from dataservice.read.consumer import Terms
+from dataservice.read.distributed import Distributed
+from dataservice.read.registered import Registered
+from dataservice.read.registration import Registration
 from dataservice.snapshot.local import spec_for_saving
 from mpidist import open_endpoint
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError

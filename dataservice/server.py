@@ -7,8 +7,8 @@ import threading
 from abc import ABC, abstractmethod
 
 from dataservice.config import DispatcherConfig, WorkerConfig, seconds_of
-from dataservice.dispatcher import Dispatcher
-from dataservice.worker import DataWorker
+from dataservice.dispatch.dispatcher import Dispatcher
+from dataservice.work.worker import DataWorker
 from mpidist import Endpoint, open_endpoint
 from mpidist.errors import FailedPreconditionError
 

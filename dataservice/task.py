@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from dataservice.config import DispatcherConfig, WorkerConfig
-from dataservice.dispatcher import Dispatcher
-from dataservice.worker import DataWorker
+from dataservice.dispatch.dispatcher import Dispatcher
+from dataservice.work.worker import DataWorker
 from mpidist import Endpoint, Work
 from mpidist.errors import CancelledError
 

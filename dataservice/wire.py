@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 
 # Smaller arrays are copied into the pickle: a message of its own would cost more than the copy.
 _BESIDE_BYTES = 32 << 10
+# Travels once to see how fast the way to a worker is.
+PROBE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import queue
 import threading
 
 from dataservice.calls import Caller
-from dataservice.consumer import Consumer, Terms
-from dataservice.order import Order
-from dataservice.ordered_stream import OrderedStream
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.stream import Queue
+from dataservice.read.consumer import Consumer, Terms
+from dataservice.read.order import Order
+from dataservice.read.ordered_stream import OrderedStream
+from dataservice.read.stream import Queue
 from dataservice.wire import pack_elements
 from mpidist import LATER, Reply, open_endpoint
 

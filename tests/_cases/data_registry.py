@@ -1,9 +1,9 @@
 """A registry that a test plays the dispatcher, the workers and the consumers of."""
 
+from dataservice.dispatch.records import Timeouts
+from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.told import told_client
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Timeouts
-from dataservice.registry import Registry
-from dataservice.told import told_client
 
 TIMEOUTS = Timeouts(worker_s=10, client_s=20, iteration_s=30)
 TRAINER = "trainer/1-a"

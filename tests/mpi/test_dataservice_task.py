@@ -39,8 +39,8 @@ WORKER = "DataWorker(endpoint, dispatcher, own, WorkerConfig(dispatcher)).regist
 def test_a_service_whose_script_has_ended_is_missed_soon(tmp_path, first, second, error):
     source = f"""
         from dataservice import Dataset, DispatcherConfig, WorkerConfig, distribute
-        from dataservice.dispatcher import Dispatcher
-        from dataservice.worker import DataWorker
+        from dataservice.dispatch.dispatcher import Dispatcher
+        from dataservice.work.worker import DataWorker
         from mpidist import errors, open_endpoint
         from mpidist.runtime import world
         comm = world().comm

@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from dataservice.checkpoints import Checkpoints
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.work.checkpoints import Checkpoints
 from mpidist.errors import UnimplementedError
 
 FIRST = pb.Checkpoint(index=3, state=b"first", passes=[1], split=2)
@@ -100,7 +100,7 @@ def test_what_has_no_state_is_asked_once():
 
 def test_it_is_not_due_at_once_again(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("dataservice.checkpoints.time.monotonic", lambda: now)
+    monkeypatch.setattr("dataservice.work.checkpoints.time.monotonic", lambda: now)
     checkpoints = Checkpoints(FIRST)
     assert checkpoints.due
     take(checkpoints, 10)
@@ -111,7 +111,7 @@ def test_it_is_not_due_at_once_again(monkeypatch):
 
 def test_states_that_cost_much_are_taken_seldom(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("dataservice.checkpoints.time.monotonic", lambda: now)
+    monkeypatch.setattr("dataservice.work.checkpoints.time.monotonic", lambda: now)
 
     class Slow(Elements):
         def get_state(self):

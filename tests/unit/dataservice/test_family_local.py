@@ -6,8 +6,10 @@ from collections import Counter
 import pytest
 from _cases.endpoints import wait_until
 
-from dataservice import Dataset, ShardingPolicy, distribute, distributed, worker
+from dataservice import Dataset, ShardingPolicy, distribute
 from dataservice.calls import process_name
+from dataservice.read import distributed
+from dataservice.work import worker
 from mpidist.errors import InvalidArgumentError, UnavailableError
 
 OFF, DYNAMIC = MODES = ["parallel_epochs", "distributed_epoch"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataservice import journal as module
-from dataservice.journal import Journal
+from dataservice.dispatch import journal as module
+from dataservice.dispatch.journal import Journal
 from mpidist.errors import (
     AbortedError,
     FailedPreconditionError,

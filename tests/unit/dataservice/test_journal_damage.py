@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from dataservice.journal import Journal
+from dataservice.dispatch.journal import Journal
 from mpidist.errors import DataLossError, FailedPreconditionError, PermissionDeniedError
 
 FRAME_BYTES = 24 + 4096  # of the write-ahead log, after 32 bytes

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from dataservice import journal as module
-from dataservice.journal import Journal
+from dataservice.dispatch import journal as module
+from dataservice.dispatch.journal import Journal
 from mpidist.errors import (
     FailedPreconditionError,
     PermissionDeniedError,
@@ -238,7 +238,7 @@ def test_a_full_disk(tmp_path):
     script = """
         import sys
         from pathlib import Path
-        from dataservice.journal import Journal
+        from dataservice.dispatch.journal import Journal
         from mpidist.errors import ResourceExhaustedError
 
         directory, filler = Path(sys.argv[1], "journal"), Path(sys.argv[1], "filler")
@@ -347,7 +347,7 @@ def test_a_read_only_file_system(tmp_path):
     Journal(tmp_path).close()
     script = """
         import sys
-        from dataservice.journal import Journal
+        from dataservice.dispatch.journal import Journal
         from mpidist.errors import PermissionDeniedError
         for path in (sys.argv[1], sys.argv[1] + "/new"):
             try:

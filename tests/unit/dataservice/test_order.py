@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataservice.order import Order, Plan
-from dataservice.ordered_stream import OrderedStream
-from dataservice.stream import Frame
+from dataservice.read.order import Order, Plan
+from dataservice.read.ordered_stream import OrderedStream
+from dataservice.read.stream import Frame
 from dataservice.wire import pack_elements
 from mpidist.errors import FailedPreconditionError
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from _cases.data_outbox import Box
 
-from dataservice.outbox import SharedOutbox
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.wire import unpack
+from dataservice.work.outbox import SharedOutbox
 from mpidist.errors import CancelledError
 
 WHERE = "data worker 1, task 2"

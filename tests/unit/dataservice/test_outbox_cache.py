@@ -3,7 +3,7 @@
 import pytest
 from _cases.data_outbox import Box
 
-from dataservice.outbox import CacheOutbox
+from dataservice.work.outbox import CacheOutbox
 from mpidist.errors import FailedPreconditionError
 
 

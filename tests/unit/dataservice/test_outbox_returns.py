@@ -2,9 +2,9 @@
 
 from _cases.data_outbox import Box
 
-from dataservice.outbox import SharedOutbox, WindowOutbox
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
+from dataservice.work.outbox import SharedOutbox, WindowOutbox
 
 
 def make(start=0, used=(), held=(), keeps=True):

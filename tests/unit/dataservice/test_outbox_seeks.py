@@ -1,7 +1,7 @@
 """Requests that a consumer made before it changed its mind about what it wants."""
 
-from dataservice.outbox import WindowOutbox
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.work.outbox import WindowOutbox
 
 
 class Asked:

@@ -7,7 +7,7 @@ from _cases.data_outbox import Box
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataservice.outbox import WindowOutbox
+from dataservice.work.outbox import WindowOutbox
 from mpidist.errors import CancelledError, FailedPreconditionError
 
 

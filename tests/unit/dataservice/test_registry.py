@@ -7,9 +7,9 @@ from _cases.data_registry import TIMEOUTS, Play, address_of, places, ranges, ter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dataservice.dispatch.records import Removal
+from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Removal
-from dataservice.registry import Registry
 from mpidist.errors import (
     AlreadyExistsError,
     FailedPreconditionError,

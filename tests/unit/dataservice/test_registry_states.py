@@ -87,13 +87,9 @@ def test_consumers_that_bring_the_same_state_read_together():
 
 def test_a_state_of_something_else():
     play = Play()
-    with pytest.raises(
-        InvalidArgumentError, match=r"over cubes, read .* parts, not over range"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"over cubes, read .* parts, not over range"):
         play.join_ordered(0, 2, state=state_of(summary="cubes"))
-    with pytest.raises(
-        InvalidArgumentError, match=r"ORDERED by 2 .*, not over range.*PRIVATE"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"ORDERED by 2 .*, not over range.*PRIVATE"):
         play.join(state=state_of())
 
 

@@ -3,8 +3,8 @@
 import pytest
 from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
 
+from dataservice.dispatch.records import Removal
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Removal
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
 

@@ -14,7 +14,7 @@ from dataservice import (
 )
 from dataservice.calls import Caller
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.runner import Runner
+from dataservice.work.runner import Runner
 from mpidist import LATER, Reply, open_endpoint
 from mpidist.errors import (
     CancelledError,
@@ -155,7 +155,7 @@ def task_threads():
 
 
 def test_a_dispatcher_that_starts_at_the_address_of_another(caplog):
-    caplog.set_level("INFO", "dataservice.dispatcher")
+    caplog.set_level("INFO", "dataservice.dispatch.dispatcher")
 
     def endless(first):
         return Dataset.range(first, first + 3).repeat().apply(apply)

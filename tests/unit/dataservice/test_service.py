@@ -166,7 +166,7 @@ def test_other_names_see_everything(make_service):
 
 
 def test_late_consumer_of_a_finished_iteration(make_service, caplog):
-    caplog.set_level("INFO", "dataservice.consumer")
+    caplog.set_level("INFO", "dataservice.read.consumer")
     service = make_service(1)
     apply = distribute("distributed_epoch", service.target, job_name="once")
     assert values(Dataset.range(10).apply(apply)) == list(range(10))

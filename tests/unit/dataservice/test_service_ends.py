@@ -6,9 +6,10 @@ import time
 import pytest
 from _cases.endpoints import wait_until
 
-from dataservice import Dataset, distribute, worker
-from dataservice.outbox import Outbox
-from dataservice.runner import Runner
+from dataservice import Dataset, distribute
+from dataservice.work import worker
+from dataservice.work.outbox import Outbox
+from dataservice.work.runner import Runner
 from mpidist.errors import UnavailableError
 
 EVENTS = {}

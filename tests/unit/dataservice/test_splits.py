@@ -3,8 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataservice.dispatch.splits import Cursors, Granted
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.splits import Cursors, Granted
 
 pass_numbers = st.tuples(st.integers(0, 2), st.integers(0, 2))
 

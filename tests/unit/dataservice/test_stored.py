@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.stored import part_state, record_of, restore
+from dataservice.dispatch.told import told_client
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.registry import Registry
-from dataservice.stored import part_state, record_of, restore
-from dataservice.told import told_client
 from dataservice.wire import Parcel
 from mpidist.errors import Error
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataservice import stream as stream_module
-from dataservice.order import Order, Plan
-from dataservice.ordered_stream import OrderedStream
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.reports import Reports
-from dataservice.stream import Frame, Queue
+from dataservice.read import stream as stream_module
+from dataservice.read.order import Order, Plan
+from dataservice.read.ordered_stream import OrderedStream
+from dataservice.read.reports import Reports
+from dataservice.read.stream import Frame, Queue
 from dataservice.wire import pack_elements
 
 

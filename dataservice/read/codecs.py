@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from dataservice.compression import choose_codec
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.wire import Array
+from dataservice.wire import PROBE_BYTES, Array
 from mpidist import Endpoint, Work
 
-# Travels once to see how fast the way to a worker is.
-PROBE_BYTES = 4 << 20
 _PROBE_LIMIT_S = 10.0
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-from dataservice.outbox.outbox import AHEAD_ELEMENTS, Answer, Outbox, how_many
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
+from dataservice.work.outbox.outbox import AHEAD_ELEMENTS, Answer, Outbox, how_many
 
 
 @dataclass(frozen=True, slots=True)

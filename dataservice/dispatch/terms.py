@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataservice.dispatch.records import Iteration
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Iteration
 from mpidist.errors import AlreadyExistsError, InvalidArgumentError
 
 # What is worth a word where two jobs differ.

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dataservice.calls import Caller
-from dataservice.checkpoints import Checkpoints
 from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Scope
 from dataservice.dataset.stages import StageTimes
-from dataservice.feeds import DynamicFeed, StridedFeed, WithdrawnError
-from dataservice.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOutbox
-from dataservice.outbox.outbox import AHEAD_BYTES
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
+from dataservice.work.checkpoints import Checkpoints
+from dataservice.work.feeds import DynamicFeed, StridedFeed, WithdrawnError
+from dataservice.work.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOutbox
+from dataservice.work.outbox.outbox import AHEAD_BYTES
 from mpidist import Request
 from mpidist.errors import CancelledError, Error, NotFoundError, UnimplementedError
 

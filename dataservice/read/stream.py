@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.order import Plan
 from dataservice.ranges import RangeSet
+from dataservice.read.order import Plan
 from dataservice.stall import Stall
 from dataservice.wire import Parcel, unpack
 

@@ -6,8 +6,8 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from dataservice.outbox.outbox import Answer, Outbox, how_many
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.work.outbox.outbox import Answer, Outbox, how_many
 from mpidist.errors import FailedPreconditionError
 
 

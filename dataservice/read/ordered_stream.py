@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dataservice.order import Order, Plan
-from dataservice.stream import BUFFER_BYTES, Frame, Stream
+from dataservice.read.order import Order, Plan
+from dataservice.read.stream import BUFFER_BYTES, Frame, Stream
 from dataservice.wire import unpack
 from mpidist.errors import FailedPreconditionError
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from dataservice.calls import Caller
 from dataservice.dataset.node import Context, ElementIterator, Node, Scope
-from dataservice.feeds import StridedFeed
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.snapshot.packing import packer
 from dataservice.snapshot.writer import StreamWriter
+from dataservice.work.feeds import StridedFeed
 from mpidist.errors import (
     AbortedError,
     Error,

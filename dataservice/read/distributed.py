@@ -10,7 +10,6 @@ from typing import Any
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard
 from dataservice.calls import Caller, process_name
 from dataservice.config import ShardingPolicy
-from dataservice.consumer import Consumer, Terms
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -22,12 +21,13 @@ from dataservice.dataset.node import (
 )
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.spec import Spec
-from dataservice.order import Order
-from dataservice.ordered_stream import OrderedStream
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.registration import Registration
+from dataservice.read.consumer import Consumer, Terms
+from dataservice.read.order import Order
+from dataservice.read.ordered_stream import OrderedStream
+from dataservice.read.registration import Registration
+from dataservice.read.stream import Queue, Stream
 from dataservice.stall import missing_dispatcher
-from dataservice.stream import Queue, Stream
 from mpidist import Endpoint, open_endpoint
 from mpidist.errors import Error, InvalidArgumentError, UnimplementedError
 

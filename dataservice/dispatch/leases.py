@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from dataservice.homes import Homes
+from dataservice.dispatch.homes import Homes
+from dataservice.dispatch.records import Client, Iteration, Part, Removal, Task, Worker
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Client, Iteration, Part, Removal, Task, Worker
 from mpidist.errors import NotFoundError
 
 # Parts that are fixed in number; under the other readings there is one for each worker.

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataservice.dispatch.splits import Cursors, Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.splits import Cursors, Granted
 
 
 @dataclass(eq=False)

@@ -14,13 +14,13 @@ from functools import wraps
 from google.protobuf.message import Message
 
 from dataservice.config import DispatcherConfig, seconds_of
-from dataservice.journal import Journal
+from dataservice.dispatch.journal import Journal
+from dataservice.dispatch.records import Outcome, Timeouts
+from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.stored import held_of, record_of, restore
+from dataservice.dispatch.told import told_client, told_status
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Outcome, Timeouts
-from dataservice.registry import Registry
 from dataservice.snapshot import metadata
-from dataservice.stored import held_of, record_of, restore
-from dataservice.told import told_client, told_status
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Address, Endpoint, Reply, Request
 from mpidist.errors import DistNetworkError, Error, InvalidArgumentError, NotFoundError, from_code

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dataservice.calls import Caller
-from dataservice.codecs import Codecs
-from dataservice.order import Plan
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.reports import Reports
-from dataservice.stream import Frame, Stream
+from dataservice.read.codecs import Codecs
+from dataservice.read.order import Plan
+from dataservice.read.reports import Reports
+from dataservice.read.stream import Frame, Stream
 from dataservice.wire import Array, Parcel, expand, unpack
 from mpidist import Backoff, Endpoint, Work
 from mpidist.errors import (

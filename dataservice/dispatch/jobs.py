@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataservice.datasets import Datasets
-from dataservice.homes import Homes
-from dataservice.leases import Leases, by_worker
-from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Client, Dataset, Iteration, Job, Worker
-from dataservice.splits import Cursors
-from dataservice.terms import (
+from dataservice.dispatch.datasets import Datasets
+from dataservice.dispatch.homes import Homes
+from dataservice.dispatch.leases import Leases, by_worker
+from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Worker
+from dataservice.dispatch.splits import Cursors
+from dataservice.dispatch.terms import (
     check_same_begin,
     differ_in_consumers,
     is_behind,
@@ -18,6 +17,7 @@ from dataservice.terms import (
     read_as,
     told,
 )
+from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataservice.dispatch.records import Dataset, Iteration, Job, Outcome, Part
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Dataset, Iteration, Job, Outcome, Part
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from dataservice.homes import Homes
-from dataservice.jobs import Jobs
+from dataservice.dispatch.homes import Homes
+from dataservice.dispatch.jobs import Jobs
+from dataservice.dispatch.records import Client, Departure, Outcome, Part, Task, Timeouts, Worker
+from dataservice.dispatch.splits import Passes
+from dataservice.dispatch.terms import check_index_is_free, told_apart
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.records import Client, Departure, Outcome, Part, Task, Timeouts, Worker
-from dataservice.splits import Passes
-from dataservice.terms import check_index_is_free, told_apart
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataservice.leases import may_read
+from dataservice.dispatch.leases import may_read
+from dataservice.dispatch.records import Client, Iteration
+from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.records import Client, Iteration
-from dataservice.registry import Registry
 
 
 def told_client(client: Client) -> pb.IterationState:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.stream import Queue, Stream
+from dataservice.read.stream import Queue, Stream
 
 
 class Reports:

@@ -14,15 +14,14 @@ import numpy as np
 
 from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller, process_name
-from dataservice.codecs import PROBE_BYTES
 from dataservice.config import ShardingPolicy, WorkerConfig, seconds_of
 from dataservice.dataset.node import Node
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.runner import Runner
-from dataservice.saver import Saver
 from dataservice.stall import Stall, missing_dispatcher
-from dataservice.wire import unpack
+from dataservice.wire import PROBE_BYTES, unpack
+from dataservice.work.runner import Runner
+from dataservice.work.saver import Saver
 from mpidist import LATER, Endpoint, Reply, Request, Work
 from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Part, Task, Worker
+from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.splits import Cursors, Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
-from dataservice.records import Client, Dataset, Iteration, Job, Part, Task, Worker
-from dataservice.registry import Registry
-from dataservice.splits import Cursors, Granted
 from dataservice.wire import Array, Parcel
 
 Tables = Mapping[str, Mapping[int, bytes]]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.outbox.outbox import AHEAD_BYTES, AHEAD_ELEMENTS, Answer, Outbox, how_many
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.work.outbox.outbox import AHEAD_BYTES, AHEAD_ELEMENTS, Answer, Outbox, how_many
 from mpidist.errors import FailedPreconditionError
 
 

@@ -1,0 +1,1 @@
+"""The consumer: fetches the elements of an iteration, and says what it has used."""
