@@ -1,0 +1,206 @@
+"""deterministic=True: one order, whatever number of workers and consumers, and what they suffer."""
+
+import numpy as np
+import pytest
+from _cases.data_readers import numbers, read, reading
+
+from dataservice import Dataset, distribute
+
+SHARDS = 4
+LENGTH = 6000
+
+
+def pieces(x):
+    return Dataset.range(int(x), int(x) + int(x) % 4)
+
+
+PIPELINES = {
+    "map": lambda ds: ds.map(lambda x: x * 3),
+    "batch": lambda ds: ds.batch(4),
+    "batch without a remainder": lambda ds: ds.batch(7, drop_remainder=True),
+    "filter": lambda ds: ds.filter(lambda x: x % 5 < 2),
+    "filter that leaves parts empty": lambda ds: ds.filter(lambda x: x % 4 == 1),
+    "filter at the end": lambda ds: ds.filter(lambda x: x < 300 or x % 4 == 2),
+    "flat_map": lambda ds: ds.flat_map(pieces),
+    "interleave": lambda ds: ds.interleave(pieces, cycle_length=3),
+    "unbatch": lambda ds: ds.map(lambda x: np.full(x % 3, x)).unbatch(),
+    "shuffle": lambda ds: ds.shuffle(50, seed=7),
+    "shuffles of a repeat": lambda ds: ds.shuffle(50, seed=7).repeat(2),
+    "repeat": lambda ds: ds.filter(lambda x: x % 4 > 1).repeat(3),
+    "empty": lambda ds: ds.filter(lambda x: x < 0),
+    "all": lambda ds: ds.filter(lambda x: x % 3).shuffle(9, seed=1).flat_map(pieces).batch(3),
+}
+CHURN = ["filter", "flat_map", "repeat", "all"]
+
+
+def consumers(name, target, count, length=LENGTH, shards=SHARDS, **options):
+    """The dataset of each of some consumers."""
+    dataset = PIPELINES[name](Dataset.range(length))
+    options |= {"deterministic": True, "num_shards": shards}
+    return [
+        dataset.apply(distribute("distributed_epoch", target, "job", index, count, **options))
+        for index in range(count)
+    ]
+
+
+def in_turn(readers, count=None):
+    """What the readers get, one element each in turn, in all; None to the end."""
+    got = []
+    while count is None or len(got) < count:
+        try:
+            got.append(next(readers[len(got) % len(readers)]))
+        except StopIteration:
+            # Then the others have come to their end as well.
+            assert all(next(reader, None) is None for reader in readers)
+            break
+    return [np.asarray(element).tolist() for element in got]
+
+
+def alone(make_service, name, **options):
+    """The order that a single worker and consumer see."""
+    with reading(*consumers(name, make_service(1).target, 1, **options)) as readers:
+        return in_turn(readers)
+
+
+def model(name, length, shards):
+    """The order in theory: of every part that has more, one element in turn."""
+    parts = []
+    for part in range(shards):
+        source = Dataset.from_tensor_slices(np.arange(length)[part::shards])
+        parts.append([np.asarray(element).tolist() for element in PIPELINES[name](source)])
+    longest = max(map(len, parts))
+    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_any_number_of_workers_and_consumers(make_service, name, workers, count):
+    expected = alone(make_service, name, length=400)
+    with reading(*consumers(name, make_service(workers).target, count, length=400)) as readers:
+        assert in_turn(readers) == expected
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 16])
+# What shuffles does so differently in each part.
+@pytest.mark.parametrize("name", [n for n in PIPELINES if "shuffle" not in n and n != "all"])
+def test_the_order_is_that_of_the_parts_in_turn(make_service, name, shards):
+    assert alone(make_service, name, length=300, shards=shards) == model(name, 300, shards)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 17])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_short_sources(make_service, length, count):
+    target = make_service(2).target
+    with reading(*consumers("map", target, count, length=length)) as readers:
+        assert in_turn(readers) == [3 * x for x in range(length)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 16])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["map", "filter at the end", "all"])
+def test_few_requests_at_a_time(make_service, name, count, limit):
+    expected = alone(make_service, name, length=200)
+    datasets = consumers(
+        name, make_service(2).target, count, length=200, max_outstanding_requests=limit
+    )
+    with reading(*datasets) as readers:
+        assert in_turn(readers) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", ["map", "filter", "flat_map"])
+def test_repeat_after_it(make_service, name, count):
+    expected = alone(make_service, name, length=100)
+    datasets = [each.repeat(3) for each in consumers(name, make_service(2).target, count, 100)]
+    with reading(*datasets) as readers:
+        got = [numbers(reader) for reader in readers]
+    # Each consumer gets its own places of every repetition.
+    assert got == [expected[index::count] * 3 for index in range(count)]
+
+
+# Workers that come and go
+
+EVENTS = {
+    "add": lambda service, number: service.add_worker(),
+    "stop": lambda service, number: service.workers[number].stop(),
+    "restart": lambda service, number: service.restart_worker(number % 2),
+    "restart elsewhere": lambda service, number: service.restart_worker(number % 2, False),
+    "stop and add": lambda service, number: (service.workers[number].stop(), service.add_worker()),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.parametrize("name", CHURN)
+def test_workers_come_and_go(make_service, name, count, event):
+    expected = alone(make_service, name)
+    service = make_service(4)
+    with reading(*consumers(name, service.target, count)) as readers:
+        got = []
+        for number in range(3):
+            got += in_turn(readers, len(expected) // (7 * count) * count)
+            EVENTS[event](service, number)
+        got += in_turn(readers)
+    assert got == expected
+
+
+@pytest.mark.parametrize("worker_too", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", CHURN)
+def test_the_dispatcher_is_restarted(make_service, tmp_path, name, count, worker_too):
+    expected = alone(make_service, name)
+    service = make_service(2, work_dir=str(tmp_path), fault_tolerant_mode=True)
+    with reading(*consumers(name, service.target, count)) as readers:
+        got = []
+        for number in range(3):
+            got += in_turn(readers, len(expected) // (7 * count) * count)
+            service.restart_dispatcher()
+            if worker_too:
+                service.restart_worker(number % 2)
+        got += in_turn(readers)
+    assert got == expected
+
+
+@pytest.mark.parametrize("name", CHURN)
+def test_no_worker_for_a_while(make_service, name):
+    expected = alone(make_service, name)
+    service = make_service(1)
+    with reading(*consumers(name, service.target, 2)) as readers:
+        got = in_turn(readers, 500)
+        service.workers[0].stop()
+        service.add_worker()
+        got += in_turn(readers, 500)
+        service.workers[1].stop()
+        service.add_worker()
+        got += in_turn(readers)
+    assert got == expected
+
+
+@pytest.mark.parametrize("name", CHURN)
+def test_one_consumer_is_done_before_the_others_begin(make_service, name):
+    expected = alone(make_service, name, length=500)
+    service = make_service(2)
+    with reading(*consumers(name, service.target, 3, 500)) as readers:
+        got = [[np.asarray(element).tolist() for element in reader] for reader in readers]
+    assert got == [expected[index::3] for index in range(3)]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("name", CHURN)
+def test_a_state_is_good_for_other_numbers(make_service, name, event):
+    expected = alone(make_service, name)
+    service = make_service(3)
+    with reading(*consumers(name, service.target, 3)) as readers:
+        in_turn(readers, 600)
+        EVENTS[event](service, 0)
+        in_turn(readers, 300)
+        state = readers[1].get_state()
+    service = make_service(2)
+    with reading(*consumers(name, service.target, 2)) as readers:
+        for reader in readers:
+            reader.set_state(state)
+        first = read(readers[0], 1)
+        EVENTS[event](service, 0)
+        rest = in_turn([readers[1], readers[0]])
+    assert [np.asarray(first[0]).tolist(), *rest] == expected[900:]
