@@ -153,12 +153,13 @@ def register_dataset(
     Raises:
         InvalidArgumentError: The id belongs to a dataset with elements of another structure.
         UnavailableError: There is no dispatcher.
-        ValueError: An argument is wrong, or there is no element that says what elements are like.
+        ValueError: An argument is wrong, or an id is given and there is no element that says what
+            elements are like.
     """
     check_compression(compression)
     if dataset_id is not None and (not isinstance(dataset_id, str) or not dataset_id):
         raise ValueError(f"dataset_id must be a string that is not empty, not {dataset_id!r}")
-    registration = Registration(dataset.node, dataset_id or "")
+    registration = Registration(dataset.node, dataset_id or "", described=True)
 
     def tell(dispatcher: Caller) -> str:
         return registration.tell(dispatcher, _PATIENCE_S).name

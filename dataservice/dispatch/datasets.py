@@ -46,6 +46,9 @@ class Datasets:
         """
         if not request.name:
             known = self._by_digest.get(request.digest)
+            if known is not None and request.spec and not known.request.spec:
+                known.request.spec = request.spec
+                self._outcome.changed["dataset", known.id] = known
             if known is not None:
                 known.last_used = float("inf")  # until the next look at the time
             return known

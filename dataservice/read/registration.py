@@ -5,8 +5,11 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field
 
+from dataservice.auto_shard import auto_shard
 from dataservice.calls import Caller
+from dataservice.config import ShardingPolicy
 from dataservice.dataset.node import Node
+from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel, pack_dataset
 from mpidist.errors import FailedPreconditionError, UnimplementedError
@@ -19,11 +22,13 @@ class Registration:
     Attributes:
         node: The dataset; None if it was registered before, by whatever process.
         name: What it is to be called, or is called; empty for what the dispatcher chooses.
+        described: Whether to tell what elements are like, for those who find it by its name.
         request: What is told of it.
     """
 
     node: Node | None
     name: str = ""
+    described: bool = False
     _parcel: Parcel | None = field(default=None, repr=False)
     _request: pb.RegisterDatasetRequest | None = field(default=None, repr=False)
 
@@ -33,7 +38,7 @@ class Registration:
         if self._request is None:
             assert self.node is not None
             self._parcel = pack_dataset(self.node)
-            self._request = _request_of(self.node, self._parcel, self.name)
+            self._request = _request_of(self.node, self._parcel, self.name, self.described)
         return self._request
 
     def register(self, dispatcher: Caller, patience_s: float) -> int:
@@ -63,11 +68,13 @@ class Registration:
         reply = dispatcher.get_patiently(method, whole, patience_s, buffers=self._parcel.buffers)
         return kind.FromString(reply.body)
 
-    def __reduce__(self) -> tuple[type[Registration], tuple[Node | None, str]]:
-        return Registration, (self.node, self.name)
+    def __reduce__(self) -> tuple[type[Registration], tuple[Node | None, str, bool]]:
+        return Registration, (self.node, self.name, self.described)
 
 
-def _request_of(node: Node, parcel: Parcel, name: str) -> pb.RegisterDatasetRequest:
+def _request_of(
+    node: Node, parcel: Parcel, name: str, described: bool
+) -> pb.RegisterDatasetRequest:
     try:
         length = len(node.source_indices())
     except (FailedPreconditionError, UnimplementedError):
@@ -78,7 +85,23 @@ def _request_of(node: Node, parcel: Parcel, name: str) -> pb.RegisterDatasetRequ
         summary=node.summary(),
         source_length=length,
         name=name,
-        # Elements are only looked at where the user wants the dataset to be found by its name.
-        spec=pickle.dumps(node.element_spec()) if name else b"",
+        spec=_pickled_spec(node, needed=bool(name)) if described else b"",
         cardinality=node.cardinality(),
     )
+
+
+def _pickled_spec(node: Node, *, needed: bool) -> bytes:
+    try:
+        return pickle.dumps(_spec_of(node))
+    except ValueError:  # there is no element to look at
+        if needed:
+            raise
+        return b""
+
+
+def _spec_of(node: Node) -> Spec:
+    try:
+        return node.element_spec()
+    except FailedPreconditionError:
+        # Of a shard that ShardingPolicy.HINT fills in: any part will do.
+        return auto_shard(node, ShardingPolicy.HINT, 1, 0).element_spec()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dataservice import (
+    SHARD_HINT,
     Dataset,
     DispatcherConfig,
     DispatchServer,
@@ -148,10 +149,11 @@ def test_what_elements_are_like_is_known(make_service, name, told):
 
 def test_what_elements_are_like_is_not_known(make_service):
     target = make_service(1).target
-    remote = from_dataset_id(OFF, target, register_dataset(target, Dataset.range(3)))
+    empty = Dataset.range(3).filter(lambda x: x > 3).map(lambda x: x)
+    remote = from_dataset_id(OFF, target, register_dataset(target, empty))
     with pytest.raises(ValueError, match="nobody has said"):
         _ = remote.element_spec
-    assert values(remote) == [0, 1, 2]
+    assert values(remote) == []
 
 
 WRONG = [
@@ -233,3 +235,22 @@ def test_protocols_of_the_specification(protocol):
         assert dispatcher.target.startswith(f"{protocol}://")
         for service in (dispatcher.target, tuple(dispatcher.target.split("://"))):
             assert values(Dataset.range(3).apply(distribute(OFF, service))) == [0, 1, 2]
+
+
+def test_a_dataset_without_an_id_of_its_own_is_described_too(make_service):
+    service = make_service(1)
+    dataset = Dataset.range(5).map(lambda x: {"a": x})
+    apply = distribute("parallel_epochs", service.target)
+    assert len(list(dataset.apply(apply))) == 5  # registers it without a description
+    name = register_dataset(service.target, dataset)
+    assert from_dataset_id("parallel_epochs", service.target, name).element_spec == (
+        dataset.element_spec
+    )
+
+
+def test_a_dataset_with_a_hint_is_described_by_a_part(make_service):
+    service = make_service(1)
+    dataset = Dataset.range(5).shard(SHARD_HINT, SHARD_HINT).map(lambda x: {"a": x})
+    name = register_dataset(service.target, dataset, dataset_id="hinted")
+    spec = from_dataset_id("parallel_epochs", service.target, name).element_spec
+    assert spec == Dataset.range(5).map(lambda x: {"a": x}).element_spec
