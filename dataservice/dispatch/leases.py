@@ -85,12 +85,12 @@ class Leases:
                     load[worker.id] += 1
                     self._lease(part, worker)
         for worker in able:
-            if worker.id not in iteration.served:
+            if worker.address not in iteration.served:
                 self._serve_new(iteration, worker, load)
 
     def _serve_new(self, iteration: Iteration, worker: Worker, load: dict[int, int]) -> None:
         """A worker that has had no part of an iteration, perhaps because it has just come."""
-        iteration.served.add(worker.id)
+        iteration.served.add(worker.address)
         self._touch(iteration)
         terms = iteration.job.terms
         if terms.reading in _NUMBERED:
@@ -164,8 +164,9 @@ class Leases:
         part.attempts += 1
         self.tasks[part.task.id] = part.task
         part.home = -1
-        part.iteration.served.add(worker.id)
-        self._touch(part.iteration)
+        if worker.address not in part.iteration.served:
+            part.iteration.served.add(worker.address)
+            self._touch(part.iteration)
         part.iteration.version += 1
         self._touch(part)
 

@@ -196,7 +196,7 @@ class Iteration:
         parts: By number.
         clients: By id.
         joined: Indices of the consumers that have come, where they are told apart.
-        served: Ids of the workers that have had a part.
+        served: Addresses of the workers that have had a part of their own.
         left: When the last client left.
         dropped: Parts that were given up with their worker.
         failure: Code and message of the error that ended it, if workers save it.
@@ -212,7 +212,7 @@ class Iteration:
     parts: dict[int, Part] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
-    served: set[int] = field(default_factory=set)
+    served: set[str] = field(default_factory=set)
     left: float = float("inf")
     dropped: int = 0
     failure: tuple[int, str] = (0, "")

@@ -60,10 +60,6 @@ class Registry(Jobs):
         self.homes.admit(address, [worker.address for worker in self.workers.values()])
         worker = Worker(next(self.ids), address, process, tuple(tags), now)
         for old in [w for w in self.workers.values() if w.address == address]:
-            for iteration in self.iterations.values():
-                if old.id in iteration.served:
-                    iteration.served.add(worker.id)
-                    self._touch(iteration)
             self._drop_worker(old)
         self.workers[worker.id] = worker
         self._outcome.changed["worker", worker.id] = worker
@@ -276,6 +272,11 @@ class Registry(Jobs):
     def _drop_worker(self, worker: Worker) -> None:
         del self.workers[worker.id]
         self._outcome.changed["worker", worker.id] = None
+        for iteration in self.iterations.values():
+            # One that comes in its place shall not bring a copy more; it may take part again.
+            if iteration.job.terms.policy != pb.OFF and worker.address in iteration.served:
+                iteration.served.discard(worker.address)
+                self._touch(iteration)
         for task in list(self.leases.tasks.values()):
             if task.worker is worker and not task.lost:
                 self.leases.lose(task)

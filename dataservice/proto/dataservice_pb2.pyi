@@ -631,11 +631,11 @@ class StoredIteration(_message.Message):
     begin: State
     cursors: _containers.RepeatedCompositeFieldContainer[Cursor]
     dropped: int
-    served: _containers.RepeatedScalarFieldContainer[int]
+    served: _containers.RepeatedScalarFieldContainer[str]
     joined: _containers.RepeatedScalarFieldContainer[int]
     code: int
     message: str
-    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[int]] = ..., joined: _Optional[_Iterable[int]] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., dropped: _Optional[int] = ..., served: _Optional[_Iterable[str]] = ..., joined: _Optional[_Iterable[int]] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StoredPart(_message.Message):
     __slots__ = ("iteration_id", "state", "used", "finished", "home", "task_id", "worker_id", "running", "unsettled", "lost", "held", "marks", "address", "attempts")

@@ -90,7 +90,7 @@ def picture(registry):
             iteration.dropped,
             sorted(iteration.joined),
             sorted(iteration.clients),
-            iteration.served & set(registry.workers),
+            set(iteration.served),
             sorted(iteration.cursors.state(), key=str) if iteration.cursors else None,
         )
         for key, iteration in registry.iterations.items()
