@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dataservice.compression import check_compression
 from dataservice.config import ShardingPolicy, check_whole
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.consumer import Terms
+from dataservice.read.terms import Terms
 
 # Parts of an iteration whose order is fixed: at most so many workers share the work.
 NUM_SHARDS = 16

@@ -15,10 +15,10 @@ from dataservice.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, Node
 from dataservice.dataset.promised import Promised
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.consumer import Terms
 from dataservice.read.distributed import Distributed
 from dataservice.read.registered import Registered
 from dataservice.read.registration import Registration
+from dataservice.read.terms import Terms
 from dataservice.snapshot.local import spec_for_saving
 from mpidist import open_endpoint
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError

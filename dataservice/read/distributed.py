@@ -22,11 +22,12 @@ from dataservice.dataset.node import (
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.consumer import Consumer, Terms
+from dataservice.read.consumer import Consumer
 from dataservice.read.order import Order
 from dataservice.read.ordered_stream import OrderedStream
 from dataservice.read.registration import Registration
 from dataservice.read.stream import Queue, Stream
+from dataservice.read.terms import Terms
 from dataservice.stall import missing_dispatcher
 from mpidist import Endpoint, open_endpoint
 from mpidist.errors import Error, InvalidArgumentError, UnimplementedError

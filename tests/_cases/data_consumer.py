@@ -5,10 +5,11 @@ import threading
 
 from dataservice.calls import Caller
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.consumer import Consumer, Terms
+from dataservice.read.consumer import Consumer
 from dataservice.read.order import Order
 from dataservice.read.ordered_stream import OrderedStream
 from dataservice.read.stream import Queue
+from dataservice.read.terms import Terms
 from dataservice.wire import pack_elements
 from mpidist import LATER, Reply, open_endpoint
 
