@@ -126,7 +126,7 @@ def recoveries():
 
 
 @pytest.mark.parametrize("seed", [*SAMPLE, *MANY])
-def test_an_epoch_in_spite_of_everything(tmp_path, seed, recoveries, record_property):
+def test_an_epoch_in_spite_of_everything(tmp_path, seed, recoveries):
     scenario = Scenario.of(seed)
     rng = random.Random(seed)
     steps = schedule_of(rng, WORKERS, rng.randrange(4, 8), dispatcher=scenario.durable)
@@ -154,7 +154,6 @@ def test_an_epoch_in_spite_of_everything(tmp_path, seed, recoveries, record_prop
         finally:
             readings.close()
     recoveries[seed] = readings.gaps()[0][0]
-    record_property("recovery_s", recoveries[seed])
 
 
 def check_calm(cluster):
