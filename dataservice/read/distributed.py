@@ -29,8 +29,8 @@ from dataservice.read.registration import Registration
 from dataservice.read.stream import Queue, Stream
 from dataservice.read.terms import Terms
 from dataservice.stall import missing_dispatcher
-from mpidist import Endpoint, open_endpoint
-from mpidist.errors import Error, InvalidArgumentError, UnimplementedError
+from mpidist import Endpoint, Work, open_endpoint
+from mpidist.errors import Error, InvalidArgumentError, UnavailableError, UnimplementedError
 
 # How long close() waits for the fetching thread.
 _CLOSE_S = 5.0
@@ -197,9 +197,13 @@ class _Fetch:
             if consumer is None:
                 raise InvalidArgumentError(f"this consumer of {self.node.job} reads nothing")
             parts = {part.part: part for part in begun.parts}
-            for number, (task_id, worker) in consumer.tasks.items():
-                if number in parts:
-                    self._add_checkpoint(parts[number], task_id, worker)
+            asked = [
+                (parts[number], self._ask_for_checkpoint(parts[number], task_id, worker))
+                for number, (task_id, worker) in consumer.tasks.items()
+                if number in parts
+            ]
+            for part, answer in asked:
+                self._add_checkpoint(part, answer)
             request = pb.StateRequest(client_id=self.client_id, parts=begun.parts)
             state = self.dispatcher.ask("dispatcher/GetState", request, pb.State)
         except Error:
@@ -214,12 +218,24 @@ class _Fetch:
             setattr(state, name, getattr(begun, name))
         return state
 
-    def _add_checkpoint(self, part: pb.PartState, task_id: int, worker: str) -> None:
-        """Where the part can be taken up again; without its worker the dispatcher knows."""
+    def _ask_for_checkpoint(
+        self, part: pb.PartState, task_id: int, worker: str
+    ) -> tuple[Caller, Work] | None:
+        """Begin to ask a worker where a part can be taken up again."""
         request = pb.CheckpointRequest(task_id=task_id, index=part.start)
         caller = Caller(self.endpoint, worker, "data worker", lambda: self.stream.closed)
         try:
             work = caller.start("data_worker/GetCheckpoint", request, timeout=_CHECKPOINT_S)
+        except UnavailableError:
+            return None
+        return caller, work
+
+    def _add_checkpoint(self, part: pb.PartState, asked: tuple[Caller, Work] | None) -> None:
+        """Where the part can be taken up again; without its worker the dispatcher knows."""
+        if asked is None:
+            return
+        caller, work = asked
+        try:
             found = pb.Checkpoint.FromString(caller.finish(work).body)
         except UnimplementedError:
             raise

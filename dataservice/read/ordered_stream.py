@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dataservice.read.order import Order, Plan
-from dataservice.read.stream import BUFFER_BYTES, Frame, Stream
+from dataservice.read.stream import BUFFER_BYTES, BUFFER_ELEMENTS, Frame, Stream
 from dataservice.wire import unpack
 from mpidist.errors import FailedPreconditionError
 
@@ -113,7 +113,9 @@ class OrderedStream(Stream):
     def has_room(self, part: int) -> bool:
         """Local. See :class:`Stream`."""
         shelf = self._shelves[part]
-        return shelf.count == 0 or shelf.nbytes < BUFFER_BYTES // len(self._shelves)
+        parts = len(self._shelves)
+        few = shelf.count < BUFFER_ELEMENTS // parts
+        return shelf.count == 0 or (few and shelf.nbytes < BUFFER_BYTES // parts)
 
     def plan(self, part: int) -> Plan:
         """Local. See :class:`Stream`."""

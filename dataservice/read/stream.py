@@ -17,6 +17,8 @@ from dataservice.wire import Parcel, unpack
 
 # Fetched and unused elements may take this much memory.
 BUFFER_BYTES = 64 << 20
+# And be so many: what workers make ahead of need, they make in place of what is needed.
+BUFFER_ELEMENTS = 1 << 17
 # How often a waiting user looks whether the fetching thread is alive.
 _ALIVE_PERIOD_S = 1.0
 
@@ -199,7 +201,7 @@ class Queue(Stream):
 
     def has_room(self, part: int) -> bool:
         """Local. See :class:`Stream`."""
-        return self._nbytes < BUFFER_BYTES
+        return self._nbytes < BUFFER_BYTES and self._held < BUFFER_ELEMENTS
 
     def plan(self, part: int) -> Plan:
         """Local. See :class:`Stream`."""
