@@ -29,7 +29,8 @@ LIMIT_S = 120.0
 GONE_S = 20.0
 
 # The main job, with a log of the numbers of its batches and the rows in them. At one round one
-# worker may kill the launcher and its group, or wait for a file.
+# worker may kill the launcher, its group and itself, so that nobody gets past the next checkpoint,
+# or wait for a file.
 LOGGED = f"""
 import json, os, signal, sys, threading, time
 from pathlib import Path
@@ -49,6 +50,7 @@ count = 0
 def kill():
     time.sleep(float(delay))
     os.killpg(int((folder / "group").read_text()), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 def gate():
     (folder / "reached").touch()
@@ -64,7 +66,12 @@ def logged(feed):
                 log.write(json.dumps([number, [rows[one.tobytes()] for one in batch[0]]]) + "\\n")
                 log.flush()
             if what != "none" and feed.index == int(worker) and count == int(round_):
-                gate() if what == "gate" else threading.Thread(target=kill, daemon=True).start()
+                if what == "gate":
+                    gate()
+                elif float(delay):
+                    threading.Thread(target=kill, daemon=True).start()
+                else:
+                    kill()
             count += 1
             yield batch
 
