@@ -215,7 +215,9 @@ def test_only_local_workers_are_left_to_local_readers(make_cluster):
 # Tags
 
 
-@pytest.mark.parametrize("process", [HERE, SAME_HOST, OTHER_HOST])
+@pytest.mark.parametrize(
+    "process", [HERE, SAME_HOST, OTHER_HOST], ids=["here", "same host", "other host"]
+)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("tags", [(), ("COLOCATED",), ("other",), ("other", "COLOCATED")])
 def test_colocated_workers_are_for_their_own_host(make_service, add_worker, process, target, tags):
