@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from dataservice.dispatch.records import Dataset, Iteration, Job, Outcome, Part
+from dataservice.dispatch.records import Dataset, Iteration, Outcome, Part
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import InvalidArgumentError, NotFoundError
 
@@ -21,7 +21,6 @@ class Datasets:
         self.datasets: dict[int, Dataset] = {}
         self._by_digest: dict[bytes, Dataset] = {}
         self._by_name: dict[str, Dataset] = {}
-        self.jobs: dict[int, Job] = {}
         self._outcome = Outcome()
 
     def dataset(self, dataset_id: int) -> Dataset:
@@ -80,9 +79,14 @@ class Datasets:
         if not dataset.request.name:
             self._by_digest[dataset.request.digest] = dataset
 
-    def expire_datasets(self, now: float, limit_s: float) -> None:
-        """Local. Forget those without a name that no job has been over for long."""
-        used = {job.dataset.id for job in self.jobs.values()}
+    def expire_datasets(self, used: Collection[int], now: float, limit_s: float) -> None:
+        """Local. Forget those without a name that have not been used for long.
+
+        Args:
+            used: Ids of those that are now.
+            now: The time.
+            limit_s: How long.
+        """
         for dataset in list(self.datasets.values()):
             if dataset.id in used or dataset.last_used > now:
                 dataset.last_used = now

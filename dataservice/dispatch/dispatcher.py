@@ -14,16 +14,17 @@ from functools import wraps
 from google.protobuf.message import Message
 
 from dataservice.config import DispatcherConfig, seconds_of
+from dataservice.dispatch.answers import Answers
 from dataservice.dispatch.journal import Journal
-from dataservice.dispatch.records import Outcome, Timeouts
+from dataservice.dispatch.records import Iteration, Timeouts
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.stored import held_of, record_of, restore
+from dataservice.dispatch.stored import held_of, restore
 from dataservice.dispatch.told import told_client, told_status
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Address, Endpoint, Reply, Request
-from mpidist.errors import DistNetworkError, Error, InvalidArgumentError, NotFoundError, from_code
+from mpidist.errors import Error, InvalidArgumentError, NotFoundError, from_code
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,10 @@ logger = logging.getLogger(__name__)
 # workers and consumers are still there, and what they hold must mean nothing to it. It begins
 # anywhere, for the dispatchers of other processes.
 _IDS = itertools.count(1 + secrets.randbits(31))
-# A consumer that knows everything is answered after so long, if nothing happens before.
-_LONGEST_HOLD_S = 1.0
 _TICK_S = 0.25
-# A worker that a consumer cannot reach is lost if it has been silent for so many of its periods.
+# How long close() waits for what is being written.
+_CLOSE_S = 30.0
+# A worker that a consumer cannot reach is lost if it has been silent for so many seconds, too.
 _SILENT_S = 2.5
 
 Handler = Callable[["Dispatcher", Request], Reply]
@@ -47,7 +48,7 @@ def _handler(method: Handler) -> Callable[[Dispatcher, Request], Reply]:
     def handle(self: Dispatcher, request: Request) -> Reply:
         with self._lock:
             reply = method(self, request)
-            return self._settle(request, reply)
+            return self._answers.settle(request, reply)
 
     return handle
 
@@ -84,12 +85,7 @@ class Dispatcher:
             tables = self._journal.load()
             self._parcels = restore(self._registry, tables, time.monotonic())
         self._lock = threading.RLock()
-        # Heartbeats of consumers that know everything, and when they came.
-        self._parked: list[tuple[Request, int, int, float]] = []
-        # Answers that leave when what they say is durable, and what is to be written before.
-        self._unwritten: list[tuple[Request, Reply]] = []
-        self._outcome = Outcome()
-        self._wake = threading.Event()
+        self._answers = Answers(endpoint, self._registry, self._parcels, self._journal, self._lock)
         self._closed = False
         handlers = (
             self.GetOrRegisterDataset,
@@ -119,15 +115,18 @@ class Dispatcher:
         if self._closed:
             return
         self._closed = True
-        self._wake.set()
-        self._thread.join()
-        if self._journal is not None:
+        self._answers.wake()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("the dispatcher is still busy %g s after close()", _CLOSE_S)
+        elif self._journal is not None:
             # Workers go on: the next dispatcher of this journal knows them.
             self._journal.close()
+        if self._journal is not None:
             return
         for worker in self._registry.workers.values():
             body = pb.WorkerRequest(worker_id=worker.id)
-            self._tell(worker.address, "DispatcherStopped", body)
+            self._answers.tell(worker.address, "DispatcherStopped", body)
 
     # Handlers are named as in the .proto file.
 
@@ -233,7 +232,7 @@ class Dispatcher:
         for task_id in body.unreachable:
             self._registry.report_unreachable(task_id, now, _SILENT_S)
         if body.version == client.iteration.version and not body.settled:
-            self._parked.append((request, client.id, body.version, now))
+            self._answers.park(request, client, now)
             return LATER
         return _reply(told_client(client))
 
@@ -322,115 +321,38 @@ class Dispatcher:
             elif progress.ended:
                 self._registry.finish_task(progress.task_id, progress.total)
 
-    def _settle(self, request: Request | None, reply: Reply) -> Reply:
-        """Take note of what has changed; the answer waits until that is written."""
-        outcome = self._registry.take_outcome()
-        for (kind, key), value in outcome.changed.items():
-            if kind == "dataset" and value is None:
-                self._parcels.pop(key, None)
-        self._outcome.changed.update(outcome.changed)
-        self._outcome.removals += outcome.removals
-        self._outcome.departures += outcome.departures
-        self._answer_parked(time.monotonic())
-        if self._journal is None:
-            self._carry_out()
-            return reply
-        if request is None or reply is LATER or not (outcome.changed or self._unwritten):
-            self._wake.set()
-            return reply
-        self._unwritten.append((request, reply))
-        self._wake.set()
-        return LATER
-
-    def _answer_parked(self, now: float) -> None:
-        """Answer heartbeats of consumers for which there is something new, or that wait long."""
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            request, client_id, version, since = entry
-            client = self._registry.clients.get(client_id)
-            if client is None:
-                request.fail(self._registry.unknown_client(client_id))
-            elif client.iteration.version == version and now - since < _LONGEST_HOLD_S:
-                self._parked.append(entry)
-            elif self._journal is None:
-                request.reply(told_client(client).SerializeToString())
-            else:
-                self._unwritten.append((request, _reply(told_client(client))))
-
     def _live(self) -> None:
         """Look after time, and write the journal."""
         while not self._closed:
-            self._wake.wait(_TICK_S)
-            self._wake.clear()
+            self._answers.wait(_TICK_S)
             with self._lock:
                 now = time.monotonic()
                 if now >= self._next_check:
                     self._next_check = now + self._check_period_s
                     self._registry.expire(now)
-                self._end_saves()
-                self._settle(None, LATER)
-            if self._journal is not None:
-                self._wake.clear()
-                self._write(self._journal)
-
-    def _end_saves(self) -> None:
-        """Say of each save that has ended how it did; if this process dies first, the next does."""
-        for iteration in self._registry.ended_saves():
-            path, (code, message) = iteration.job.terms.path, iteration.failure
-            try:
-                if code:
-                    metadata.fail(path, from_code(code, message))
-                else:
-                    metadata.finish(path)
-            except Error as error:
-                logger.exception("the snapshot %s cannot be completed", path)
-                with contextlib.suppress(Error):
-                    metadata.fail(path, error)
-            self._registry.end_save(iteration)
-
-    def _write(self, journal: Journal) -> None:
-        """Make all that has changed durable, in one transaction, then answer."""
-        with self._lock:
-            changed, self._outcome.changed = self._outcome.changed, {}
-            unwritten, self._unwritten = self._unwritten, []
-            records = {
-                key: None if value is None else record_of(value, self._parcels)
-                for key, value in changed.items()
-            }
-        try:
-            if records:
-                journal.commit(records)
-        except Error as error:
-            logger.exception("the dispatcher's journal cannot be written")
+                saves = self._registry.ended_saves()
+            for iteration in saves:
+                _end_save(iteration)
             with self._lock:
-                self._outcome.changed = changed | self._outcome.changed
-            for request, _ in unwritten:
-                request.fail(error)
-            return
-        for request, reply in unwritten:
-            request.reply(reply.body, reply.buffers)
-        with self._lock:
-            self._carry_out()
+                for iteration in saves:
+                    self._registry.end_save(iteration)
+                self._answers.settle(None, LATER, now)
+            self._answers.write()
 
-    def _carry_out(self) -> None:
-        """Tell workers what they shall forget."""
-        outcome, self._outcome = self._outcome, Outcome()
-        if self._journal is not None:
-            self._outcome.changed = outcome.changed
-        for removal in outcome.removals:
-            removed = pb.RemoveTasksRequest(task_ids=[removal.task_id])
-            self._tell(removal.worker, "RemoveTasks", removed)
-        for departure in outcome.departures:
-            left = pb.ReleaseClientRequest(
-                client_id=departure.client_id, task_id=departure.task_id, used=departure.used
-            )
-            self._tell(departure.worker, "ReleaseClient", left)
 
-    def _tell(self, worker: str, method: str, body: Message) -> None:
-        try:
-            self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
-        except DistNetworkError:
-            logger.debug("worker %s is gone, and its tasks with it", worker)
+def _end_save(iteration: Iteration) -> None:
+    """Say of a save that has ended how it did; if this process dies first, the next one does."""
+    path, (code, message) = iteration.job.terms.path, iteration.failure
+    try:
+        if code:
+            metadata.fail(path, from_code(code, message))
+        else:
+            metadata.finish(path)
+    except Error as error:
+        logger.exception("the snapshot %s cannot be completed", path)
+        # Where not even that can be written, those who wait for it report that they do.
+        with contextlib.suppress(Error):
+            metadata.fail(path, error)
 
 
 def _reply(body: Message, buffers: Sequence[Array] = ()) -> Reply:

@@ -33,6 +33,7 @@ class Jobs(Datasets):
         super().__init__(ids)
         self.homes = homes
         self.workers: dict[int, Worker] = {}
+        self.jobs: dict[int, Job] = {}
         self._by_job_name: dict[str, Job] = {}
         self.iterations: dict[int, Iteration] = {}
         self.clients: dict[int, Client] = {}

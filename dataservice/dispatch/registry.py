@@ -260,7 +260,8 @@ class Registry(Jobs):
         for iteration in list(self.iterations.values()):
             if now - iteration.left > self.timeouts.iteration_s:
                 self._forget(iteration)
-        self.expire_datasets(now, self.timeouts.iteration_s)
+        used = {job.dataset.id for job in self.jobs.values()}
+        self.expire_datasets(used, now, self.timeouts.iteration_s)
 
     # Inside
 

@@ -51,7 +51,6 @@ def _job(iteration: Iteration, now: float) -> pb.JobStatus:
         parts=len(parts),
         finished=sum(part.finished for part in parts),
         waiting=sum(part.task is None and not part.finished for part in parts),
-        task_ids=[task.id for task in iteration.tasks],
     )
     for client in iteration.clients.values():
         job.clients.add(

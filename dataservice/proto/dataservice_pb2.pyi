@@ -482,7 +482,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., silent_s: _Optional[float] = ..., work: _Optional[_Iterable[_Union[TaskWork, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "dataset", "repetition", "parts", "finished", "waiting", "clients", "task_ids")
+    __slots__ = ("name", "dataset", "repetition", "parts", "finished", "waiting", "clients")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
@@ -490,7 +490,6 @@ class JobStatus(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
-    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dataset: str
     repetition: int
@@ -498,8 +497,7 @@ class JobStatus(_message.Message):
     finished: int
     waiting: int
     clients: _containers.RepeatedCompositeFieldContainer[ClientStatus]
-    task_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., dataset: _Optional[str] = ..., repetition: _Optional[int] = ..., parts: _Optional[int] = ..., finished: _Optional[int] = ..., waiting: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dataset: _Optional[str] = ..., repetition: _Optional[int] = ..., parts: _Optional[int] = ..., finished: _Optional[int] = ..., waiting: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ClientStatus, _Mapping]]] = ...) -> None: ...
 
 class ClientStatus(_message.Message):
     __slots__ = ("client_id", "process", "consumer_index", "silent_s", "work")

@@ -255,7 +255,6 @@ class Consumer:
             self._stream.finish()
         elif self._all_ended() and not self._beat_is_last and self._beat is not None:
             # The dispatcher holds a heartbeat that was sent before; the next one decides.
-            self._beat.work.add_done_callback(lambda _: None)
             self._beat = None
             self._reports.retry()
             self._next_beat = 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard
-from dataservice.calls import Caller, process_name
+from dataservice.calls import process_name
 from dataservice.config import ShardingPolicy
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
@@ -22,20 +22,11 @@ from dataservice.dataset.node import (
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.read.consumer import Consumer
-from dataservice.read.order import Order
-from dataservice.read.ordered_stream import OrderedStream
+from dataservice.read.fetch import Fetch
 from dataservice.read.registration import Registration
-from dataservice.read.stream import Queue, Stream
 from dataservice.read.terms import Terms
-from dataservice.stall import missing_dispatcher
-from mpidist import Endpoint, Work, open_endpoint
-from mpidist.errors import Error, InvalidArgumentError, UnavailableError, UnimplementedError
-
-# How long close() waits for the fetching thread.
-_CLOSE_S = 5.0
-# How long get_state() waits for a worker; what the dispatcher knows of the part will do as well.
-_CHECKPOINT_S = 2.0
+from mpidist import Endpoint, open_endpoint
+from mpidist.errors import InvalidArgumentError, UnimplementedError
 
 
 class _Passes:
@@ -134,122 +125,6 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
         return Distributed, (self.parent, *arguments)
 
 
-class _Fetch:
-    """The thread that fetches one iteration, and what it has found out.
-
-    Args:
-        node: What is read.
-        endpoint: Calls go out from here; closed at the end.
-        request: Which iteration to join; without the dataset.
-    """
-
-    def __init__(self, node: Distributed, endpoint: Endpoint, request: pb.IterationRequest) -> None:
-        self.node = node
-        self.endpoint = endpoint
-        self.request = request
-        self.stream = _stream(node, endpoint, request)
-        self.dispatcher = Caller(endpoint, node.service, "dispatcher", lambda: self.stream.closed)
-        self.consumer: Consumer | None = None
-        self.client_id = 0
-        self.joined = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="dataservice-consumer", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        terms = self.node.terms
-        self.stream.waits_for = lambda: missing_dispatcher(self.node.service, terms.start_timeout_s)
-        try:
-            with self.endpoint:
-                self.request.dataset_id = self.node.registration.register(
-                    self.dispatcher, terms.start_timeout_s
-                )
-                iteration = self.dispatcher.ask(
-                    "dispatcher/GetOrCreateIteration", self.request, pb.IterationReply
-                )
-                self.client_id = iteration.client_id
-                consumer = Consumer(self.endpoint, self.dispatcher, self.stream, terms)
-                self.consumer = consumer
-                self.joined.set()
-                consumer.run(iteration)
-        except BaseException as error:
-            self.stream.finish(error)
-        else:
-            self.stream.finish()
-        finally:
-            self.joined.set()
-
-    def close(self) -> None:
-        """Local. Give it up; idempotent."""
-        self.stream.close()
-        if self.thread is not threading.current_thread():
-            self.thread.join(_CLOSE_S)
-
-    def state(self) -> pb.State:
-        """Local. Where the iteration is, as far as this consumer has used it.
-
-        Raises:
-            Exception: The dispatcher cannot be reached, or what ended the iteration.
-        """
-        self.joined.wait()
-        begun = _begun(self.stream)
-        consumer = self.consumer
-        try:
-            if consumer is None:
-                raise InvalidArgumentError(f"this consumer of {self.node.job} reads nothing")
-            parts = {part.part: part for part in begun.parts}
-            asked = [
-                (parts[number], self._ask_for_checkpoint(parts[number], task_id, worker))
-                for number, (task_id, worker) in consumer.tasks.items()
-                if number in parts
-            ]
-            for part, answer in asked:
-                self._add_checkpoint(part, answer)
-            request = pb.StateRequest(client_id=self.client_id, parts=begun.parts)
-            state = self.dispatcher.ask("dispatcher/GetState", request, pb.State)
-        except Error:
-            if self.stream.over:
-                # The thread is leaving: the dispatcher may have forgotten this consumer already.
-                self.thread.join(_CLOSE_S)
-            if not self.thread.is_alive():
-                # Raises what ended it, if that was an error.
-                return self._state_at_end()
-            raise
-        for name in ("position", "skip", "next_part", "begin_round"):
-            setattr(state, name, getattr(begun, name))
-        return state
-
-    def _ask_for_checkpoint(
-        self, part: pb.PartState, task_id: int, worker: str
-    ) -> tuple[Caller, Work] | None:
-        """Begin to ask a worker where a part can be taken up again."""
-        request = pb.CheckpointRequest(task_id=task_id, index=part.start)
-        caller = Caller(self.endpoint, worker, "data worker", lambda: self.stream.closed)
-        try:
-            work = caller.start("data_worker/GetCheckpoint", request, timeout=_CHECKPOINT_S)
-        except UnavailableError:
-            return None
-        return caller, work
-
-    def _add_checkpoint(self, part: pb.PartState, asked: tuple[Caller, Work] | None) -> None:
-        """Where the part can be taken up again; without its worker the dispatcher knows."""
-        if asked is None:
-            return
-        caller, work = asked
-        try:
-            found = pb.Checkpoint.FromString(caller.finish(work).body)
-        except UnimplementedError:
-            raise
-        except Error:
-            return
-        part.checkpoint.CopyFrom(found)
-
-    def _state_at_end(self) -> pb.State:
-        self.stream.check()
-        job = self.node.terms.job
-        summary = self.node.registration.request.summary
-        return pb.State(summary=summary, terms=job, repetition=self.request.repetition, over=True)
-
-
 class DistributedIterator(ElementIterator):
     """One iteration; its thread begins with the first element, and ends with the iterator."""
 
@@ -265,7 +140,7 @@ class DistributedIterator(ElementIterator):
             consumer_index=node.terms.consumer_index,
         )
         self._scope = scope
-        self._fetch: _Fetch | None = None
+        self._fetch: Fetch | None = None
         self._finalizer = weakref.finalize(self, self._endpoint.close)
 
     def __next__(self) -> Any:
@@ -322,24 +197,13 @@ class DistributedIterator(ElementIterator):
             raise StopIteration
         assert self._endpoint is not None
         self._finalizer.detach()
-        self._fetch = _Fetch(self._node, self._endpoint, self._request)
+        node = self._node
+        self._fetch = Fetch(
+            self._endpoint, node.service, node.job, node.registration, node.terms, self._request
+        )
         self._finalizer = weakref.finalize(self, self._fetch.close)
         if self._scope is not None:
             self._scope.add(self._fetch.stream)
-
-
-def _stream(node: Distributed, endpoint: Endpoint, request: pb.IterationRequest) -> Stream:
-    user = f"consumer {endpoint.address} of {node.job}"
-    job, index = node.terms.job, node.terms.consumer_index
-    begin = request.state if request.HasField("state") else None
-    if job.reading == pb.ORDERED:
-        return OrderedStream(user, Order(job.num_shards, job.num_consumers, index, begin))
-    if job.reading == pb.ROUNDS:
-        if begin is not None:
-            begin = _in_blocks(begin, job.num_consumers)
-        return OrderedStream(user, Order(job.num_shards, 1, 0, begin), job.num_consumers, index)
-    starts = {part.part: part.start for part in begin.parts} if begin is not None else {}
-    return Queue(user, starts)
 
 
 def _check_parts(begin: pb.State, job: pb.Terms) -> None:
@@ -352,21 +216,3 @@ def _check_parts(begin: pb.State, job: pb.Terms) -> None:
                 f"this is the state of an iterator with {name} {then}, and this one has {now}: "
                 f"give distribute() {name}={then}"
             )
-
-
-def _in_blocks(begin: pb.State, consumers: int) -> pb.State:
-    """A state under coordinated reads, with blocks of elements counted as one."""
-    blocks = pb.State()
-    blocks.CopyFrom(begin)
-    for part in blocks.parts:
-        part.start //= consumers
-    return blocks
-
-
-def _begun(stream: Stream) -> pb.State:
-    """Where the user of a stream is."""
-    if isinstance(stream, OrderedStream):
-        state: pb.State = stream.state()
-        return state
-    marks = sorted(stream.marks().items())
-    return pb.State(parts=[pb.PartState(part=part, start=mark, total=-1) for part, mark in marks])

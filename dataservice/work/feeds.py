@@ -8,6 +8,7 @@ from dataservice.calls import Caller
 from dataservice.dataset.node import Node, Passes, Splits
 from dataservice.dataset.source import Whole
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.work.task_thread import WithdrawnError
 from mpidist import Work
 from mpidist.errors import (
     DeadlineExceededError,
@@ -15,10 +16,6 @@ from mpidist.errors import (
     NotFoundError,
     UnavailableError,
 )
-
-
-class WithdrawnError(Exception):
-    """The task is this worker's no more: its part is given to another one, or given up."""
 
 
 class StridedFeed:

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Scope
+from dataservice.dataset.node import Context, ElementIterator, Feed, Node
 from dataservice.dataset.stages import StageTimes
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.work.checkpoints import Checkpoints
-from dataservice.work.feeds import DynamicFeed, StridedFeed, WithdrawnError
+from dataservice.work.feeds import DynamicFeed, StridedFeed
 from dataservice.work.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOutbox
 from dataservice.work.outbox.outbox import AHEAD_BYTES
+from dataservice.work.task_thread import TaskThread, WithdrawnError
 from mpidist import Request
-from mpidist.errors import CancelledError, Error, NotFoundError, UnimplementedError
+from mpidist.errors import CancelledError, Error, UnimplementedError
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +30,15 @@ _LARGEST_STATE = 1 << 20
 _SAMPLED = 32
 
 
-class Runner:
-    """Runs a task from its id alone; everything else is asked of the dispatcher.
+class Runner(TaskThread):
+    """A task whose elements go to consumers.
 
     Args:
-        task_id: The task.
-        dispatcher: Calls the dispatcher; ends them when the worker is closed.
-        patience_s: For how long it may be away.
-        node_of: What a task evaluates; may wait.
-        where: The worker in words, for errors.
+        task_id: See :class:`TaskThread`, as for the others.
+        dispatcher: See there.
+        patience_s: See there.
+        node_of: See there.
+        where: See there.
         cache_bytes: What is kept for other trainers, if the job is read so.
     """
 
@@ -50,14 +51,7 @@ class Runner:
         where: str,
         cache_bytes: int,
     ) -> None:
-        self._task_id = task_id
-        self._scope = Scope()
-        self._dispatcher = Caller(
-            dispatcher.endpoint, dispatcher.peer, dispatcher.what, self._stopped(dispatcher)
-        )
-        self._patience_s = patience_s
-        self._node_of = node_of
-        self._where = f"{where}, task {task_id}"
+        super().__init__(task_id, dispatcher, patience_s, node_of, where)
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._early: list[Callable[[Outbox], None]] = []
@@ -67,9 +61,6 @@ class Runner:
         self._stages = StageTimes()
         self._began = self._stopped_at = 0.0
         self._ended = False
-        self.thread = threading.Thread(
-            target=self._run, name=f"dataservice-task-{task_id}", daemon=True
-        )
 
     # For the worker
 
@@ -136,9 +127,6 @@ class Runner:
 
     # Inside
 
-    def _stopped(self, dispatcher: Caller) -> Callable[[], bool]:
-        return lambda: self._scope.closed or dispatcher.stopped()
-
     def _do(self, what: Callable[[Outbox], None]) -> None:
         """Do something at the outbox, now or when there is one."""
         with self._lock:
@@ -173,15 +161,6 @@ class Runner:
         except BaseException as error:
             # Whatever a user's function raises is the consumers' to see.
             self._fail(error)
-
-    def _get_task(self) -> pb.Task:
-        request = pb.TaskRequest(task_id=self._task_id)
-        try:
-            return self._dispatcher.ask_patiently(
-                "dispatcher/GetTask", request, pb.Task, self._patience_s
-            )
-        except NotFoundError as error:
-            raise WithdrawnError(str(error)) from error
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, WithdrawnError):
@@ -244,13 +223,10 @@ class Runner:
         return DynamicFeed(node, self._task_id, self._dispatcher, self._patience_s)
 
     def _finished(self) -> None:
-        """The number of elements is known; heartbeats say so, too, should this be lost."""
+        """The number of elements is known."""
         assert self._outbox is not None
         progress = pb.TaskProgress(task_id=self._task_id, ended=True, total=self._outbox.produced)
-        try:
-            self._dispatcher.notify("dispatcher/FinishTask", pb.WorkerRequest(progress=[progress]))
-        except Error as error:
-            logger.info("task %d: the dispatcher is away: %s", self._task_id, error)
+        self._tell_end(progress)
 
 
 def _seed(task: pb.Task) -> tuple[int, ...]:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Context, ElementIterator, Node, Scope
+from dataservice.dataset.node import Context, ElementIterator, Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.snapshot.packing import packer
 from dataservice.snapshot.writer import StreamWriter
+from dataservice.wire import dumps
 from dataservice.work.feeds import StridedFeed
-from mpidist.errors import (
-    AbortedError,
-    Error,
-    NotFoundError,
-    OpError,
-    UnimplementedError,
-    UnknownError,
-)
+from dataservice.work.task_thread import TaskThread, WithdrawnError
+from mpidist.errors import AbortedError, Error, OpError, UnimplementedError, UnknownError
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +25,15 @@ logger = logging.getLogger(__name__)
 _COMMIT_S = 10.0
 
 
-class Saver:
-    """Runs a task from its id alone.
+class Saver(TaskThread):
+    """A task whose elements go to disk.
 
     Args:
-        task_id: The task.
-        dispatcher: Calls the dispatcher; ends them when the worker is closed.
-        patience_s: For how long it may be away.
-        node_of: What a task evaluates; may wait.
-        where: The worker in words, for errors.
+        task_id: See :class:`TaskThread`, as for the others.
+        dispatcher: See there.
+        patience_s: See there.
+        node_of: See there.
+        where: See there.
     """
 
     def __init__(
@@ -49,93 +44,87 @@ class Saver:
         node_of: Callable[[pb.Task], Node],
         where: str,
     ) -> None:
-        self._task_id = task_id
-        self._scope = Scope()
-        self._dispatcher = Caller(
-            dispatcher.endpoint,
-            dispatcher.peer,
-            dispatcher.what,
-            lambda: self._scope.closed or dispatcher.stopped(),
-        )
-        self._patience_s = patience_s
-        self._node_of = node_of
-        self._where = where
+        super().__init__(task_id, dispatcher, patience_s, node_of, where)
         self._result: pb.TaskProgress | None = None
-        self.thread = threading.Thread(
-            target=self._run, name=f"dataservice-save-{task_id}", daemon=True
-        )
 
     def progress(self) -> pb.TaskProgress | None:
         """Local. How it has ended; None before."""
         return self._result
 
-    def close(self) -> None:
-        """Local. Stop before the next element; idempotent."""
+    def close(self, error: Error) -> None:
+        """Local. See :class:`TaskThread`; there are no consumers to hear of an error."""
         self._scope.close()
+
+    # Inside
 
     def _run(self) -> None:
         try:
-            request = pb.TaskRequest(task_id=self._task_id)
-            task = self._dispatcher.ask_patiently(
-                "dispatcher/GetTask", request, pb.Task, self._patience_s
-            )
+            task = self._get_task()
             total = self._save(task, self._node_of(task))
-        except (AbortedError, NotFoundError) as error:
-            # Another worker has the task now.
-            logger.info("%s: task %d was taken away: %s", self._where, self._task_id, error)
+        except WithdrawnError as error:
+            logger.info("%s was taken away: %s", self._where, error)
         except BaseException as error:
+            # Whatever a user's function raises is for those who load the snapshot.
             self._fail(error)
         else:
             if total is not None:
-                self._tell(pb.TaskProgress(task_id=self._task_id, ended=True, total=total))
+                self._end(pb.TaskProgress(task_id=self._task_id, ended=True, total=total))
 
     def _save(self, task: pb.Task, node: Node) -> int | None:
         """Write the part; gives the number of its elements, None if it was stopped."""
         name = metadata.read(task.path).compression
-        with StreamWriter(task.path, task.part, task.attempt, compress=packer(name)) as writer:
+        with contextlib.ExitStack() as stack:
+            with _fenced():
+                writer = stack.enter_context(
+                    StreamWriter(task.path, task.part, task.attempt, compress=packer(name))
+                )
             if writer.finished:
                 return writer.elements
             feed = StridedFeed(node, task.part, task.num_parts) if task.num_parts > 1 else None
             context = Context((task.seed,), (0,), feed, self._scope)
-            with node.iterate(context) as elements:
-                if writer.state is not None:
-                    elements.set_state(pickle.loads(writer.state))
-                due = time.monotonic() + _COMMIT_S
-                for element in elements:
-                    if self._scope.closed:
-                        return None
+            elements = stack.enter_context(node.iterate(context))
+            if writer.state is not None:
+                elements.set_state(pickle.loads(writer.state))
+            due = time.monotonic() + _COMMIT_S
+            for element in elements:
+                if self._scope.closed:
+                    return None
+                with _fenced():
                     writer.append(element)
                     if writer.full or time.monotonic() >= due:
                         _commit(writer, elements)
                         due = time.monotonic() + _COMMIT_S
-                if self._scope.closed:
-                    return None
+            if self._scope.closed:
+                return None
+            with _fenced():
                 writer.finish(b"")
             return writer.elements
 
     def _fail(self, error: BaseException) -> None:
         if self._dispatcher.stopped():
             return
-        known = (
-            error
-            if isinstance(error, OpError)
-            else UnknownError(f"{type(error).__qualname__}: {error}")
-        )
+        name = type(error).__qualname__
+        known = error if isinstance(error, OpError) else UnknownError(f"{name}: {error}")
         message = f"{known} (while {self._where} saved its part)"
-        self._tell(pb.TaskProgress(task_id=self._task_id, code=known.code, message=message))
+        self._end(pb.TaskProgress(task_id=self._task_id, code=known.code, message=message))
 
-    def _tell(self, progress: pb.TaskProgress) -> None:
-        """Say how it has ended; heartbeats say so, too, should this be lost."""
+    def _end(self, progress: pb.TaskProgress) -> None:
         self._result = progress
-        try:
-            self._dispatcher.notify("dispatcher/FinishTask", pb.WorkerRequest(progress=[progress]))
-        except Error as error:
-            logger.info("task %d: the dispatcher is away: %s", self._task_id, error)
+        self._tell_end(progress)
+
+
+@contextlib.contextmanager
+def _fenced() -> Iterator[None]:
+    """A later attempt at the stream keeps this one from writing."""
+    try:
+        yield
+    except AbortedError as error:
+        raise WithdrawnError(str(error)) from error
 
 
 def _commit(writer: StreamWriter, elements: ElementIterator) -> None:
     try:
-        state = pickle.dumps(elements.get_state(), protocol=5)
+        state = dumps(elements.get_state())
     except UnimplementedError:
         # Should the worker be lost, another one writes the part anew: so nothing may stand before
         # it is whole.

@@ -22,6 +22,7 @@ from dataservice.stall import Stall, missing_dispatcher
 from dataservice.wire import PROBE_BYTES, unpack
 from dataservice.work.runner import Runner
 from dataservice.work.saver import Saver
+from dataservice.work.task_thread import TaskThread
 from mpidist import LATER, Endpoint, Reply, Request, Work
 from mpidist.errors import AbortedError, CancelledError, Error, NotFoundError
 
@@ -99,14 +100,11 @@ class DataWorker:
         self._leaves = leave
         self._closed.set()
         with self._lock:
-            runners = list(self._runners.values())
-            savers = list(self._savers.values())
-        for runner in runners:
-            runner.close(self._stopped())
-        for saver in savers:
-            saver.close()
+            tasks: list[TaskThread] = [*self._runners.values(), *self._savers.values()]
+        for task in tasks:
+            task.close(self._stopped())
         deadline = time.monotonic() + _CLOSE_S
-        threads = [runner.thread for runner in runners] + [saver.thread for saver in savers]
+        threads = [task.thread for task in tasks]
         for thread in (self._thread, *threads):
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
@@ -193,12 +191,12 @@ class DataWorker:
 
     def _forget(self, task_ids: Iterable[int], error: Error) -> None:
         with self._lock:
-            runners = [self._runners.pop(t) for t in task_ids if t in self._runners]
-            savers = [self._savers.pop(t) for t in task_ids if t in self._savers]
-        for runner in runners:
-            runner.close(error)
-        for saver in savers:
-            saver.close()
+            tasks: list[TaskThread] = []
+            for task_id in task_ids:
+                for held in (self._runners.pop(task_id, None), self._savers.pop(task_id, None)):
+                    tasks += [] if held is None else [held]
+        for task in tasks:
+            task.close(error)
 
     def _save(self, task_ids: Iterable[int]) -> None:
         for task_id in task_ids:
@@ -277,7 +275,7 @@ class DataWorker:
 
     def _beat(self, reachable: bool) -> bool:
         with self._lock:
-            runners: dict[int, Runner | Saver] = {**self._runners, **self._savers}
+            runners: dict[int, TaskThread] = {**self._runners, **self._savers}
         progress = [each for runner in runners.values() if (each := runner.progress()) is not None]
         done = [runner.work() for runner in list(self._runners.values())]
         work = [each for each in done if each is not None]

@@ -15,7 +15,15 @@ from dataservice import (
     distribute,
     distributed_save,
 )
-from mpidist.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError, UnknownError
+from mpidist.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    CancelledError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnknownError,
+)
 
 _EVENTS = {}
 
@@ -125,6 +133,20 @@ def test_an_error_is_raised_at_load(make_service, tmp_path):
     # The service lives on.
     distributed_save(Dataset.range(10), tmp_path / "next", service.target)
     assert values(Dataset.load(tmp_path / "next", wait=True)) == list(range(10))
+
+
+@pytest.mark.parametrize("error", [NotFoundError, AbortedError, CancelledError])
+def test_errors_that_servers_use_themselves_are_told_too(make_service, tmp_path, error):
+    service = make_service(2)
+
+    def fail(i):
+        if i:
+            raise error("mine")
+        return i
+
+    distributed_save(Dataset.range(10).map(fail), tmp_path / "saved", service.target)
+    with pytest.raises(error, match="mine"):
+        list(Dataset.load(tmp_path / "saved", wait=True))
 
 
 def test_wrong_arguments(make_service, tmp_path):

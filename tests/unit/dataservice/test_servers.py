@@ -13,6 +13,7 @@ from dataservice import (
     distribute,
 )
 from dataservice.calls import Caller
+from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.runner import Runner
 from mpidist import LATER, Reply, open_endpoint
@@ -261,3 +262,16 @@ def test_late_word_of_the_last_dispatcher_is_not_about_the_next(registering):
         # It asks the dispatcher for the task, instead of refusing it.
         with pytest.raises(CancelledError, match=r"who are you\?"):
             work.result(10)
+
+
+def test_a_dispatcher_with_nothing_to_do_is_at_rest(tmp_path, monkeypatch):
+    looks = []
+    ended_saves = Registry.ended_saves
+    monkeypatch.setattr(Registry, "ended_saves", lambda self: looks.append(1) or ended_saves(self))
+    config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
+    with DispatchServer(config) as dispatcher, WorkerServer(dispatcher_address=dispatcher.target):
+        told = threading.Event()
+        threading.Timer(1.0, told.set).start()
+        before = len(looks)
+        assert told.wait(10)
+        assert len(looks) - before < 50  # some four a second, and one for each who says something

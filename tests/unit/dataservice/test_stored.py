@@ -40,7 +40,7 @@ class Journal:
         self.parcels = {}
 
     def write(self, outcome):
-        """As Dispatcher._write does."""
+        """As Answers.write does."""
         for (kind, key), value in outcome.changed.items():
             table = self.tables.setdefault(kind, {})
             if value is None:

@@ -1,0 +1,176 @@
+"""When the dispatcher answers: not before what it says is durable, nor without need."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from dataservice.dispatch.journal import Journal
+from dataservice.dispatch.records import Client, Outcome
+from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.stored import record_of
+from dataservice.dispatch.told import told_client
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.wire import Parcel
+from mpidist import LATER, Endpoint, Reply, Request
+from mpidist.errors import DistNetworkError
+
+logger = logging.getLogger(__name__)
+
+# A consumer that knows everything is answered after so long, if nothing happens before.
+_LONGEST_HOLD_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Parked:
+    """Attributes: a heartbeat, whose it is, the version that it knows, and when it came."""
+
+    request: Request
+    client_id: int
+    version: int
+    since: float
+
+
+class Answers:
+    """Answers leave at once, or with the journal's next transaction, if there is a journal.
+
+    Args:
+        endpoint: Workers are told from here.
+        registry: What is answered from.
+        parcels: The datasets themselves, by id; those that are forgotten are taken out.
+        journal: Where changes are written; None for nowhere.
+        lock: Held by whoever calls :meth:`settle` or :meth:`park`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        registry: Registry,
+        parcels: dict[int, Parcel],
+        journal: Journal | None,
+        lock: threading.RLock,
+    ) -> None:
+        self._endpoint = endpoint
+        self._registry = registry
+        self._parcels = parcels
+        self._journal = journal
+        self._lock = lock
+        self._parked: list[_Parked] = []
+        self._unwritten: list[tuple[Request, Reply]] = []
+        self._outcome = Outcome()
+        self._news = threading.Event()
+
+    def wait(self, limit_s: float) -> None:
+        """Local. Wait until there is something to write, or for so many seconds."""
+        self._news.wait(limit_s)
+        self._news.clear()
+
+    def wake(self) -> None:
+        """Local. End a wait."""
+        self._news.set()
+
+    def park(self, request: Request, client: Client, now: float) -> None:
+        """Local. Answer a heartbeat when there is something new for its client."""
+        self._parked.append(_Parked(request, client.id, client.iteration.version, now))
+
+    def settle(self, request: Request | None, reply: Reply, now: float | None = None) -> Reply:
+        """Local. Take note of what has changed.
+
+        Args:
+            request: What brought it; None for time.
+            reply: The answer.
+            now: The time; None if it brings nothing.
+
+        Returns:
+            The answer, or LATER if it leaves with the journal's next transaction.
+        """
+        outcome = self._registry.take_outcome()
+        for (kind, key), value in outcome.changed.items():
+            if kind == "dataset" and value is None:
+                self._parcels.pop(key, None)
+        self._outcome.changed.update(outcome.changed)
+        self._outcome.removals += outcome.removals
+        self._outcome.departures += outcome.departures
+        self._answer_parked(now)
+        if self._journal is None:
+            self._outcome.changed.clear()
+            self._carry_out()
+            return reply
+        if request is None:  # who looks after time writes next
+            return reply
+        self._news.set()
+        if reply is LATER or not (outcome.changed or self._unwritten):
+            return reply
+        self._unwritten.append((request, reply))
+        return LATER
+
+    def write(self) -> None:
+        """Local. Make all that has changed durable, in one transaction, then answer."""
+        if self._journal is None:
+            return
+        with self._lock:
+            changed, self._outcome.changed = self._outcome.changed, {}
+            unwritten, self._unwritten = self._unwritten, []
+            records: Mapping[tuple[str, int], bytes | None] = {
+                key: None if value is None else record_of(value, self._parcels)
+                for key, value in changed.items()
+            }
+        try:
+            if records:
+                self._journal.commit(records)
+        except Exception as error:
+            # Whatever it is, those who wait for their answers are told.
+            logger.exception("the dispatcher's journal cannot be written")
+            with self._lock:
+                self._outcome.changed = changed | self._outcome.changed
+            for request, _ in unwritten:
+                request.fail(error)
+            return
+        for request, reply in unwritten:
+            request.reply(reply.body, reply.buffers)
+        with self._lock:
+            self._carry_out()
+
+    def tell(self, worker: str, method: str, body: Message) -> None:
+        """Local. Tell a worker something, if it is there."""
+        try:
+            self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
+        except DistNetworkError:
+            logger.debug("worker %s is gone, and its tasks with it", worker)
+
+    # Inside
+
+    def _answer_parked(self, now: float | None) -> None:
+        """Answer heartbeats of consumers for which there is something new, or that wait long."""
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            client = self._registry.clients.get(entry.client_id)
+            if client is None:
+                entry.request.fail(self._registry.unknown_client(entry.client_id))
+                continue
+            waited_long = now is not None and now - entry.since >= _LONGEST_HOLD_S
+            if client.iteration.version == entry.version and not waited_long:
+                self._parked.append(entry)
+                continue
+            reply = Reply(told_client(client).SerializeToString())
+            if self._journal is None:
+                entry.request.reply(reply.body)
+            else:
+                self._unwritten.append((entry.request, reply))
+
+    def _carry_out(self) -> None:
+        """Tell workers what they shall forget."""
+        removals, self._outcome.removals = self._outcome.removals, []
+        departures, self._outcome.departures = self._outcome.departures, []
+        for removal in removals:
+            removed = pb.RemoveTasksRequest(task_ids=[removal.task_id])
+            self.tell(removal.worker, "RemoveTasks", removed)
+        for departure in departures:
+            left = pb.ReleaseClientRequest(
+                client_id=departure.client_id, task_id=departure.task_id, used=departure.used
+            )
+            self.tell(departure.worker, "ReleaseClient", left)
