@@ -125,7 +125,7 @@ def be_worker(dispatcher, sockets):
 
 def be_consumer(dispatcher, content, job):
     """Read an epoch of a shared job at each line, or slowly as many elements as it says."""
-    from _data_sides import EPOCHS
+    from _data_contents import EPOCHS
 
     from dataservice import distribute
 

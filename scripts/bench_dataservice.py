@@ -18,16 +18,14 @@ from functools import partial
 
 import numpy as np
 from _bench import alternate, report
+from _data_contents import CONTENTS, SLEEP_S, nap
 from _data_processes import Child, Service, memory_of
 from _data_sides import (
-    CONTENTS,
-    SLEEP_S,
     TensorFlow,
     Turn,
     ending,
     grain_stream,
     memcpy,
-    nap,
     our_stream,
     take_turns,
     taker,
