@@ -11,6 +11,8 @@ from mpidist.errors import NotFoundError
 
 # Parts that are fixed in number; under the other readings there is one for each worker.
 _NUMBERED = (pb.ORDERED, pb.ROUNDS, pb.SAVED)
+# Parts of which every consumer has elements: one that cannot read them would wait for ever.
+_FOR_ALL = (pb.ORDERED, pb.ROUNDS)
 _BY_WORKER = (pb.FILE, pb.DATA, pb.FILE_OR_DATA, pb.HINT)
 
 
@@ -134,9 +136,13 @@ class Leases:
             self._withdraw(task, tell=False)
 
     def take_back(self, iteration: Iteration) -> None:
-        """Local. Free what none of the clients can read, after one has left."""
+        """Local. Free what clients cannot read, after one has come or left."""
         for task in iteration.tasks:
-            if not (task.lost or task.part.finished or _can_serve(task.worker, iteration)):
+            if task.lost or task.part.finished or _can_serve(task.worker, iteration):
+                continue
+            if iteration.job.terms.reading in _FOR_ALL:
+                self._withdraw(task)  # consumers ask its next worker
+            else:
                 self.lose(task)
 
     def look(self, task: Task) -> None:
@@ -196,6 +202,8 @@ def by_worker(terms: pb.Terms) -> bool:
 
 
 def _can_serve(worker: Worker, iteration: Iteration) -> bool:
-    if iteration.job.terms.reading == pb.SAVED:
+    reading = iteration.job.terms.reading
+    if reading == pb.SAVED:
         return True
-    return any(may_read(client, worker) for client in iteration.clients.values())
+    may = (may_read(client, worker) for client in iteration.clients.values())
+    return all(may) if reading in _FOR_ALL else any(may)

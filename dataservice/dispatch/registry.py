@@ -146,6 +146,7 @@ class Registry(Jobs):
         self.clients[client.id] = client
         self._outcome.changed["client", client.id] = client
         if not iteration.finished:
+            self.leases.take_back(iteration)
             self.leases.place(iteration, self.workers.values())
         return client
 

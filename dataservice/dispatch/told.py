@@ -28,6 +28,8 @@ def told_client(client: Client) -> pb.IterationState:
                 state.settle.append(task.id)
         elif may_read(client, task.worker):
             state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
+        else:
+            state.elsewhere += iteration.job.terms.reading == pb.SHARED
     return state
 
 

@@ -218,7 +218,7 @@ class TaskAddress(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., worker: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class IterationState(_message.Message):
-    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended")
+    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended", "elsewhere")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class IterationState(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskAddress]
     settle: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
@@ -233,7 +234,8 @@ class IterationState(_message.Message):
     version: int
     dropped: int
     ended: _containers.RepeatedCompositeFieldContainer[PartState]
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ...) -> None: ...
+    elsewhere: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., elsewhere: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address", "process", "tags")

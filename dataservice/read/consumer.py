@@ -122,26 +122,40 @@ class Consumer:
         limit = self._terms.start_timeout_s
         if self._requests.last_loss and self._endpoint.address.protocol == "mpi":
             limit = min(limit, _WORLD_PATIENCE_S)
-        working = self._requests.working
-        if working or self._over or self._state.finished:
+        if self._is_served:
             self._starved_since = now
         elif now - self._starved_since > limit:
             rest = " for the rest of the dataset" if self._state.waiting else ""
             loss = self._requests.last_loss
+            if self._terms.job.num_consumers > 1:
+                rest = f" that all {self._terms.job.num_consumers} consumers may read{rest}"
             raise UnavailableError(
                 f"no data worker{rest} {'is left' if loss else 'has registered'} at the "
                 f"dispatcher {self._dispatcher.peer} within {limit:g} s{loss}. {_START_ONE}"
             )
-        if working and self._requests.breaks_since and now - self._requests.breaks_since > limit:
+        breaks_since = self._requests.breaks_since
+        if self._requests.working and breaks_since and now - breaks_since > limit:
             raise UnavailableError(
                 f"no data worker has given anything for {limit:g} s: they fail again and again, "
                 f"last{self._requests.last_loss}"
             )
 
+    @property
+    def _is_served(self) -> bool:
+        """Whether somebody works for this consumer, or nobody needs to."""
+        state = self._state
+        return bool(self._requests.working or state.elsewhere or self._over or state.finished)
+
     def _waits_for(self) -> str:
         """What the user waits for, in words; called on the user's thread, hence the copies."""
         dispatcher = self._dispatcher.peer
         tasks = list(self._requests.tasks.values())
+        if not tasks and self._state.elsewhere:
+            return (
+                f"its share of {self._state.elsewhere} parts of the dataset, which data workers "
+                "with the tag COLOCATED, or in other processes, have: only the consumers there can "
+                "read them; if one leaves, others get the rest"
+            )
         if not tasks:
             return (
                 f"a data worker; none has registered at the dispatcher {dispatcher}. "
@@ -220,6 +234,8 @@ class Consumer:
                 "'at_most_once')",
                 state.dropped - self._state.dropped,
             )
+        if self._is_served:  # until now
+            self._starved_since = time.monotonic()
         self._state = state
         for part in state.ended if self._seeks else ():
             if part.total >= 0:

@@ -1,15 +1,18 @@
 """Workers in the consumer's process, on its host, and elsewhere: who reads from whom."""
 
 import threading
+import time
 from collections import Counter
 
 import pytest
 from _cases.endpoints import wait_until
 
+import mpidist
 from dataservice import Dataset, ShardingPolicy, distribute
 from dataservice.calls import process_name
 from dataservice.read import distributed
 from dataservice.work import worker
+from mpidist.config import Config
 from mpidist.errors import InvalidArgumentError, UnavailableError
 
 OFF, DYNAMIC = MODES = ["parallel_epochs", "distributed_epoch"]
@@ -252,21 +255,81 @@ def test_only_colocated_workers_elsewhere(make_cluster, target, tagged):
 @pytest.mark.parametrize("mode", MODES)
 def test_who_alone_could_read_from_a_worker_leaves(make_cluster, monkeypatch, target, mode):
     service = make_cluster(1, 1, worker_tags=["COLOCATED"])
-    terms = {"job_name": "j", "max_outstanding_requests": 1, "start_timeout_s": 5}
+    # Who cannot read waits longer than for a worker: others are at it.
+    terms = {"job_name": "j", "max_outstanding_requests": 1, "start_timeout_s": 0.2}
     apply = apply_of(service, mode, target, **terms)
+    registry = service.dispatcher._dispatcher._registry
 
     def begin(process):
         monkeypatch.setattr(distributed, "process_name", lambda: process)
-        elements = iter(Dataset.range(60).apply(apply))
-        return elements, [int(next(elements))]
+        return iter(Dataset.range(60).apply(apply))
 
-    (there, there_found), (here, here_found) = begin(OTHER_HOST), begin(HERE)
+    there, there_found = begin(OTHER_HOST), []
+    there_found.append(int(next(there)))
+    (iteration,) = registry.iterations.values()
+    if mode == DYNAMIC:  # until its worker has the whole source
+        wait_until(lambda: iteration.cursors._last and not iteration.cursors._next)
+    here, here_found = begin(HERE), []
+    reader = threading.Thread(target=lambda: here_found.extend(values(here)), daemon=True)
+    reader.start()
+    wait_until(lambda: len(iteration.clients) == 2)
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 0.5)
     there_found += [int(next(there)) for _ in range(3)]
     there.close()
-    found = Counter(there_found + here_found + values(here))
+    reader.join(20)
+    found = Counter(there_found + here_found)
     assert set(found) == set(range(60))
     if mode == DYNAMIC:
         assert max(found.values()) == 1
+
+
+def test_who_waits_for_what_others_read_says_so(make_cluster, monkeypatch, caplog):
+    monkeypatch.setattr(mpidist, "settings", Config(stall_s=0.3))
+    service = make_cluster(0, 1, worker_tags=["COLOCATED"])
+    apply = apply_of(service, DYNAMIC, job_name="j", start_timeout_s=0.2)
+
+    def begin(process):
+        monkeypatch.setattr(distributed, "process_name", lambda: process)
+        return iter(Dataset.range(9).apply(apply))
+
+    there = begin(OTHER_HOST)
+    first = int(next(there))
+    here, found = begin(HERE), []
+    reader = threading.Thread(target=lambda: found.extend(values(here)), daemon=True)
+    reader.start()
+    wait_until(lambda: "its share of 1 parts of the dataset" in caplog.text)
+    assert [first, *values(there)] == list(range(9))
+    reader.join(20)
+    assert not reader.is_alive()
+    assert found == []
+
+
+@pytest.mark.parametrize("for_all", [True, False])
+def test_what_every_consumer_reads_stays_with_workers_that_all_may_read(
+    make_cluster, add_worker, monkeypatch, for_all
+):
+    service = make_cluster(1, 1, worker_tags=["COLOCATED"])
+    if for_all:
+        add_worker(service)
+    terms = {"job_name": "j", "num_consumers": 2, "deterministic": True, "num_shards": 4}
+    found = []
+
+    def begin(process, index):
+        monkeypatch.setattr(distributed, "process_name", lambda: process)
+        patience_s = 0.5 if index else 60.0  # the first one does not leave
+        apply = apply_of(
+            service, DYNAMIC, consumer_index=index, start_timeout_s=patience_s, **terms
+        )
+        return iter(Dataset.range(40).apply(apply))
+
+    with begin(HERE, 0) as here, begin(OTHER_HOST, 1) as there:
+        found.append(int(next(here)))  # with nobody else yet, of any worker
+        if for_all:
+            assert sorted([*found, *values(there), *values(here)]) == list(range(40))
+            return
+        with pytest.raises(UnavailableError, match="no data worker that all 2 consumers may read"):
+            next(there)
 
 
 @pytest.mark.parametrize("policy", [ShardingPolicy.OFF, ShardingPolicy.DYNAMIC])
