@@ -109,6 +109,7 @@ class Endpoint:
         message = self._message(REQUEST, peer, method, body, buffers)
         if into is not None:
             check_into(into)
+            message.placed = True
         return self._calls.begin(message, peer, into, limit)
 
     def notify(

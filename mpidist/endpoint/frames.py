@@ -26,6 +26,8 @@ _INLINE_BYTES = 16384
 
 # In the kind: the buffers lie in the sender's shared memory.
 _ELSEWHERE = 0x80
+# The reply's buffers have arrays to go into.
+_PLACED = 0x40
 
 # Kind, receiver, sender, id; lengths of method, body and failure; how many are settled, and how
 # many numbers follow.
@@ -53,6 +55,8 @@ def pack(message: Message, put: Put | None = None) -> tuple[bytes, list[Array]]:
     """
     method, body = message.method.encode(), message.body
     kind, settled = message.kind, message.settled
+    if message.placed:
+        kind |= _PLACED
     failure = b"" if message.failure is None else message.failure.SerializeToString()
     numbers: list[int] = []
     inside = b""
@@ -124,18 +128,20 @@ def unpack(frame: Frame, peer: Any) -> tuple[Message, Sequence[int], int | None]
             kind ^= _ELSEWHERE
             *sizes, place = sizes
         total = sum(sizes)
+    placed = bool(kind & _PLACED)
     here = place is None and total <= _INLINE_BYTES
     length = start + total if here else start
     if length != len(frame):
         raise BadFrameError(f"{len(frame)} bytes came in place of {length}")
     try:
         message = Message(
-            kind, identity, receiver, sender,
+            kind & ~_PLACED, identity, receiver, sender,
             str(frame[head:begin], "utf-8") if method else "",
             bytes(frame[begin:end]) if body else b"",
             [], peer,
             Failure.FromString(bytes(frame[end : end + failure])) if failure else None,
             _read_numbers(frame, end + failure, settled) if settled else (),
+            placed=placed,
         )  # fmt: skip
     except (DecodeError, UnicodeDecodeError) as error:
         raise BadFrameError(f"the header cannot be read: {error}") from None

@@ -54,6 +54,7 @@ class Message:
         failure: Of a reply: set in place of a result.
         settled: Over tcp: requests whose replies have arrived since the last message.
         answered: Of a received request: whether it has been.
+        placed: Of a request and its reply: the reply's buffers have arrays to go into.
     """
 
     kind: int
@@ -67,6 +68,7 @@ class Message:
     failure: Failure | None = None
     settled: Sequence[int] = ()
     answered: bool = False
+    placed: bool = False
 
 
 class Transport(Protocol):

@@ -54,7 +54,7 @@ _TESTS = 100
 _LONGEST_AHEAD = 1024
 # No cache holds more, so that a second copy, from the shelf into the caller's arrays, costs more
 # than is gained: MPI copies once.
-_LARGEST_REPLY = 8 << 20
+_LARGEST_PLACED = 8 << 20
 _UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
 
 
@@ -81,9 +81,9 @@ class MpiTransport:
         shelves = {rank: Shelf(memory) for rank, memory in mates.sections.items()}
         self._ring, self._flags, self._places = mates.ring, mates.flags, mates.places
         put = shelves[world.rank].put if shelves else None
-        put_reply = put and partial(put, limit=_LARGEST_REPLY)
+        put_placed = put and partial(put, limit=_LARGEST_PLACED)
         self._puts = [put if rank in shelves else None for rank in range(world.size)]
-        self._reply_puts = [put_reply if rank in shelves else None for rank in range(world.size)]
+        self._placed_puts = [put_placed if rank in shelves else None for rank in range(world.size)]
         self._arrivals = Arrivals(self._comm, inbox, self._into, shelves, config.credit_bytes)
         self._doorbell: Doorbell | None = None
         if len(shelves) == world.size:  # nobody else sends
@@ -154,7 +154,8 @@ class MpiTransport:
         """Local. See :class:`Transport`."""
         fork.check_mpi()
         peer = message.peer
-        puts = self._reply_puts if message.kind == REPLY else self._puts
+        placed = message.placed and message.kind == REPLY
+        puts = self._placed_puts if placed else self._puts
         frame, views = pack(message, puts[peer])
         isend = self._comm.Isend
         with self._ordering:  # nothing may come between a frame and what follows it

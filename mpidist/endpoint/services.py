@@ -35,7 +35,7 @@ _LONG_S = 2 * _UNTIL_PERIOD_S
 class _Deferred(ref[Message]):
     """Knows of a request that its handler keeps, and has not answered; does not keep it alive."""
 
-    __slots__ = ("facts", "key", "peer")
+    __slots__ = ("facts", "key", "peer", "placed")
 
     def __new__(cls, message: Message, dropped: Callable[[Any], None]) -> _Deferred:
         return super().__new__(cls, message, dropped)
@@ -43,11 +43,11 @@ class _Deferred(ref[Message]):
     def __init__(self, message: Message, dropped: Callable[[Any], None]) -> None:
         self.key = id(message)
         self.facts = (message.kind, message.id, message.receiver, message.sender, message.method)
-        self.peer = message.peer
+        self.peer, self.placed = message.peer, message.placed
 
     def answer_to(self) -> Message:
         """Local. What an answer has to know of the request."""
-        return Message(*self.facts, peer=self.peer)
+        return Message(*self.facts, peer=self.peer, placed=self.placed)
 
 
 class Services:
@@ -219,6 +219,7 @@ class Services:
             reply.body,
             check_buffers(reply.buffers),
             message.peer,
+            placed=message.placed,
         )
         if error is not None:
             answer.failure = failure_of(error, message.method, self._name)

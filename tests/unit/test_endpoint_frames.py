@@ -17,7 +17,8 @@ arrays = st.builds(
 )
 messages = st.builds(
     Message,
-    kind=st.integers(0, 6),
+    kind=st.integers(0, 7),
+    placed=st.booleans(),
     id=st.integers(0, 2**64 - 1),
     receiver=numbers,
     sender=numbers,
@@ -30,7 +31,7 @@ messages = st.builds(
 
 
 def same(got, sent):
-    for name in ("kind", "id", "receiver", "sender", "method", "body", "failure"):
+    for name in ("kind", "id", "receiver", "sender", "method", "body", "failure", "placed"):
         assert getattr(got, name) == getattr(sent, name)
     assert list(got.settled) == sent.settled
 
