@@ -38,7 +38,7 @@ MAKE = """
 
 def test_each_host_is_a_world_of_its_own(hosts, start, tmp_path):
     hosts.nodes["node1"].path("/dev/shm/a").touch()
-    hosts.nodes["node1"].path("/tmp/b").touch()
+    hosts.nodes["node1"].path("/tmp/of-node1").touch()
     (tmp_path / "c").touch()
     for name in hosts.nodes:
         source = LOOK + f"    print(os.path.exists({str(tmp_path / 'c')!r}))\n"
@@ -48,7 +48,7 @@ def test_each_host_is_a_world_of_its_own(hosts, start, tmp_path):
         assert len(facts["processes"]) == 2  # the first, and itself
         assert facts["interfaces"] == ["eth0", "lo"]
         assert facts["peers"] == {one.name: one.address for one in hosts.nodes.values()}
-        assert (facts["shm"], "b" in facts["tmp"]) == (
+        assert (facts["shm"], "of-node1" in facts["tmp"]) == (
             (["a"], True) if name == "node1" else ([], False)
         )
         assert shared == "True"
