@@ -210,11 +210,16 @@ class Hosts:
 
     def clear(self):
         """End all that runs on the hosts, and remove the files."""
+        self.end_processes()
+        for host in self._made:
+            for path in host.files():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def end_processes(self):
+        """End all that runs on the hosts."""
         for host in self._made:
             if host.processes():
                 subprocess.run([self.shell, host.name, "kill -9 -1"], check=False)
-            for path in host.files():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def close(self):
         """End all hosts, and leave nothing."""

@@ -132,7 +132,13 @@ def test_a_host_that_is_not_known_is_named(jobs, tmp_path, option):
         given = tmp_path / "given"
         given.write_text("node1:2\nnowhere:1\n")
     words = [*LAYOUT, "--run-dir", tmp_path / "run", option, given]
-    ended = jobs.mpidist_run(PLACES, [*map(str, words), *jobs.script(FACTS)], timeout_s=30)
+    # prterun does not tell a daemon that is just starting elsewhere that it has given up.
+    ended = jobs.mpidist_run(
+        PLACES,
+        [*map(str, words), *jobs.script(FACTS)],
+        timeout_s=30,
+        may_leave=jobs.open_mpi,
+    )
     assert ended.status not in (0, 2)
     last = ended.err.splitlines()[-1].strip(" \0")  # Open MPI ends its own text with these
     assert re.fullmatch(
