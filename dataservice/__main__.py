@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from dataservice.config import DispatcherConfig, WorkerConfig
@@ -18,6 +21,7 @@ from dataservice.server import DispatchServer, WorkerServer
 from mpidist.errors import Error
 
 _PROTOCOL = "tcp"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     namespace = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
+    for number in _SIGNALS:
+        signal.signal(number, _give_up)
     try:
         if namespace.role == "dispatcher":
             _dispatch(namespace)
@@ -77,9 +81,9 @@ def _dispatch(namespace: argparse.Namespace) -> None:
         work_dir=namespace.work_dir,
         fault_tolerant_mode=namespace.work_dir is not None,
     )
-    with DispatchServer(config) as server:
+    with DispatchServer(config) as server, _signals() as wait:
         print(server.target, flush=True)
-        server.join()
+        wait()
 
 
 def _work(namespace: argparse.Namespace) -> None:
@@ -89,16 +93,35 @@ def _work(namespace: argparse.Namespace) -> None:
         port=namespace.port,
         protocol=_PROTOCOL,
     )
-    with WorkerServer(config) as server:
+    with WorkerServer(config), _signals() as wait:
         print(f"a worker of {namespace.dispatcher}", flush=True)
-        server.join()
+        wait()
 
 
-def _end(_number: int, _frame: FrameType | None) -> None:
-    # One signal ends the server; more of them must not disturb its end.
-    for number in (signal.SIGINT, signal.SIGTERM):
+def _give_up(_number: int, _frame: FrameType | None) -> None:
+    """End a server that is still starting; more signals must not disturb that."""
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], object]]:
+    """From here on, signals only end a wait, which this gives; more of them disturb nothing.
+
+    An exception from a handler can come where it is lost, in a finalizer, or where it leaves a lock
+    held, on the way into a wait: then the server would not end.
+    """
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in _SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
+    try:
+        yield lambda: select.select([reading], [], [])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def test_serves_until_a_signal(start, number):
     assert [server.stop(number) for server in (workers[0], dispatcher, workers[1])] == [0, 0, 0]
 
 
-def test_a_second_signal_does_not_disturb_the_end(start):
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_second_signal_does_not_disturb_the_end(start, attempt):
     dispatcher = start("dispatcher")
     dispatcher._process.send_signal(signal.SIGTERM)
     assert dispatcher.stop(signal.SIGINT) == 0
