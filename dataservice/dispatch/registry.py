@@ -186,12 +186,11 @@ class Registry(Jobs):
                 self._touch(part)
         reads_along = iteration.job.terms.reading in (pb.SHARED, pb.CACHED)
         for task in iteration.tasks:
-            task.unsettled.discard(client.id)
+            self._settled(task, client)
             if reads_along and task.running and not task.lost:
                 self._outcome.departures.append(
                     Departure(client.id, task.id, task.worker.address, tuple(task.part.used.bounds))
                 )
-            self.leases.look(task)
         if iteration.clients:
             self.leases.take_back(iteration)
             self.leases.place(iteration, self.workers.values())
@@ -304,10 +303,16 @@ class Registry(Jobs):
         for task_id in request.settled:
             task = self.leases.tasks.get(task_id)
             if task is not None and task.lost:
-                task.unsettled.discard(client.id)
-                self.leases.look(task)
+                self._settled(task, client)
         if request.settled:
             self.leases.place(iteration, self.workers.values())
+
+    def _settled(self, task: Task, client: Client) -> None:
+        """Nothing more is to be said of a lost task by a client."""
+        if client.id in task.unsettled:
+            task.unsettled.discard(client.id)
+            self._touch(task.part)
+        self.leases.look(task)
 
     def _look(self, part: Part) -> None:
         if part.look():

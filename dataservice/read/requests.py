@@ -23,6 +23,7 @@ from mpidist.errors import (
     FailedPreconditionError,
     NotFoundError,
     UnavailableError,
+    UnimplementedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -249,7 +250,8 @@ class Requests:
             call = task.calls.popleft()
             try:
                 reply = call.work.result()
-            except (CancelledError, NotFoundError, UnavailableError) as error:
+            except (CancelledError, NotFoundError, UnavailableError, UnimplementedError) as error:
+                # The last of one that is being stopped: nothing is served there any more.
                 self._break(task, error)
                 return
             except FailedPreconditionError:

@@ -244,3 +244,16 @@ def test_at_most_once_begins_elsewhere_what_had_not_begun():
     play.lose(play.workers[0])
     told = play.beat(client)
     assert (*waiting(told), told.dropped) == ([(0, 2), (1, 2)], [], 0, 0)
+
+
+def test_who_leaves_is_waited_for_by_no_dispatcher_of_the_journal():
+    play = Play(workers=1)
+    first, second = play.join_shared(), play.join_shared()
+    (task,) = play.start(first)
+    play.registry.unregister_worker(play.workers[0].id)
+    assert play.registry.leases.tasks[task].unsettled == {first.id, second.id}
+    play.registry.take_outcome()
+    changed = play.leave(second).changed
+    part = play.registry.leases.tasks[task].part
+    assert changed["part", part.id] is part
+    assert part.task.unsettled == {first.id}
