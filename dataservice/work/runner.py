@@ -47,7 +47,7 @@ class Runner(TaskThread):
         task_id: int,
         dispatcher: Caller,
         patience_s: float,
-        node_of: Callable[[pb.Task], Node],
+        node_of: Callable[[pb.Task, Caller], Node],
         where: str,
         cache_bytes: int,
     ) -> None:
@@ -148,7 +148,7 @@ class Runner(TaskThread):
     def _run(self) -> None:
         try:
             task = self._get_task()
-            node = self._node_of(task)
+            node = self._node_of(task, self._dispatcher)
         except BaseException as error:
             # One that takes requests of all readings, for all of them hear the same.
             self._open(CacheOutbox(self._where, 0, 1))

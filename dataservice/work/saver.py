@@ -41,7 +41,7 @@ class Saver(TaskThread):
         task_id: int,
         dispatcher: Caller,
         patience_s: float,
-        node_of: Callable[[pb.Task], Node],
+        node_of: Callable[[pb.Task, Caller], Node],
         where: str,
     ) -> None:
         super().__init__(task_id, dispatcher, patience_s, node_of, where)
@@ -60,7 +60,7 @@ class Saver(TaskThread):
     def _run(self) -> None:
         try:
             task = self._get_task()
-            total = self._save(task, self._node_of(task))
+            total = self._save(task, self._node_of(task, self._dispatcher))
         except WithdrawnError as error:
             logger.info("%s was taken away: %s", self._where, error)
         except BaseException as error:

@@ -26,7 +26,7 @@ class TaskThread(ABC):
         task_id: The task.
         dispatcher: Calls the dispatcher; ends them when the worker is closed.
         patience_s: For how long it may be away.
-        node_of: What a task evaluates; may wait.
+        node_of: What a task evaluates; may wait, with a caller that the end of the task ends.
         where: The worker in words, for errors.
 
     Attributes:
@@ -38,7 +38,7 @@ class TaskThread(ABC):
         task_id: int,
         dispatcher: Caller,
         patience_s: float,
-        node_of: Callable[[pb.Task], Node],
+        node_of: Callable[[pb.Task, Caller], Node],
         where: str,
     ) -> None:
         self._task_id = task_id

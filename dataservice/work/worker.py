@@ -210,14 +210,15 @@ class DataWorker:
                 self._savers[task_id] = saver
             saver.thread.start()
 
-    def _node(self, task: pb.Task) -> Node:
+    def _node(self, task: pb.Task, dispatcher: Caller) -> Node:
         """What a task evaluates; the same object for the same part, which may have a cache."""
         policy = ShardingPolicy(task.policy)
         if policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC):
-            return self._kept((task.dataset_id,), lambda: self._fetch(task.dataset_id))
+            return self._kept((task.dataset_id,), lambda: self._fetch(task, dispatcher))
         key = (task.dataset_id, task.policy, task.num_parts, task.part)
         return self._kept(
-            key, lambda: auto_shard(self._fetch(task.dataset_id), policy, task.num_parts, task.part)
+            key,
+            lambda: auto_shard(self._fetch(task, dispatcher), policy, task.num_parts, task.part),
         )
 
     def _kept(self, key: tuple[int, ...], make: Callable[[], Node]) -> Node:
@@ -232,9 +233,9 @@ class DataWorker:
                 self._datasets.popitem(last=False)
         return node
 
-    def _fetch(self, dataset_id: int) -> Node:
-        request = pb.GetDatasetRequest(dataset_id=dataset_id)
-        reply = self._dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
+    def _fetch(self, task: pb.Task, dispatcher: Caller) -> Node:
+        request = pb.GetDatasetRequest(dataset_id=task.dataset_id)
+        reply = dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
         node: Node = unpack(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
         return node
 
