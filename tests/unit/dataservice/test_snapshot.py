@@ -56,7 +56,10 @@ ELEMENTS = st.recursive(
 
 
 def same(one, other):
-    assert type(one) is type(other)
+    if isinstance(one, np.generic):  # NumPy has two names for some types, of one dtype
+        assert isinstance(other, np.generic)
+    else:
+        assert type(one) is type(other)
     if isinstance(one, dict):
         assert list(one) == list(other)
         one, other = tuple(one.values()), tuple(other.values())
