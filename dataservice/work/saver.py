@@ -6,9 +6,8 @@ import contextlib
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from dataservice.calls import Caller
 from dataservice.dataset.node import Context, ElementIterator, Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
@@ -26,26 +25,9 @@ _COMMIT_S = 10.0
 
 
 class Saver(TaskThread):
-    """A task whose elements go to disk.
+    """A task whose elements go to disk. Arguments as :class:`TaskThread`."""
 
-    Args:
-        task_id: See :class:`TaskThread`, as for the others.
-        dispatcher: See there.
-        patience_s: See there.
-        node_of: See there.
-        where: See there.
-    """
-
-    def __init__(
-        self,
-        task_id: int,
-        dispatcher: Caller,
-        patience_s: float,
-        node_of: Callable[[pb.Task, Caller], Node],
-        where: str,
-    ) -> None:
-        super().__init__(task_id, dispatcher, patience_s, node_of, where)
-        self._result: pb.TaskProgress | None = None
+    _result: pb.TaskProgress | None = None
 
     def progress(self) -> pb.TaskProgress | None:
         """Local. How it has ended; None before."""

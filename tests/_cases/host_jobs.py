@@ -100,10 +100,12 @@ class Jobs:
         return process
 
     def close(self):
-        """Kill the launchers that are still there."""
+        """Kill the launchers that are still there, and what they have started."""
         for process in self._started:
-            process.kill()
-            process.communicate()
+            if process.poll() is None:
+                process.kill()
+                self._hosts.end_processes()  # they hold our pipes
+            process.communicate(timeout=_LOOK_S)
 
     def _finish(self, process, timeout_s, may_leave=False):
         deadline = time.monotonic() + timeout_s

@@ -237,6 +237,37 @@ def test_a_worker_that_is_stopped_while_a_task_asks_the_dispatcher(monkeypatch):
             work.result(10)
 
 
+def test_a_task_that_is_over_asks_for_its_dataset_no_longer():
+    with open_endpoint("inproc", 4810) as endpoint:
+        asked, held = threading.Event(), []
+
+        def hold(request):
+            held.append(request)
+            asked.set()
+            return LATER
+
+        register = Reply(pb.RegisterWorkerReply(worker_id=1).SerializeToString())
+        task = Reply(pb.Task(dataset_id=1).SerializeToString())
+        handlers = {
+            "RegisterWorker": lambda request: register,
+            "WorkerHeartbeat": lambda request: Reply(),
+            "GetTask": lambda request: task,
+            "GetDataset": hold,
+        }
+        endpoint.register("dispatcher", handlers)
+        endpoint.serve_in_thread()
+        with WorkerServer(dispatcher_address="localhost:4810") as worker:
+            address = worker._endpoint.address
+            body = pb.GetElementRequest(task_id=1, hold=True).SerializeToString()
+            work = endpoint.call(address, "data_worker/GetElement", body)
+            assert asked.wait(10)
+            body = pb.RemoveTasksRequest(task_ids=[1]).SerializeToString()
+            endpoint.notify(address, "data_worker/RemoveTasks", body)
+            wait_until(lambda: not task_threads())
+            with pytest.raises(CancelledError):
+                work.result(10)
+
+
 def test_nobody_at_an_address_is_unavailable():
     with open_endpoint("inproc") as endpoint:
         caller = Caller(endpoint, "localhost:4809", "dispatcher", lambda: False)
