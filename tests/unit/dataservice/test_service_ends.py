@@ -188,3 +188,14 @@ def test_a_task_whose_thread_cannot_start_is_tried_again(make_service, monkeypat
         with pytest.raises(UnavailableError, match="can't start new thread"):
             list(Dataset.range(3).apply(apply))
     assert values(Dataset.range(3).apply(apply)) == [0, 1, 2]
+
+
+def test_a_worker_that_serves_no_more_counts_as_gone(make_service):
+    service = make_service(2)
+    remote = Dataset.range(4000).apply(distribute("distributed_epoch", service.target))
+    with iter(remote) as elements:
+        found = [int(next(elements))]
+        # As while it is being stopped, in the moment before its endpoint is closed.
+        service.workers[0]._endpoint.unregister("data_worker")
+        found += [int(element) for element in elements]
+    assert sorted(found) == list(range(4000))
