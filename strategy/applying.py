@@ -127,7 +127,7 @@ class Applier:
             try:
                 change, rest = self._change(batch, entries, shard)
                 self._count(entries, replies, shard)
-                yield from change(*self._rules.find(entries[0].rule, shard))
+                yield from change(*self._rules.find(entries[0], shard))
                 self._tell_waiting(variable)
             except RingBrokenError:
                 yield from _drained(rest)

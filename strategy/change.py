@@ -38,6 +38,7 @@ class Change:
         wire: The dtype that it travels in; None: the variable's.
         places: Where the elements of ``data`` belong in the flattened variable, ascending, int64;
             the others are 0. None: all are there.
+        scaled: Whether ``scale`` is the rule's learning rate, and the server only subtracts.
     """
 
     remote: Remote
@@ -47,11 +48,23 @@ class Change:
     ids: Array | None = None
     wire: np.dtype[Any] | None = None
     places: Array | None = None
+    scaled: bool = False
 
     @property
     def travels_in(self) -> np.dtype[Any]:
         """Local. The dtype that it travels in."""
         return self.remote.layout.dtype if self.wire is None else self.wire
+
+    def scale_ahead(self, rate: float) -> None:
+        """Local. Multiply by the learning rate on the way, where the server would do just that.
+
+        The copy to the server costs no more for it, and the server saves a pass over the gradient.
+        In halves, or after another factor, the product would be rounded otherwise.
+        """
+        layout = self.remote.layout
+        same = self.data.dtype == self.travels_in == layout.dtype and self.places is None
+        if same and layout.is_floating and not layout.is_half and self.scale == 1.0:
+            self.scale, self.scaled = rate, True
 
 
 def check_change(

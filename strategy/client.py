@@ -296,6 +296,7 @@ class Connection(Line):
             rows=change.ids is not None,
             wire="" if change.wire is None else change.wire.name,
             places=change.places is not None,
+            scaled=change.scaled,
         )
         self.metrics.values["out_bytes"] += nbytes
         inline += [numbers for numbers in (change.ids, change.places) if numbers is not None]

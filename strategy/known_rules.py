@@ -47,13 +47,15 @@ class Rules:
             self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
 
-    def find(self, number: int, shard: OwnedShard) -> tuple[str, kernels.Rule, Mapping[str, float]]:
-        """Local. The rule of a number for a shard: its name, itself, and its numbers for this step.
+    def find(
+        self, entry: pb.PushEntry, shard: OwnedShard
+    ) -> tuple[str, kernels.Rule, Mapping[str, float]]:
+        """Local. The rule of a change for a shard: its name, itself, its numbers for this step.
 
         Raises:
             InvalidArgumentError: The shard's dtype does not do, or a schedule fails.
         """
-        dtype = shard.layout.dtype
+        number, dtype = entry.rule, shard.layout.dtype
         if number in _PLAIN:
             if number == pb.SUB and dtype == np.bool_:
                 raise errors.InvalidArgumentError(
@@ -66,5 +68,7 @@ class Rules:
                 f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
                 "optimizers need bfloat16, float16, float32 or float64"
             )
+        if entry.scaled:
+            return optimizer.name, kernels.SUB, {}
         step = shard.steps.get(optimizer.name, 0) + 1
         return optimizer.name, optimizer.rule, optimizer.values_at(step)

@@ -163,6 +163,10 @@ class Optimizer:
         if self._clip is not None:
             self._scale_down(changes, self._clip)
         strategy.compressor.apply(changes)
+        rate = self._rate_alone()
+        if rate is not None and strategy.pace.alone:
+            for change in changes:
+                change.scale_ahead(rate)
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         work = strategy.pace.push(changes, lambda: self._in_words(pairs))
@@ -188,6 +192,10 @@ class Optimizer:
         if connection not in self._rules:
             self._rules[connection] = connection.configure(self._describe())
         return self._rules[connection]
+
+    def _rate_alone(self) -> float | None:
+        """The learning rate, if an update is the gradient times it, subtracted; None otherwise."""
+        return None
 
     def _scale_down(self, changes: Sequence[Change], limit: float) -> None:
         norm = global_norm(changes)

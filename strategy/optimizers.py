@@ -58,6 +58,11 @@ class SGD(Optimizer):
             **kwargs,
         )
 
+    def _rate_alone(self) -> float | None:
+        values = self.values
+        plain = not (values["momentum"] or values["weight_decay"])
+        return values.get("learning_rate") if plain else None
+
 
 class Adagrad(Optimizer):
     """Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011).

@@ -192,7 +192,7 @@ class PushRequest(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushEntry(_message.Message):
-    __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places")
+    __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places", "scaled")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class PushEntry(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    SCALED_FIELD_NUMBER: _ClassVar[int]
     variable: int
     rule: int
     seen: int
@@ -207,7 +208,8 @@ class PushEntry(_message.Message):
     rows: bool
     wire: str
     places: bool
-    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ..., wire: _Optional[str] = ..., places: bool = ...) -> None: ...
+    scaled: bool
+    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ..., wire: _Optional[str] = ..., places: bool = ..., scaled: bool = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("versions", "staleness")

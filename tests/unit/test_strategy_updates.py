@@ -1,5 +1,7 @@
 """Changes of variables: assignments and gradients."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.errors import InvalidArgumentError
-from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner
 
 
@@ -148,6 +150,46 @@ def test_sgd(strategy, size):
     expected = random(0, size) - 0.25 * (random(1, size) + random(2, size) + random(3, size))
     np.testing.assert_allclose(v, expected, rtol=1e-12, atol=1e-12)
     assert int(strategy.global_step) == 3
+
+
+@pytest.mark.parametrize("parts", [None, FixedShardsPartitioner(2)])
+@pytest.mark.parametrize(
+    ("dtype", "given", "numbers"),
+    [
+        ("float32", "float32", {}), ("float64", "float64", {}), ("float32", "float16", {}),
+        ("float64", "float32", {}), ("float16", "float16", {}),
+        ("float32", "float32", {"weight_decay": 0.5}), ("float32", "float32", {"momentum": 0.5}),
+        ("float32", "float32", {"global_clipnorm": 1e-3}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_sgd_rounds_as_numpy_does(size, dtype, given, numbers, parts):
+    """Wherever the learning rate is multiplied in: by the worker on the way, or by the server."""
+    start = random(0, size).astype(dtype)
+    v = get_variable("v", size, dtype, start, partitioner=parts)
+    optimizer = optimizers.SGD(0.3, **numbers)
+    param, velocity = start.astype(np.promote_types(dtype, np.float32)), 0
+    for step in range(1, 4):
+        grad = random(step, size).astype(given)
+        optimizer.apply_gradients([(grad, v)]).wait()
+        wide = grad.astype(param.dtype)
+        if "global_clipnorm" in numbers:
+            wide = wide * param.dtype.type(1e-3 / math.sqrt(np.vdot(wide, wide)))
+        if "weight_decay" in numbers:
+            wide = param * param.dtype.type(0.5) + wide
+        velocity = velocity * param.dtype.type(numbers.get("momentum", 0)) + wide
+        param = param - velocity * param.dtype.type(0.3)
+        exact = "global_clipnorm" not in numbers  # the norm of parts is added in another order
+        np.testing.assert_allclose(v, param.astype(dtype), rtol=0 if exact else 1e-5, atol=0)
+
+
+def test_sgd_rounds_as_numpy_does_in_rows():
+    start = random(0, 50, 3).astype(np.float32)
+    v = get_variable("v", (50, 3), np.float32, start)
+    ids, rows = np.array([7, 3, 7, 49]), random(1, 4, 3).astype(np.float32)
+    optimizers.SGD(0.3).apply_gradients([(IndexedSlices(rows, ids), v)]).wait()
+    start[[7, 3, 49]] -= np.float32(0.3) * np.array([rows[0] + rows[2], rows[1], rows[3]])
+    np.testing.assert_array_equal(v, start)
 
 
 @pytest.mark.parametrize("size", SIZES)
