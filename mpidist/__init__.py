@@ -1,166 +1,24 @@
 """Distributed training for array programs on the MPI a cluster already has."""
 
-from mpidist import errors
-from mpidist.arena import Arena
-from mpidist.arrays import host_view
-from mpidist.cluster import ClusterSpec, Server, started_server
-from mpidist.collectives import (
-    DeviceMesh,
-    GroupMember,
-    P2POp,
-    all_gather,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_gather_object,
-    all_reduce,
-    all_reduce_coalesced,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    batch_isend_irecv,
-    broadcast,
-    broadcast_object_list,
-    coalescing_manager,
-    destroy_process_group,
-    gather,
-    gather_object,
-    get_backend,
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    init_device_mesh,
-    init_process_group,
-    irecv,
-    is_available,
-    is_initialized,
-    isend,
-    monitored_barrier,
-    new_cartesian_group,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    recv,
-    recv_object_list,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
-    scatter,
-    scatter_object_list,
-    send,
-    send_object_list,
-    set_timeout,
-    shrink_group,
-    split_group,
-)
-from mpidist.config import config as settings
-from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
-from mpidist.errors import (
-    DeadlineExceededError,
-    DistBackendError,
-    DistError,
-    DistNetworkError,
-    DistStoreError,
-    Error,
-    GroupBrokenError,
-    QueueEmptyError,
-)
-from mpidist.group import CartesianGroup, Prepared, ProcessGroup
-from mpidist.reduce_op import ReduceOp
-from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
-from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
-from mpidist.window import Window
-from mpidist.work import Work, gather_works
+import typing
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Address",
-    "Arena",
-    "Backoff",
-    "CartesianGroup",
-    "ClusterSpec",
-    "DeadlineExceededError",
-    "DeviceMesh",
-    "DistBackendError",
-    "DistError",
-    "DistNetworkError",
-    "DistStoreError",
-    "Endpoint",
-    "Error",
-    "FileStore",
-    "GroupBrokenError",
-    "GroupMember",
-    "HashStore",
-    "LATER",
-    "MPIStore",
-    "P2POp",
-    "PrefixStore",
-    "Prepared",
-    "ProcessGroup",
-    "QueueEmptyError",
-    "ReduceOp",
-    "Reply",
-    "Request",
-    "Server",
-    "Store",
-    "TaskMetrics",
-    "Window",
-    "Work",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "coalescing_manager",
-    "destroy_process_group",
-    "errors",
-    "gather",
-    "gather_object",
-    "gather_works",
-    "get_backend",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
-    "host_view",
-    "init_device_mesh",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_initialized",
-    "isend",
-    "launched",
-    "monitored_barrier",
-    "new_cartesian_group",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "open_endpoint",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "set_timeout",
-    "settings",
-    "shrink_group",
-    "split_group",
-    "started_server",
-    "task_metrics",
-]
+if typing.TYPE_CHECKING:
+    from mpidist.public import *  # noqa: F403
+else:
+    # The names are imported when the first is used: commands use none, and start in a third of the
+    # time without NumPy.
+    def __getattr__(name):
+        from importlib import import_module
+
+        if not name.startswith("_") or name == "__all__":
+            public = vars(import_module("mpidist.public"))
+            names = ["__all__", *public["__all__"]] if "__all__" in public else []
+            globals().update((each, public[each]) for each in names)
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__():
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
 
 logger = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]
-
-SHARED_MEMORY = "/dev/shm"
-REMEDY = (
-    f"make {SHARED_MEMORY} larger (docker run --shm-size 1g, or "
-    f"mount -o remount,size=1g {SHARED_MEMORY})"
-)
 
 _ALIGNMENT = 64  # a cache line
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14; Python does not name it
@@ -138,12 +133,6 @@ def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
         f"the system has no {memory.nbytes} bytes of memory left for a piece of an arena: "
         f"{path} has {free >> 20} MiB free of {total >> 20}"
     )
-
-
-def shared_memory_space(path: str = SHARED_MEMORY) -> tuple[int, int]:
-    """Local. Bytes free and bytes in all of the file system that shared memory lives in."""
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
 
 
 def arena_bytes(wanted: int, owners: int, path: str = SHARED_MEMORY) -> int:

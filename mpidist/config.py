@@ -24,6 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+PER_NODE, COLOCATED = "per_node", "colocated"
+"""What a job layout may say in place of how many tasks a job has."""
+
 
 @dataclass(frozen=True)
 class Config:

@@ -17,11 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpidist.arena import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.cli import probe
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher, vendor_of
 from mpidist.cluster_resolver.accelerators import visible_gpus
 from mpidist.config import distribution_version
+from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.runtime.launch import foreign_step
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"

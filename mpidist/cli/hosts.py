@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from mpidist.cluster_resolver.host_list import expand_hosts
+from mpidist.host_list import expand_hosts
 
 Slots = list[tuple[str, int | None]]
 _MOST_LOOKED_UP = 64  # each by a thread

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpidist.cluster_resolver.rank_layout import PER_NODE
+from mpidist.config import PER_NODE
 
 FIRST_JOBS = ("ps", "worker", "data")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")

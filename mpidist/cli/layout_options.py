@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
-from mpidist.cluster_resolver.rank_layout import COLOCATED, PER_NODE
+from mpidist.config import COLOCATED, PER_NODE
 
 
 def add_layout_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpidist.arena import REMEDY, SHARED_MEMORY
 from mpidist.cli import keeper, records
 from mpidist.cli.hosts import parse_hosts, place, read_host_file
 from mpidist.cli.layout import Layout
@@ -21,6 +20,7 @@ from mpidist.cli.shared_files import SharedFiles
 from mpidist.cli.supervise import Limits, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 from mpidist.cli.verdict import verdict
+from mpidist.dev_shm import REMEDY, SHARED_MEMORY
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED", "MPIDIST_RUN_LABELS")

@@ -10,10 +10,11 @@ from typing import cast
 
 import numpy as np
 
-from mpidist.arena import REMEDY, SHARED_MEMORY, arena_bytes, shared_memory_space
+from mpidist.arena import arena_bytes
 from mpidist.cluster.members import Members
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.config import config as settings
+from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.errors import DeadlineExceededError, ResourceExhaustedError
 from mpidist.runtime import world
 from mpidist.window import Bytes, Window

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
-from mpidist.cluster_resolver.rank_layout import COLOCATED, PER_NODE, Ranks, assign, check_jobs
-from mpidist.config import config
+from mpidist.cluster_resolver.rank_layout import Ranks, assign, check_jobs
+from mpidist.config import COLOCATED, PER_NODE, config
 from mpidist.runtime import launched, world
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from operator import index
 from typing import Any
 
 from mpidist.cluster import ClusterSpec
-
-PER_NODE, COLOCATED = "per_node", "colocated"
+from mpidist.config import COLOCATED, PER_NODE
 
 Ranks = int | str | Sequence[int]
 """Tasks of a job: their number, -1 for the ranks that remain; their ranks; or one a node."""

@@ -8,10 +8,10 @@ from operator import index
 from typing import SupportsIndex
 
 from mpidist.cluster_resolver.accelerators import visible_gpus
-from mpidist.cluster_resolver.host_list import expand_hosts
 from mpidist.cluster_resolver.placed import PlacedResolver, Placement, needed, number, read_lines
 from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.host_list import expand_hosts
 from mpidist.runtime.launch import launcher_of, rank_hint
 
 _REMEDY = (

@@ -9,7 +9,8 @@ from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpidist.arena import REMEDY, SHARED_MEMORY, populate, shared_memory_space
+from mpidist.arena import populate
+from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.errors import DistBackendError
 
 if TYPE_CHECKING:

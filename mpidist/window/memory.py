@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.arena import SHARED_MEMORY, shared_memory_space
+from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
 from mpidist.runtime import together
 

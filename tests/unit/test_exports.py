@@ -26,6 +26,47 @@ def test_all_is_sorted_and_true(package):
     assert set(package.__all__) - modules == public
 
 
+def test_names_are_there_before_they_have_been_used():
+    loaded = run(
+        "import sys, mpidist\n"
+        "assert 'numpy' not in sys.modules and 'Server' not in vars(mpidist)\n"
+        "assert {'Server', 'all_reduce', '__version__'} <= set(dir(mpidist))\n"
+        "assert mpidist.Server is mpidist.public.Server and 'all_reduce' in vars(mpidist)\n"
+        "assert not hasattr(mpidist, 'all_reduc') and not hasattr(mpidist, '_Server')\n"
+        "from mpidist import *\n"
+        "assert Server is mpidist.Server\n"
+        "print(*mpidist.__all__)"
+    )
+    assert loaded == mpidist.__all__
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'mpidist' has no attribute 'all_reduc'"):
+        mpidist.all_reduc  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'all_reduc' from 'mpidist'"):
+        from mpidist import all_reduc  # noqa: F401
+
+
+def test_many_threads_may_use_the_first_name():
+    run(
+        "import threading, mpidist\n"
+        "barrier, found = threading.Barrier(8), []\n"
+        "def use(name):\n"
+        "    barrier.wait()\n"
+        "    found.append(getattr(mpidist, name))\n"
+        "threads = [threading.Thread(target=use, args=(n,)) for n in 4 * ['Work', 'errors']]\n"
+        "[t.start() for t in threads]\n"
+        "[t.join() for t in threads]\n"
+        "assert len(found) == 8"
+    )
+
+
+def test_commands_need_no_numpy():
+    for command in ("run", "top", "timeline", "sbatch"):
+        loaded = run(f"import sys, mpidist.cli.{command}; print(*sys.modules)")
+        assert "numpy" not in loaded, command
+
+
 def functions_of(thing):
     if not isinstance(thing, type):
         yield thing

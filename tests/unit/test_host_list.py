@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.cluster_resolver.host_list import compress_hosts, expand_hosts
 from mpidist.errors import InvalidArgumentError
+from mpidist.host_list import compress_hosts, expand_hosts
 
 
 @pytest.mark.parametrize(
