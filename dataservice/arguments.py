@@ -110,15 +110,6 @@ def terms_of(
     return Terms(start_timeout_s, most, job, compression, consumer_index or 0, trainer)
 
 
-def check_transfer(protocol: str | None, service_protocol: str | None) -> None:
-    """Local. Elements travel as calls do; ValueError for another ``data_transfer_protocol``."""
-    if protocol is not None and protocol not in (service_protocol, "grpc", "local"):
-        raise ValueError(
-            f"data_transfer_protocol {protocol!r}: elements travel by the service's own protocol "
-            "(through shared memory within a host); leave it out"
-        )
-
-
 def _reading(
     job_name: str | None,
     num_consumers: int | None,

@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dataservice.arguments import CrossTrainerCache, check_transfer, service_of, terms_of
+from dataservice.arguments import CrossTrainerCache, service_of, terms_of
 from dataservice.calls import Caller
 from dataservice.compression import CODECS, check_compression
-from dataservice.config import ShardingPolicy
+from dataservice.config import ShardingPolicy, check_transfer
 from dataservice.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, Node
 from dataservice.dataset.promised import Promised

@@ -74,10 +74,12 @@ class DispatcherConfig:
             300,000; -1 never.
         worker_timeout_ms: After how long a silent worker counts as lost; None means 60,000.
         client_timeout_ms: After how long a silent consumer counts as gone; None means 300,000.
+        worker_max_concurrent_snapshots: How many parts of snapshots a worker writes at a time;
+            0 means 3.
 
     Raises:
-        ValueError: ``fault_tolerant_mode`` without ``work_dir``, a time that is no time, or
-            ``worker_addresses`` that are no addresses, or name one twice.
+        ValueError: ``fault_tolerant_mode`` without ``work_dir``, a time that is no time, a number
+            that is none, or ``worker_addresses`` that are no addresses, or name one twice.
     """
 
     port: int = 0
@@ -89,6 +91,7 @@ class DispatcherConfig:
     job_gc_timeout_ms: int | None = None
     worker_timeout_ms: int | None = None
     client_timeout_ms: int | None = None
+    worker_max_concurrent_snapshots: int = 0
 
     def __post_init__(self) -> None:
         if self.fault_tolerant_mode and self.work_dir is None:
@@ -96,6 +99,8 @@ class DispatcherConfig:
         _check_times(self, "job_gc_check_interval_ms", "worker_timeout_ms", "client_timeout_ms")
         if self.job_gc_timeout_ms != -1:
             _check_times(self, "job_gc_timeout_ms")
+        snapshots = self.worker_max_concurrent_snapshots
+        check_whole("worker_max_concurrent_snapshots", snapshots, lowest=0)
         if self.worker_addresses is not None:
             _check_addresses(self.worker_addresses)
 
@@ -116,9 +121,13 @@ class WorkerConfig:
             they ask for ANY.
         cross_trainer_cache_size_bytes: How much is kept for trainers that share a cache, for each
             iteration; None means 1 GiB.
+        data_transfer_protocol: Elements travel as calls do: leave None.
+        data_transfer_address: Elements come from the worker's own address, too: leave None, or
+            give that, with ``%dts_port%`` for its port.
 
     Raises:
-        ValueError: The dispatcher's address is missing, a time is no time, or a tag is empty.
+        ValueError: The dispatcher's address is missing, a time is no time, a tag is empty, or
+            elements are to travel otherwise.
     """
 
     dispatcher_address: str | None
@@ -129,6 +138,8 @@ class WorkerConfig:
     dispatcher_timeout_ms: int | None = None
     worker_tags: Sequence[str] = ()
     cross_trainer_cache_size_bytes: int | None = None
+    data_transfer_protocol: str | None = None
+    data_transfer_address: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dispatcher_address, str) or not self.dispatcher_address:
@@ -145,6 +156,13 @@ class WorkerConfig:
             "dispatcher_timeout_ms",
             "cross_trainer_cache_size_bytes",
         )
+        check_transfer(self.data_transfer_protocol, self.protocol)
+        given, own = self.data_transfer_address, self.worker_address or "localhost:%port%"
+        if given is not None and given.replace("%dts_port%", "%port%") != own:
+            raise ValueError(
+                f"data_transfer_address {given!r}: elements come from the worker's own address, "
+                f"{own!r}; leave it out, or give a worker_address"
+            )
 
 
 def stall_s() -> float:
@@ -169,6 +187,15 @@ def _check_addresses(addresses: Sequence[str]) -> None:
 
 def _are_texts(values: Sequence[str]) -> bool:
     return all(isinstance(value, str) and value for value in values)
+
+
+def check_transfer(protocol: str | None, service_protocol: str | None) -> None:
+    """Local. Elements travel as calls do; ValueError for another ``data_transfer_protocol``."""
+    if protocol is not None and protocol not in (service_protocol, "grpc", "local"):
+        raise ValueError(
+            f"data_transfer_protocol {protocol!r}: elements travel by the service's own protocol "
+            "(through shared memory within a host); leave it out"
+        )
 
 
 def check_whole(name: str, value: int | None, lowest: int = 1) -> None:

@@ -3,5 +3,6 @@
 from dataservice.dataset.dataset import Dataset
 from dataservice.dataset.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from dataservice.dataset.shard import SHARD_HINT
+from dataservice.dataset.spec import ArraySpec
 
-__all__ = ["INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "Dataset"]
+__all__ = ["INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "ArraySpec", "Dataset"]

@@ -33,7 +33,7 @@ class Enumerate(UnaryNode):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        return ArraySpec.of((), np.int64), self.parent.element_spec()
+        return ArraySpec((), np.int64), self.parent.element_spec()
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

@@ -30,7 +30,7 @@ class Range(IndexedSource):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        return ArraySpec.of((), np.int64)
+        return ArraySpec((), np.int64)
 
     def element(self, index: int) -> np.int64:
         """Local. See :class:`IndexedSource`."""

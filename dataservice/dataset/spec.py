@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,20 +18,26 @@ Spec = Any
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """The shape and dtype of an array.
+    """The shape and dtype of an array, as TensorFlow's TensorSpec.
 
-    Attributes:
+    Args:
         shape: With None for a length that may differ from element to element.
-        dtype: The dtype.
+        dtype: Anything that NumPy takes for one.
+
+    Raises:
+        TypeError: A length is no whole number, or the dtype none.
+        ValueError: A length is negative.
     """
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
 
-    @classmethod
-    def of(cls, shape: tuple[int | None, ...], dtype: DTypeLike) -> ArraySpec:
-        """Local. From anything that NumPy takes for a dtype."""
-        return cls(tuple(shape), np.dtype(dtype))
+    def __init__(self, shape: Iterable[int | None], dtype: DTypeLike) -> None:
+        lengths = tuple(None if length is None else index(length) for length in shape)
+        if min([length for length in lengths if length is not None], default=0) < 0:
+            raise ValueError(f"an array cannot have the shape {lengths}")
+        object.__setattr__(self, "shape", lengths)
+        object.__setattr__(self, "dtype", np.dtype(dtype))
 
 
 def spec_of(element: Any) -> Spec:

@@ -37,6 +37,8 @@ _TICK_S = 0.25
 _CLOSE_S = 30.0
 # A worker that a consumer cannot reach is lost if it has been silent for so many seconds, too.
 _SILENT_S = 2.5
+# Parts of snapshots that a worker writes at a time, as TensorFlow has it.
+_SAVES = 3
 
 Handler = Callable[["Dispatcher", Request], Reply]
 
@@ -78,6 +80,7 @@ class Dispatcher:
         )
         self._check_period_s = seconds_of(config.job_gc_check_interval_ms, 1.0)
         self._next_check = time.monotonic() + self._check_period_s
+        self._most_saves = config.worker_max_concurrent_snapshots or _SAVES
         self._parcels: dict[int, Parcel] = {}
         self._journal: Journal | None = None
         if config.work_dir is not None and config.fault_tolerant_mode:
@@ -263,7 +266,7 @@ class Dispatcher:
         body = pb.WorkerRequest.FromString(request.body)
         forget = self._registry.heartbeat_worker(body, time.monotonic())
         self._finish(body)
-        saves = self._registry.saves_of(body.worker_id)
+        saves = self._registry.saves_of(body.worker_id, self._most_saves)
         return _reply(pb.RemoveTasksRequest(task_ids=forget, saves=saves))
 
     @_handler

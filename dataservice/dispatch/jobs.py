@@ -86,16 +86,18 @@ class Jobs(Datasets):
         if iteration.id in self.iterations:
             self._forget(iteration)
 
-    def saves_of(self, worker_id: int) -> list[int]:
-        """Local. The ids of tasks that a worker shall run unasked."""
-        return [
-            task.id
+    def saves_of(self, worker_id: int, limit: int) -> list[int]:
+        """Local. The ids of tasks that a worker shall run unasked, at most so many at a time."""
+        tasks = [
+            task
             for task in self.leases.tasks.values()
             if task.worker.id == worker_id
             and task.part.iteration.job.terms.reading == pb.SAVED
             and task.part.iteration.wanted
             and not task.part.finished
         ]
+        tasks.sort(key=lambda task: (not task.running, task.id))  # what has begun goes on
+        return [task.id for task in tasks[:limit]]
 
     # Inside
 

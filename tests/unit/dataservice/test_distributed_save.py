@@ -32,9 +32,22 @@ def event(name):
     return _EVENTS.setdefault(name, threading.Event())
 
 
+_ACTIVE, _COUNTS, _LOCK = set(), [], threading.Lock()
+
+
+def pass_by(name, i):
+    """An element of something that is being saved; the first says what elements are like."""
+    with _LOCK:
+        _ACTIVE.add(name) if 0 < i < 9 else _ACTIVE.discard(name)
+        _COUNTS.append(len(_ACTIVE))
+    assert i == 0 or event("go").wait(30)
+
+
 @pytest.fixture(autouse=True)
 def no_events():
     _EVENTS.clear()
+    _ACTIVE.clear()
+    _COUNTS.clear()
 
 
 def values(dataset):
@@ -96,6 +109,32 @@ def test_another_worker_goes_on_with_a_stream(make_service, tmp_path):
     event("one has been stopped").set()
     assert values(Dataset.load(tmp_path / "saved", wait=True)) == list(range(100))
     stopping.join()
+
+
+@pytest.mark.parametrize(("limit", "most"), [(0, 3), (1, 1), (2, 2)])
+def test_a_worker_writes_few_snapshots_at_a_time(tmp_path, limit, most):
+    def of(name):
+        def see(i):
+            pass_by(name, i)
+            return i
+
+        return Dataset.range(10).map(see)
+
+    config = DispatcherConfig(worker_max_concurrent_snapshots=limit)
+    with (
+        DispatchServer(config) as dispatcher,
+        WorkerServer(WorkerConfig(dispatcher.target, heartbeat_interval_ms=20)),
+    ):
+        for number in range(5):
+            distributed_save(of(number), tmp_path / str(number), dispatcher.target)
+        wait_until(lambda: len(_ACTIVE) == most)
+        (worker,) = dispatcher._dispatcher._registry.workers.values()
+        heartbeats = set()
+        wait_until(lambda: heartbeats.add(worker.last_seen) or len(heartbeats) > 5)
+        event("go").set()
+        for number in range(5):
+            assert values(Dataset.load(tmp_path / str(number), wait=True)) == list(range(10))
+        assert max(_COUNTS) == most
 
 
 def test_a_dispatcher_that_is_started_again(tmp_path):

@@ -31,7 +31,7 @@ MODES = [OFF, "distributed_epoch"]
 
 
 def number(shape=()):
-    return ArraySpec.of(shape, np.int64)
+    return ArraySpec(shape, np.int64)
 
 
 def values(dataset):
@@ -129,10 +129,10 @@ def test_consumers_of_an_id_share_a_job(make_service):
 
 SHAPES = {
     "number": (Dataset.range(4), number()),
-    "dict": (Dataset.from_tensor_slices({"x": np.zeros((3, 2))}), {"x": ArraySpec.of((2,), float)}),
+    "dict": (Dataset.from_tensor_slices({"x": np.zeros((3, 2))}), {"x": ArraySpec((2,), float)}),
     "tuple": (Dataset.zip(Dataset.range(2), Dataset.range(2)), (number(), number())),
     "batch": (Dataset.range(5).batch(2), number((None,))),
-    "text": (Dataset.from_tensor_slices(["a", "bcd"]), ArraySpec.of((), "U1")),
+    "text": (Dataset.from_tensor_slices(["a", "bcd"]), ArraySpec((), "U1")),
 }
 
 
@@ -157,15 +157,15 @@ def test_what_elements_are_like_is_not_known(make_service):
 
 
 WRONG = [
-    ("number", ArraySpec.of((), np.int32)),
+    ("number", ArraySpec((), np.int32)),
     ("number", number((1,))),
     ("number", (number(),)),
     ("number", {"x": number()}),
-    ("dict", {"y": ArraySpec.of((2,), float)}),
-    ("dict", {"x": ArraySpec.of((3,), float)}),
-    ("dict", ArraySpec.of((2,), float)),
+    ("dict", {"y": ArraySpec((2,), float)}),
+    ("dict", {"x": ArraySpec((3,), float)}),
+    ("dict", ArraySpec((2,), float)),
     ("tuple", (number(), number(), number())),
-    ("tuple", (number(), ArraySpec.of((), float))),
+    ("tuple", (number(), ArraySpec((), float))),
     ("batch", number((3,))),
     ("batch", number((None, None))),
     ("text", number()),

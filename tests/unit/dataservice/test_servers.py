@@ -124,11 +124,40 @@ def test_an_address_that_is_none(address):
         ({"worker_addresses": ["a:1", "b", "a:1"]}, ValueError),
         ({"worker_timeout_ms": 0}, ValueError),
         ({"job_gc_timeout_ms": -2}, ValueError),
+        ({"worker_max_concurrent_snapshots": -1}, ValueError),
+        ({"worker_max_concurrent_snapshots": 1.5}, ValueError),
     ],
 )
 def test_dispatcher_settings(arguments, error):
     with pytest.raises(error):
         DispatcherConfig(**arguments)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data_transfer_protocol": "grpc"},
+        {"data_transfer_protocol": "tcp", "protocol": "tcp"},
+        {"data_transfer_address": "localhost:%dts_port%"},
+        {"data_transfer_address": "n1:%dts_port%", "worker_address": "n1:%port%"},
+    ],
+)
+def test_elements_travel_as_calls_do(given):
+    WorkerConfig("localhost:1", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"data_transfer_protocol": "mpi", "protocol": "tcp"}, "data_transfer_protocol 'mpi'"),
+        ({"data_transfer_protocol": "grpc+rdma"}, "the service's own protocol"),
+        ({"data_transfer_address": "n2:%dts_port%"}, "'n2:%dts_port%'.*'localhost:%port%'"),
+        ({"data_transfer_address": "n1:1", "worker_address": "n1:2"}, "'n1:1'.*'n1:2'"),
+    ],
+)
+def test_other_ways_for_elements(given, what):
+    with pytest.raises(ValueError, match=what):
+        WorkerConfig("localhost:1", **given)
 
 
 def test_no_garbage_collection_of_jobs():

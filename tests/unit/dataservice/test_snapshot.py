@@ -79,7 +79,7 @@ def numbers(elements):
 
 
 def unfinished(path, streams=1):
-    spec = metadata.pack_spec(ArraySpec.of((), np.int64))
+    spec = metadata.pack_spec(ArraySpec((), np.int64))
     return metadata.create(str(path), streams, "a dataset", spec)
 
 
@@ -211,7 +211,7 @@ def test_what_is_not_there(tmp_path):
         Dataset.load(tmp_path)
     waiting = Dataset.load(tmp_path, wait=True)
     assert waiting.cardinality() == UNKNOWN_CARDINALITY
-    assert waiting.element_spec == ArraySpec.of((), np.int64)
+    assert waiting.element_spec == ArraySpec((), np.int64)
     with pytest.raises(UnimplementedError, match="still being saved"):
         waiting.node.source_indices()
     assert Dataset.load(tmp_path / "later", wait=True).cardinality() == UNKNOWN_CARDINALITY

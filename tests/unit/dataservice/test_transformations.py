@@ -57,7 +57,7 @@ def test_enumerate_and_its_spec():
     dataset = Dataset.range(10, 13).enumerate(start=5)
     assert list(dataset) == [(5, 10), (6, 11), (7, 12)]
     assert len(dataset) == 3
-    assert dataset.element_spec == (ArraySpec.of((), np.int64),) * 2
+    assert dataset.element_spec == (ArraySpec((), np.int64),) * 2
 
 
 @given(small, small)
@@ -85,7 +85,7 @@ def test_zip(counts):
 def test_zip_of_a_structure():
     dataset = Dataset.zip({"a": Dataset.range(2), "b": (Dataset.range(5, 9),)})
     assert list(dataset) == [{"a": 0, "b": (5,)}, {"a": 1, "b": (6,)}]
-    assert dataset.element_spec["b"] == (ArraySpec.of((), np.int64),)
+    assert dataset.element_spec["b"] == (ArraySpec((), np.int64),)
     assert Dataset.zip(Dataset.range(3).repeat(), Dataset.range(4)).cardinality() == 4
 
 
@@ -389,7 +389,7 @@ def test_files(tmp_path):
     np.testing.assert_array_equal(found, np.concatenate([table, table]))
     found = list(Dataset.from_files(tmp_path / "g.npz"))
     assert [int(e["y"]) for e in found] == [0, 1, 2]
-    assert Dataset.from_files(tmp_path / "g.npz").element_spec["x"] == ArraySpec.of((2,), int)
+    assert Dataset.from_files(tmp_path / "g.npz").element_spec["x"] == ArraySpec((2,), int)
 
 
 def test_wrong_files(tmp_path):
@@ -458,3 +458,15 @@ def test_descriptions_can_be_sent():
 class iter_of_three:
     def __iter__(self):
         return iter([np.ones(n) for n in range(3)])
+
+
+def test_array_specs():
+    assert ArraySpec([None, 3], "float32") == ArraySpec((None, 3), np.float32)
+    assert ArraySpec([np.int64(2)], int).shape == (2,)
+    assert hash(ArraySpec((), int)) == hash(ArraySpec([], "int64"))
+    for shape, dtype, error in [
+        ((-1,), int, ValueError), ((1.5,), int, TypeError), (("2",), int, TypeError),
+        ((2,), "nonsense", TypeError), (3, int, TypeError),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            ArraySpec(shape, dtype)
