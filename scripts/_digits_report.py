@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -153,11 +152,11 @@ class Reporter:
 
 def plot(curve: Sequence[Point], path: Path) -> None:
     """Loss and test accuracy over updates."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # only the chief needs it, and only now
 
     steps = [point.step for point in curve]
-    figure, loss_axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    loss_axis = figure.subplots()
     loss_axis.plot(steps, [point.loss for point in curve], color="tab:blue")
     loss_axis.set(xlabel="updates", yscale="log")
     loss_axis.set_ylabel("training loss", color="tab:blue")
@@ -166,4 +165,3 @@ def plot(curve: Sequence[Point], path: Path) -> None:
     accuracy_axis.set_ylabel("held-out accuracy", color="tab:orange")
     accuracy_axis.set_ylim(0.8, 1.0)
     figure.savefig(path, dpi=120)
-    plt.close(figure)

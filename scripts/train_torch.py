@@ -16,8 +16,7 @@ import argparse
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from _digits import load_digits
 from torch import nn
 from torch.nn import functional
 
@@ -80,16 +79,13 @@ def train(
 
 def load_data() -> tuple[Split, Split]:
     """Images of shape (n, 1, 8, 8), float32 in 0 to 1, with digits, for training and held out."""
-    images, digits = load_digits(return_X_y=True)
-    parts = train_test_split(
-        (images / 16).astype(np.float32).reshape(-1, 1, 8, 8),
-        digits.astype(np.int64),
-        test_size=0.2,
-        stratify=digits,
-        random_state=0,
-    )
-    train_images, test_images, train_digits, test_digits = map(torch.from_numpy, parts)
-    return (train_images, train_digits), (test_images, test_digits)
+    training, held_out = load_digits()
+    return as_tensors(*training), as_tensors(*held_out)
+
+
+def as_tensors(images: np.ndarray, digits: np.ndarray) -> Split:
+    """The same, for a network of convolutions."""
+    return torch.from_numpy(images).reshape(-1, 1, 8, 8), torch.from_numpy(digits)
 
 
 def make_model() -> nn.Module:
