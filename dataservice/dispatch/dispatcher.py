@@ -18,8 +18,8 @@ from dataservice.dispatch.answers import Answers
 from dataservice.dispatch.journal import Journal
 from dataservice.dispatch.records import Iteration, Timeouts
 from dataservice.dispatch.registry import Registry
-from dataservice.dispatch.stored import held_of, restore
-from dataservice.dispatch.told import told_client, told_status
+from dataservice.dispatch.stored import restore
+from dataservice.dispatch.told import told_client, told_state, told_status, told_task
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.wire import Array, Parcel
@@ -108,6 +108,8 @@ class Dispatcher:
             self.FinishTask,
         )
         endpoint.register("dispatcher", {handler.__name__: handler for handler in handlers})
+        self._workers_of: dict[str, set[int]] = {}  # by the process that speaks for them
+        endpoint.on_peer_lost(self._lose)
         self._thread = threading.Thread(
             target=self._live, name="dataservice-dispatcher", daemon=True
         )
@@ -199,27 +201,7 @@ class Dispatcher:
         client = self._registry.heartbeat_client(
             pb.ClientRequest(client_id=body.client_id), time.monotonic()
         )
-        iteration = client.iteration
-        state = pb.State(
-            summary=iteration.job.dataset.request.summary,
-            terms=iteration.job.terms,
-            seed=iteration.seed,
-            repetition=iteration.repetition,
-            cursors=iteration.cursors.state() if iteration.cursors is not None else (),
-        )
-        asked = {part.part: part for part in body.parts}
-        for number, part in sorted(iteration.parts.items()):
-            told = state.parts.add()
-            if number in asked:
-                told.CopyFrom(asked[number])
-            else:
-                told.part, told.start = number, part.start
-            told.total = part.total
-            if not told.HasField("checkpoint"):
-                told.checkpoint.CopyFrom(part.checkpoint)
-            first = told.checkpoint
-            told.splits.extend(part.granted.after(tuple(first.passes), first.split).state())
-        return _reply(state)
+        return _reply(told_state(client.iteration, body.parts))
 
     def GetStatus(self, request: Request) -> Reply:
         """Local. Answer with what the service is doing."""
@@ -257,6 +239,7 @@ class Dispatcher:
         worker = self._registry.register_worker(
             body.address, body.process, list(body.tags), time.monotonic()
         )
+        self._workers_of.setdefault(request.process, set()).add(worker.id)
         logger.info("worker %s registered", body.address)
         return _reply(pb.RegisterWorkerReply(worker_id=worker.id))
 
@@ -265,6 +248,8 @@ class Dispatcher:
         """Local. Answer with the tasks that a worker shall forget."""
         body = pb.WorkerRequest.FromString(request.body)
         forget = self._registry.heartbeat_worker(body, time.monotonic())
+        # It may have registered before this dispatcher was started again.
+        self._workers_of.setdefault(request.process, set()).add(body.worker_id)
         self._finish(body)
         saves = self._registry.saves_of(body.worker_id, self._most_saves)
         return _reply(pb.RemoveTasksRequest(task_ids=forget, saves=saves))
@@ -279,28 +264,7 @@ class Dispatcher:
     def GetTask(self, request: Request) -> Reply:
         """Local. A worker begins a task; answer with what it is."""
         task = self._registry.start_task(pb.TaskRequest.FromString(request.body).task_id)
-        part, iteration = task.part, task.part.iteration
-        terms = iteration.job.terms
-        fixed = terms.num_shards or (terms.policy > pb.DYNAMIC and len(iteration.parts)) or 0
-        return _reply(
-            pb.Task(
-                dataset_id=iteration.job.dataset.id,
-                policy=terms.policy,
-                repetition=iteration.repetition,
-                seed=iteration.seed,
-                part=part.number,
-                reading=terms.reading,
-                num_parts=fixed,
-                num_consumers=terms.num_consumers,
-                checkpoint=part.checkpoint,
-                used=pb.Ranges(part=part.number, bounds=part.used.bounds),
-                held=held_of(part),
-                start=part.start,
-                delivery=terms.delivery,
-                path=terms.path,
-                attempt=part.attempts,
-            )
-        )
+        return _reply(told_task(task))
 
     @_handler
     def GetSplit(self, request: Request) -> Reply:
@@ -316,6 +280,16 @@ class Dispatcher:
         return Reply()
 
     # Inside
+
+    def _lose(self, process: str) -> None:
+        """A process is gone; if workers were in it, others get their parts now."""
+        with self._lock:
+            for worker_id in self._workers_of.pop(process, set()):
+                worker = self._registry.workers.get(worker_id)
+                if worker is not None:
+                    logger.info("worker %s is gone", worker.address)
+                    self._registry.unregister_worker(worker_id)
+            self._answers.settle(None, LATER)
 
     def _finish(self, body: pb.WorkerRequest) -> None:
         for progress in body.progress:

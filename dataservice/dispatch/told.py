@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dataservice.dispatch.leases import may_read
-from dataservice.dispatch.records import Client, Iteration
+from dataservice.dispatch.records import Client, Iteration, Task
 from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.stored import held_of
 from dataservice.proto import dataservice_pb2 as pb
 
 
@@ -30,6 +33,54 @@ def told_client(client: Client) -> pb.IterationState:
             state.tasks.add(task_id=task.id, worker=task.worker.address, part=part.number)
         else:
             state.elsewhere += iteration.job.terms.reading == pb.SHARED
+    return state
+
+
+def told_task(task: Task) -> pb.Task:
+    """Local. What a worker needs to know of a task."""
+    part, iteration = task.part, task.part.iteration
+    terms = iteration.job.terms
+    fixed = terms.num_shards or (terms.policy > pb.DYNAMIC and len(iteration.parts)) or 0
+    return pb.Task(
+        dataset_id=iteration.job.dataset.id,
+        policy=terms.policy,
+        repetition=iteration.repetition,
+        seed=iteration.seed,
+        part=part.number,
+        reading=terms.reading,
+        num_parts=fixed,
+        num_consumers=terms.num_consumers,
+        checkpoint=part.checkpoint,
+        used=pb.Ranges(part=part.number, bounds=part.used.bounds),
+        held=held_of(part),
+        start=part.start,
+        delivery=terms.delivery,
+        path=terms.path,
+        attempt=part.attempts,
+    )
+
+
+def told_state(iteration: Iteration, parts: Iterable[pb.PartState]) -> pb.State:
+    """Local. The state of an iteration, where a consumer is so far in some of its parts."""
+    state = pb.State(
+        summary=iteration.job.dataset.request.summary,
+        terms=iteration.job.terms,
+        seed=iteration.seed,
+        repetition=iteration.repetition,
+        cursors=iteration.cursors.state() if iteration.cursors is not None else (),
+    )
+    asked = {part.part: part for part in parts}
+    for number, part in sorted(iteration.parts.items()):
+        told = state.parts.add()
+        if number in asked:
+            told.CopyFrom(asked[number])
+        else:
+            told.part, told.start = number, part.start
+        told.total = part.total
+        if not told.HasField("checkpoint"):
+            told.checkpoint.CopyFrom(part.checkpoint)
+        first = told.checkpoint
+        told.splits.extend(part.granted.after(tuple(first.passes), first.split).state())
     return state
 
 

@@ -157,7 +157,10 @@ class Listener:
         return client.process.hex() if client is not None else name.hex()
 
     def look_for_losses(self) -> list[str]:
-        """Local. Clients that said goodbye, or have been away for too long; they are forgotten."""
+        """Local. Processes that said goodbye, or have been away for too long.
+
+        One that has connected once more meanwhile, under another name, is none of them.
+        """
         self._note_ends()
         now = time.monotonic()
         lost = [
@@ -165,7 +168,9 @@ class Listener:
             for name, client in self._clients.items()
             if client.lost_at is not None and now - client.lost_at > GRACE_S
         ]
-        return [self._clients.pop(name).process.hex() for name in lost]
+        processes = {self._clients.pop(name).process for name in lost}
+        processes -= {client.process for client in self._clients.values()}
+        return [process.hex() for process in processes]
 
     def close(self) -> None:
         """Local. Tell the clients, and close the socket once what was sent is on its way."""

@@ -359,6 +359,29 @@ def test_a_client_that_says_goodbye(pair, transports):
     assert lost == processes == [transports[1]._process.hex()]
 
 
+def test_a_process_that_has_connected_once_more_is_not_lost(pair):
+    server, _ = pair
+    lost = []
+    server.on_peer_lost(lost.append)
+    (context, first), (other, second) = raw_socket(server), raw_socket(server)
+    for stranger in (first, second):
+        stranger.send(pack(hello_message(HELLO, b"p" * 16))[0])
+        stranger.recv()
+    listener = server._transport._listeners[server._number]
+    first.send(pack(Message(BYE))[0])
+    wait_until(lambda: sum(client.process == b"p" * 16 for client in clients(listener)) == 1)
+    assert not lost
+    second.send(pack(Message(BYE))[0])
+    wait_until(lambda: lost)
+    assert lost == [(b"p" * 16).hex()]
+    context.destroy(0)
+    other.destroy(0)
+
+
+def clients(listener):
+    return list(listener._clients.values())
+
+
 def test_nothing_is_heard_after_a_goodbye(pair):
     server, _ = pair
     lost = []

@@ -15,7 +15,7 @@ from _cases.data_cluster import DataCluster, Reader
 from _cases.endpoints import wait_until
 from _cases.slurm_keeper import descendants
 
-from dataservice import Dataset, DispatcherConfig, DispatchServer, distribute
+from dataservice import Dataset, DispatcherConfig, DispatchServer, distribute, service_status
 from mpidist.errors import DistNetworkError, UnavailableError
 
 MODES = ["parallel_epochs", "distributed_epoch"]
@@ -288,4 +288,31 @@ def test_a_consumer_that_is_killed_is_forgotten(make_cluster):
     assert cluster.num_tasks_on_workers() == 1
     reader.process.end()
     wait_until(lambda: cluster.num_tasks_on_workers() == 0)
+    works(cluster)
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_worker_that_is_killed_while_nobody_reads_is_missed(make_cluster, tmp_path, journal):
+    """Long before it has been silent for as long as a worker may be."""
+    cluster = make_cluster(
+        2,
+        work_dir=tmp_path,
+        fault_tolerant=journal,
+        dispatcher={"worker_timeout_ms": 3_600_000},
+    )
+    if journal:  # which does not say what processes its workers are in
+        cluster.kill_dispatcher()
+        cluster.restart_dispatcher()
+    silent, heard = {}, set()
+
+    def all_are_heard():
+        for worker in service_status(cluster.target).workers:
+            if worker.silent_s < silent.get(worker.address, 0):
+                heard.add(worker.address)
+            silent[worker.address] = worker.silent_s
+        return len(heard) == 2
+
+    wait_until(all_are_heard)
+    cluster.kill_worker(0)
+    wait_until(lambda: len(service_status(cluster.target).workers) == 1)
     works(cluster)
