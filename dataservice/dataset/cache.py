@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import secrets
@@ -11,18 +12,29 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryNode
+from dataservice.dataset.node import Context, ElementIterator, Node, Passes, UnaryNode
 from mpidist.errors import DataLossError, InvalidArgumentError
 
 _MAGIC = b"mpidist-cache-1\n"
 _END = struct.Struct("<Q16s")
 
 
+_Origin = tuple[tuple[int, ...], Passes]
+"""The randomness and the numbers of a pass: what it was made from."""
+
+
 class _Memory:
-    """What is kept in this process; it does not travel with the description."""
+    """What is kept in this process; it does not travel with the description.
+
+    Attributes:
+        elements: Of the first whole pass.
+        origin: Which pass is kept, or was where a state comes from: if what was kept is gone, the
+            node below is read as it was in that pass.
+    """
 
     def __init__(self) -> None:
         self.elements: list[Any] | None = None
+        self.origin: _Origin | None = None
 
     def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
         return _Memory, ()
@@ -48,6 +60,15 @@ class Cache(UnaryNode):
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return CacheIterator(self, context)
+
+    @property
+    def origin(self) -> _Origin | None:
+        """Local. Which pass is kept, if that is known."""
+        return self._memory.origin
+
+    def come_from(self, origin: _Origin | None) -> None:
+        """Local. Take note of which pass is kept, or is to be."""
+        self._memory.origin = origin
 
     def kept(self) -> _Kept | _File | None:
         """Local. What a whole pass has left, if one has.
@@ -76,8 +97,14 @@ class CacheIterator(ElementIterator):
         self._parent: ElementIterator | None = None
         self._keeping: _Keeping | _Writing | None = None
         if self._kept is None:
-            self._parent = node.parent.iterate(context)
-            self._keeping = node.keep()
+            self._begin(node.origin or (context.seed, context.passes))
+
+    def _begin(self, origin: _Origin) -> None:
+        """Read the node below, and keep what it gives."""
+        seed, passes = origin
+        self._context = dataclasses.replace(self._context, seed=seed, passes=passes)
+        self._parent = self._node.parent.iterate(self._context)
+        self._keeping = self._node.keep()
 
     def __next__(self) -> Any:
         if self._kept is not None:
@@ -92,6 +119,7 @@ class CacheIterator(ElementIterator):
         except StopIteration:
             if self._keeping is not None:
                 self._keeping.finish()
+                self._node.come_from(self._origin)
                 self._keeping = None
             raise
         self._given += 1
@@ -99,16 +127,26 @@ class CacheIterator(ElementIterator):
             self._keeping.add(element)
         return element
 
-    def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
-        return self._given, None if self._parent is None else (self._parent.get_state(),)
+    @property
+    def _origin(self) -> _Origin:
+        return self._context.seed, self._context.passes
 
-    def set_state(self, state: tuple[int, Any]) -> None:
+    def get_state(self) -> tuple[int, Any, _Origin | None]:
+        """Local. See :class:`ElementIterator`."""
+        if self._parent is None:
+            return self._given, None, self._node.origin
+        return self._given, (self._parent.get_state(),), self._origin
+
+    def set_state(self, state: tuple[int, Any, _Origin | None]) -> None:
         """Local. See :class:`ElementIterator`.
 
         Where what was kept is gone, the node below is read from its beginning, and kept again.
         """
-        given, below = state
+        given, below, origin = state
+        if self._kept is None and origin is not None:
+            self.close()
+            self._node.come_from(origin)
+            self._begin(origin)
         if self._kept is None and below is not None:
             assert self._parent is not None
             self._parent.set_state(below[0])

@@ -222,3 +222,23 @@ def test_consumers_that_share_elements_as_they_come_have_no_state(make_service):
     with pytest.raises(UnimplementedError, match="deterministic=True"):
         elements.get_state()
     elements.close()
+
+
+@pytest.mark.parametrize("path", [None, "kept"])
+@pytest.mark.parametrize("place", range(13))
+def test_a_cache_that_is_lost_is_filled_as_it_was(tmp_path, place, path):
+    """By the pass that a state is from, or by the one whose elements were kept then."""
+    below = Dataset.range(6).shuffle(6)
+    dataset = (below.cache(str(tmp_path / path)) if path else below.cache()).repeat(3)
+    sent = cloudpickle.dumps(dataset)
+    elements = iter(dataset)
+    begin = [int(next(elements)) for _ in range(place)]
+    state = elements.get_state()
+    rest = [int(element) for element in elements]
+    every = begin + rest
+    assert every == 3 * every[:6]
+    if path:
+        (tmp_path / path).unlink()
+    later = iter(pickle.loads(sent))
+    later.set_state(state)
+    assert [int(element) for element in later] == rest
