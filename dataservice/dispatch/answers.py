@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import Message
 
 from dataservice.dispatch.journal import Journal
-from dataservice.dispatch.records import Client, Outcome
+from dataservice.dispatch.records import Client, Key, Outcome
 from dataservice.dispatch.registry import Registry
 from dataservice.dispatch.stored import record_of
 from dataservice.dispatch.told import told_client
@@ -112,14 +113,16 @@ class Answers:
         """Local. Make all that has changed durable, in one transaction, then answer."""
         if self._journal is None:
             return
-        with self._lock:
-            changed, self._outcome.changed = self._outcome.changed, {}
-            unwritten, self._unwritten = self._unwritten, []
-            records: Mapping[tuple[str, int], bytes | None] = {
-                key: None if value is None else record_of(value, self._parcels)
-                for key, value in changed.items()
-            }
+        changed: dict[Key, Any] = {}
+        unwritten: list[tuple[Request, Reply]] = []
         try:
+            with self._lock:
+                changed, self._outcome.changed = self._outcome.changed, {}
+                unwritten, self._unwritten = self._unwritten, []
+                records: Mapping[Key, bytes | None] = {
+                    key: None if value is None else record_of(value, self._parcels)
+                    for key, value in changed.items()
+                }
             if records:
                 self._journal.commit(records)
         except Exception as error:

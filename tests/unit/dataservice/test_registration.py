@@ -19,11 +19,13 @@ from dataservice import (
     register_dataset,
 )
 from dataservice.dataset.spec import ArraySpec
+from dataservice.dispatch import answers
 from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
     UnimplementedError,
+    UnknownError,
 )
 
 OFF = "parallel_epochs"
@@ -254,3 +256,18 @@ def test_a_dataset_with_a_hint_is_described_by_a_part(make_service):
     name = register_dataset(service.target, dataset, dataset_id="hinted")
     spec = from_dataset_id("parallel_epochs", service.target, name).element_spec
     assert spec == Dataset.range(5).map(lambda x: {"a": x}).element_spec
+
+
+def test_whoever_waits_for_what_cannot_be_written_is_told(tmp_path, monkeypatch, caplog):
+    config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
+    with DispatchServer(config) as dispatcher:
+        with monkeypatch.context() as patch:
+            patch.setattr(answers, "record_of", lambda value, parcels: 1 / 0)
+            with pytest.raises(UnknownError, match="ZeroDivisionError"):
+                register_dataset(dispatcher.target, Dataset.range(3))
+        assert "the dispatcher's journal cannot be written" in caplog.text
+        # What could not be written then is written with what comes next.
+        name = register_dataset(dispatcher.target, Dataset.range(4))
+    with DispatchServer(config) as dispatcher, WorkerServer(dispatcher_address=dispatcher.target):
+        again = from_dataset_id(OFF, dispatcher.target, name)
+        assert list(again) == [0, 1, 2, 3]
