@@ -125,7 +125,7 @@ class Requests:
         for task_id in [task_id for task_id in self.tasks if task_id not in told]:
             task = self.tasks.pop(task_id)
             if not (task.ended or task.broken):
-                self.last_loss = f" of the loss of {task.worker}"
+                self.last_loss = f" of the loss of {task.worker} (the dispatcher has given it up)"
         for task_id, address in told.items():
             if task_id not in self.tasks:
                 self.tasks[task_id] = Task(task_id, address.worker, address.part)

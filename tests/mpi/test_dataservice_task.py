@@ -67,6 +67,7 @@ def test_a_service_whose_script_has_ended_is_missed_soon(tmp_path, first, second
     ended = run_ranks(tmp_path, 2, source)
     assert ended.status == 0, ended.err
     assert error in ended.out
-    # Whichever is noticed first: the endpoint's last answer, or that the script has left.
-    reasons = ("the script there has ended", "was closed")
+    # Whichever is noticed first: the endpoint's last answer, that the script has left, or that the
+    # dispatcher has noticed.
+    reasons = ("the script there has ended", "was closed", "the dispatcher has given it up")
     assert any(reason in ended.out for reason in reasons), ended.out
