@@ -8,17 +8,21 @@ if typing.TYPE_CHECKING:
     from mpidist.public import *  # noqa: F403
 else:
     # The names are imported when the first is used: commands use none, and start in a third of the
-    # time without NumPy.
+    # time without NumPy. Those that somebody has set meanwhile stay as they are.
     def __getattr__(name):
         from importlib import import_module
 
         if not name.startswith("_") or name == "__all__":
-            public = vars(import_module("mpidist.public"))
+            try:
+                public = vars(import_module("mpidist.public"))
+            except AttributeError as error:  # which would be taken for the lack of the name
+                raise ImportError(f"mpidist cannot be imported: {error!r}") from error
             names = ["__all__", *public["__all__"]] if "__all__" in public else []
-            globals().update((each, public[each]) for each in names)
-        if name not in globals():
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return globals()[name]
+            for each in names:
+                globals().setdefault(each, public[each])
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
         return sorted({*globals(), *__getattr__("__all__")})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -52,12 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     words = sys.argv[1:] if arguments is None else arguments
-    # A job should not wait for modules that only the other commands use.
-    for command in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
-        import_module(f"mpidist.cli.{command}").add_parser(subparsers)
-    namespace = parser.parse_args(words)
+    try:
+        # A job should not wait for modules that only the other commands use.
+        for command in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
+            import_module(f"mpidist.cli.{command}").add_parser(subparsers)
+    except ValueError as error:  # of a variable of the environment
+        parser.error(str(error))
+    namespace, unknown = parser.parse_known_args(words)
+    if unknown:
+        subparsers.choices[words[0]].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status: int = namespace.run(namespace)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return status

@@ -13,22 +13,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpidist.cli import probe
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher, vendor_of
-from mpidist.cluster_resolver.accelerators import visible_gpus
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
-from mpidist.runtime.launch import foreign_step
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
 _PROBE_S = 60.0
 _SYSTEM_S = 10.0
-_PROBE = str(Path(probe.__file__).absolute())
+_PROBE = str(Path(__file__).absolute().with_name("probe.py"))
 _LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
 _LIBRARY = (
@@ -98,7 +96,8 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
         env: Usually ``os.environ``.
     """
     cores = len(os.sched_getaffinity(0))
-    yield Finding("mpidist", OK, f"{distribution_version()}, Python {platform.python_version()}")
+    package = _package()
+    yield package
     yield Finding("cores", OK, f"{cores} for this process, on {socket.gethostname()}")
     library = _library()
     yield library
@@ -106,12 +105,26 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     yield finding
     yield _shared_memory()
     yield _host_name()
-    yield from _batch_job(env)
-    yield _gpus(env)
+    if package.verdict == OK:
+        yield from _batch_job(env)
+        yield _gpus(env)
     extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
     yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
-    if library.verdict != PROBLEM and launcher is not None:
+    if PROBLEM not in (package.verdict, library.verdict) and launcher is not None:
         yield from _two_ranks()
+
+
+def _package() -> Finding:
+    """What scripts import; this command itself needs nothing of it up to here."""
+    fact = f"{distribution_version()}, Python {platform.python_version()}"
+    try:
+        import_module("mpidist.public")
+    except Exception as error:
+        return Finding(
+            "mpidist", PROBLEM, f"{fact}: it cannot be imported: {type(error).__name__}: {error}",
+            "see pip check; install NumPy, mpi4py and mpidist anew, into the same environment",
+        )  # fmt: skip
+    return Finding("mpidist", OK, fact)
 
 
 def _library() -> Finding:
@@ -170,6 +183,8 @@ def _shared_memory() -> Finding:
 
 
 def _gpus(env: Mapping[str, str]) -> Finding:
+    from mpidist.cluster_resolver.accelerators import visible_gpus
+
     try:
         count = len(_in_time(lambda: visible_gpus(env)))
     except TimeoutError as error:
@@ -192,6 +207,8 @@ def _host_name() -> Finding:
 
 
 def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
+    from mpidist.runtime.launch import foreign_step
+
     problem = foreign_step(env)
     if problem is not None:
         yield Finding("batch job", PROBLEM, "a Slurm step of several tasks without PMI", problem)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mpidist.config import PER_NODE
 
 FIRST_JOBS = ("ps", "worker", "data")
+_MOST_RANKS = (1 << 31) - 1  # what fits MPI's int
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -99,6 +100,8 @@ def make_layout(
     for name, number in [*jobs.items(), ("-n", ranks)]:
         if number is not None and number < 0:
             raise ValueError(f"{number} for {name} is negative; give 0 or more")
+        if number is not None and number > _MOST_RANKS:
+            raise ValueError(f"{number} for {name} is more than MPI can have, {_MOST_RANKS}")
     given = {name: count for name, count in jobs.items() if count}
     total = sum(given.values())
     if ranks is None:

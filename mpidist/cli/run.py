@@ -90,11 +90,15 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
     if namespace.timeout is not None and not namespace.timeout > 0:
         parser.error(f"--timeout {namespace.timeout:g} must be positive")
+    if namespace.run_dir == "":
+        parser.error("--run-dir is empty; name a folder")
     with asked_to_end() as signals:
         scratch = Path(tempfile.mkdtemp(prefix="mpidist-run-"))
         try:
-            folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
             try:
+                folder = (
+                    scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
+                )
                 folder.mkdir(parents=True, exist_ok=True)
                 records.clear(folder)
             except OSError as error:

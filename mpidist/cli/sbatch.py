@@ -51,6 +51,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
+def _check(namespace: argparse.Namespace) -> None:
+    """Local. ValueError for what sbatch could only refuse when the job is submitted."""
+    for name, least in (("cpus_per_task", 1), ("gpus_per_node", 0)):
+        number = getattr(namespace, name)
+        if number is not None and number < least:
+            raise ValueError(f"--{name.replace('_', '-')} {number} must be {least} or more")
+    for name in ("time", "partition", "account", "job_name"):
+        if getattr(namespace, name) == "":
+            raise ValueError(f"--{name.replace('_', '-')} is empty; leave it out, or give it")
+
+
 def batch_script(namespace: argparse.Namespace) -> str:
     """Local. The text of the batch script.
 
@@ -99,6 +110,7 @@ def batch_script(namespace: argparse.Namespace) -> str:
 
 def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     try:
+        _check(namespace)
         text = batch_script(namespace)
     except ValueError as error:
         parser.error(str(error))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpidist.cli import records
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 # A rank writes its numbers once a second.
 _SILENT_S = 5.0
+_LONGEST_S = 86400.0
 _COLUMNS = (
     "task", "rank", "host", "pid", "state",
     "steps/s", "in MiB/s", "out MiB/s", "staleness", "queue", "waiting", "data wait", "busy",
@@ -84,6 +88,8 @@ class Snapshot:
         try:
             ranks, ends, failures = (records.read(folder, k) for k in ("rank", "exit", "failure"))
             snapshot = cls(ranks, ends, failures, records.is_over(folder))
+            for record in (*ranks.values(), *ends.values(), *failures.values()):
+                _check(record)
             kind = "metrics"
             for rank, record in records.read(folder, kind).items():
                 snapshot.times[rank] = float(record["time"])
@@ -98,6 +104,20 @@ class Snapshot:
         """Local. Whether all ranks that there are have ended."""
         ended = self.ends.keys() | self.failures.keys()
         return self.over or (bool(self.ranks) and self.ranks.keys() <= ended)
+
+    def is_abandoned(self) -> bool:
+        """Local. Whether nothing of it is left on this host, where it was, though nobody said so.
+
+        A rank may just have ended: whoever started it then says so soon.
+        """
+        ended = self.ends.keys() | self.failures.keys()
+        return all(rank in ended or self._is_gone(rank) for rank in self.ranks)
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether the process of a rank was on this host, and is not there any more."""
+        about = self.ranks.get(rank, {})
+        here = about.get("host") == socket.gethostname()
+        return here and not Path(f"/proc/{about.get('pid')}").exists()
 
     def base_of_rates(self, last: Snapshot, base: Snapshot) -> Snapshot:
         """Local. Since when rates are: each rank's numbers before those that it has now.
@@ -167,23 +187,35 @@ class Snapshot:
             return "ended" if self.ends[rank].get("exit_code") == 0 else "failed"
         if self.over:
             return "ended"
+        if self._is_gone(rank):
+            return "gone"
         silent_s = now - self.times.get(rank, now)
         return "running" if silent_s < _SILENT_S else f"silent {silent_s:.0f} s"
 
 
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise something if a record of a rank has not the shape that it should have."""
+    float(record.get("started", 0.0))
+    if record.get("job") and "task" not in record:
+        raise KeyError("task")
+
+
 def newest_folder() -> Path | None:
     """Local. That of the job which ``mpidist run`` has started last on this host, if it runs."""
-    folders = [
-        path
-        for path in Path(tempfile.gettempdir()).glob("mpidist-run-*")
-        if any(path.glob("rank-*.json"))
-    ]
-    return max(folders, key=lambda path: path.stat().st_mtime, default=None)
+    running = []
+    for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
+        # A folder of somebody else's, or one that goes this moment, is none.
+        with contextlib.suppress(OSError, ValueError):
+            snapshot = Snapshot.of(path)
+            if snapshot.ranks and not (snapshot.is_over() or snapshot.is_abandoned()):
+                running.append((path.stat().st_mtime, path))
+    return max(running, default=(0.0, None))[1]
 
 
 def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
-    if not namespace.interval > 0:
-        parser.error(f"--interval {namespace.interval:g} must be positive")
+    if not 0 < namespace.interval <= _LONGEST_S:
+        limits = f"positive, and at most {_LONGEST_S:g}"
+        parser.error(f"--interval {namespace.interval:g} must be {limits}")
     folder = newest_folder() if namespace.folder is None else Path(namespace.folder)
     if folder is None:
         parser.error("no job of mpidist run is running on this host; name its --run-dir")
@@ -206,25 +238,30 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
 def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
     from rich.live import Live
 
-    base = Snapshot({}, {}, {})  # at first, the start
-    with Live(_table(snapshot, None), console=_console(), auto_refresh=False) as live:
-        while not snapshot.is_over():
+    base, abandoned = Snapshot({}, {}, {}), 0  # at first, the start
+    console = _console()
+    with Live(_table(snapshot, None), console=console, auto_refresh=False) as live:
+        while not snapshot.is_over() and abandoned < 2:
             time.sleep(interval_s)
             try:
                 following = Snapshot.of(folder)
             except FileNotFoundError:  # the folder of a job goes with it
-                return
+                break
             base = following.base_of_rates(snapshot, base)
             live.update(_table(following, base), refresh=True)
             snapshot = following
+            abandoned = abandoned + 1 if snapshot.is_abandoned() else 0
+    if not console.is_terminal:
+        console.print()
 
 
 def _table(snapshot: Snapshot, before: Snapshot | None) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in snapshot.rows(before, time.time()):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a name may have brackets
     for number, column in enumerate(table.columns):
         column.no_wrap = True
         column.justify = "right" if number > 4 else "left"

@@ -41,18 +41,24 @@ def check_addresses(spec: ClusterSpec) -> None:
                 )
 
 
-def check_alone(spec: ClusterSpec, task: Task) -> None:
-    """Local. Whether all tasks can live in one plain process.
+def check_alone(spec: ClusterSpec, task: Task, *, launched: bool) -> None:
+    """Local. Whether all tasks can live in one process.
 
     Args:
         spec: The cluster.
         task: That of the process.
+        launched: Whether it is one of several, and only the protocol has it stand alone.
 
     Raises:
         FailedPreconditionError: Some have other addresses.
     """
     own = spec.task_address(*task)
     elsewhere = [t for t in spec.tasks() if spec.task_address(*t) != own]
+    if elsewhere and launched:
+        raise FailedPreconditionError(
+            f"the cluster has {len(elsewhere) + 1} tasks, and this protocol is for those of one "
+            "process: leave it out, or give 'mpi'"
+        )
     if elsewhere:
         raise FailedPreconditionError(
             f"the cluster has {len(elsewhere) + 1} tasks, and this is a plain process: start "

@@ -11,12 +11,18 @@ _LAST_INDEX = 2**31 - 1
 
 
 def text(value: Any, what: str) -> str:
-    """Local. A name or an address as a str; TypeError if it is neither str nor bytes."""
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str):
+    """Local. A name or an address as a str.
+
+    Raises:
+        TypeError: It is neither str nor bytes.
+        ValueError: It is no text that can be sent, in UTF-8.
+    """
+    if not isinstance(value, str | bytes):
         raise TypeError(f"the {what} must be a string, not {value!r}")
-    return value
+    try:
+        return value.decode() if isinstance(value, bytes) else value.encode().decode()
+    except UnicodeError as error:
+        raise ValueError(f"the {what} must be text in UTF-8, not {value!r}") from error
 
 
 def whole_number(value: Any, what: str) -> int:
@@ -53,4 +59,4 @@ def is_message(value: Any, name: str) -> bool:
     """Local. Whether a value is a protobuf message of that name, ours or another library's."""
     if isinstance(value, type) or not hasattr(value, "SerializeToString"):
         return False
-    return bool(value.DESCRIPTOR.name == name)
+    return getattr(getattr(value, "DESCRIPTOR", None), "name", None) == name

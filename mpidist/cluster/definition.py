@@ -69,12 +69,14 @@ def _config(config: Any) -> ConfigProto:
 
 def _only_job(spec: ClusterSpec) -> str:
     if len(spec.jobs) != 1:
-        raise ValueError(f"job_name is missing, and the cluster has several jobs: {spec.jobs}")
+        what = f"several jobs: {spec.jobs}" if spec.jobs else "no jobs"
+        raise ValueError(f"job_name is missing, and the cluster has {what}")
     return spec.jobs[0]
 
 
 def _only_task(spec: ClusterSpec, job: str) -> int:
     indices = spec.task_indices(job)
     if len(indices) != 1:
-        raise ValueError(f"task_index is missing, and job {job!r} has several tasks: {indices}")
+        what = f"several tasks: {indices}" if indices else "no tasks"
+        raise ValueError(f"task_index is missing, and job {job!r} has {what}")
     return indices[0]

@@ -279,7 +279,7 @@ class Server:
     # Inside
 
     def _start_alone(self) -> None:
-        check_alone(self._spec, self._task)
+        check_alone(self._spec, self._task, launched=launched())
         port = self._spec.task_address(*self._task).rpartition(":")[2]
         number = None if self._task[0] == "local" else int(port)
         self._endpoint = open_endpoint("inproc", number)

@@ -49,4 +49,4 @@ def _count_gpus() -> int:
 
 
 def _is_number(name: str) -> bool:
-    return name.lstrip("-").isdigit()
+    return name.isascii() and name.removeprefix("-").isdigit()

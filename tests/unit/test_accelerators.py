@@ -22,7 +22,8 @@ def gpus(monkeypatch):
 @pytest.mark.parametrize(
     ("visible", "names"),
     [(None, "0 1 2 3"), ("", ""), ("2,0", "2 0"), ("1,9,2", "1"), ("-1", ""), ("0,-1,2", "0"),
-     ("1,1", "1"), (" 3 , 1 ", "3 1"), ("GPU-8a,MIG-2", "GPU-8a MIG-2")],
+     ("1,1", "1"), ("--1", "--1"), ("1,²", "1 ²"),
+     (" 3 , 1 ", "3 1"), ("GPU-8a,MIG-2", "GPU-8a MIG-2")],
 )  # fmt: skip
 def test_visible_gpus(gpus, visible, names):
     gpus(4)

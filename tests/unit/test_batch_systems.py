@@ -139,6 +139,14 @@ def test_tasks_per_node_in_place_of_slurms(put, tasks):
 
 
 @pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("tasks", ["21", 1.5, ["a", "b"], {"n1": "x"}, [1.5, 2], True])
+def test_tasks_per_node_that_are_no_numbers(put, tasks):
+    step(put, 2, "n[1-2]", "2(x2)")
+    with pytest.raises(TypeError, match="number of tasks of a node must be a whole number, not"):
+        SlurmClusterResolver(tasks_per_node=tasks).cluster_spec()
+
+
+@pytest.mark.usefixtures("gpus")
 def test_slurm_that_contradicts_itself(put, monkeypatch):
     step(put, 1, "n[1-2]", "2(x2)")
     for name, value, message in (

@@ -42,7 +42,10 @@ def test_the_only_job_and_its_only_task_are_inferred():
         ((CLUSTER, None, 0), "job_name is missing"),
         ((CLUSTER, "worker"), r"task_index is missing, and job 'worker' has several.*\[0, 1\]"),
         (({"worker": ["a", "b"]},), "task_index is missing"),
-        (({},), "job_name is missing"),
+        (({},), "job_name is missing, and the cluster has no jobs"),
+        (({"worker": []},), "task_index is missing, and job 'worker' has no tasks"),
+        (({"worker": ["\ud800:1"]},), "must be text in UTF-8, not"),
+        (({"worker": [b"\xff:1"]},), "must be text in UTF-8, not"),
         ((CLUSTER, "chief", 0), "no such job: 'chief'"),
         ((CLUSTER, "worker", 2), "has no task 2"),
         ((CLUSTER, "worker", -1), "has no task -1"),
@@ -78,6 +81,13 @@ def test_all_arguments_by_name():
     )
 
 
+class Serialized:
+    """No message of protobuf's."""
+
+    def SerializeToString(self):
+        return b""
+
+
 @pytest.mark.parametrize(
     ("cluster", "name"),
     [
@@ -87,6 +97,7 @@ def test_all_arguments_by_name():
         ("a:1", "str"),
         (JobDef(name="worker", tasks={0: "a:1"}), "JobDef"),
         (ConfigProto(), "ConfigProto"),
+        (Serialized(), "Serialized"),
     ],
 )
 def test_what_is_no_cluster(cluster, name):

@@ -11,6 +11,7 @@ import pytest
 
 import mpidist
 from mpidist import Endpoint, Server, errors, open_endpoint, started_server
+from mpidist.cluster.addresses import check_alone
 from mpidist.proto.mpidist_pb2 import ConfigProto
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -331,3 +332,11 @@ def test_leaving_by_sys_exit(services, code, drained):
         script()
     assert ("drained" in services) == drained
     assert services[-1] == "closed"
+
+
+def test_a_protocol_for_one_process_in_a_launched_world():
+    spec = mpidist.ClusterSpec({"worker": ["a:1", "b:2"]})
+    with pytest.raises(errors.FailedPreconditionError, match="2 tasks, and this protocol is"):
+        check_alone(spec, ("worker", 0), launched=True)
+    with pytest.raises(errors.FailedPreconditionError, match="mpidist run --worker 2"):
+        check_alone(spec, ("worker", 0), launched=False)

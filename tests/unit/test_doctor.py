@@ -1,13 +1,16 @@
 """What ``mpidist doctor`` makes of what it finds."""
 
 import json
+import os
 import subprocess
+import sys
 import threading
 
 import pytest
 
 from mpidist.cli import doctor, main
 from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
+from mpidist.cluster_resolver import accelerators
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 FACTS = {
@@ -153,7 +156,7 @@ def test_systems_that_do_not_answer(monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(doctor, "_SYSTEM_S", 0.05)
     monkeypatch.setattr(doctor.socket, "gethostbyname", lambda name: never.wait(30))
-    monkeypatch.setattr(doctor, "visible_gpus", lambda env: never.wait(30))
+    monkeypatch.setattr(accelerators, "visible_gpus", lambda env: never.wait(30))
     findings = found()
     never.set()
     assert findings["host name"].verdict == "warning"
@@ -169,3 +172,22 @@ def test_ctrl_c_ends_it_without_a_traceback(monkeypatch):
 
     monkeypatch.setattr(doctor, "findings", interrupted)
     assert main(["doctor"]) == 130
+
+
+@pytest.mark.parametrize("package", ["numpy", "mpi4py"])
+def test_packages_that_are_broken(tmp_path, package):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise ImportError('libsomething.so is gone')")
+    done = subprocess.run(
+        [sys.executable, "-m", "mpidist", "doctor", "--json"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert not done.stderr
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    broken = findings["mpidist" if package == "numpy" else "MPI library"]
+    assert broken["verdict"] == "problem"
+    assert "libsomething.so is gone" in broken["fact"]
+    assert broken["remedy"]
+    assert "two ranks" not in findings

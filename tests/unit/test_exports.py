@@ -47,6 +47,46 @@ def test_a_name_that_is_not_there():
         from mpidist import all_reduc  # noqa: F401
 
 
+def test_what_somebody_has_set_stays():
+    run(
+        "import mpidist\n"
+        "mpidist.barrier = 5\n"
+        "mpidist.all_reduce\n"
+        "from unittest import mock\n"
+        "with mock.patch('mpidist.all_reduce') as m:\n"
+        "    assert not hasattr(mpidist, 'zzz') and dir(mpidist)\n"
+        "    from mpidist import cluster_resolver\n"
+        "    assert mpidist.all_reduce is m and mpidist.barrier == 5\n"
+        "assert mpidist.all_reduce is mpidist.public.all_reduce"
+    )
+    run(
+        "import mpidist\n"
+        "from unittest import mock\n"
+        "with mock.patch('mpidist.scatter') as m:\n"
+        "    assert mpidist.scatter is m\n"
+        "assert mpidist.scatter is mpidist.public.scatter"
+    )
+
+
+@pytest.mark.parametrize("error", ["AttributeError", "ImportError", "RuntimeError"])
+def test_what_keeps_the_names_from_being_imported_is_said_each_time(tmp_path, error):
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text(f"raise {error}('it is broken')")
+    expected = "ImportError" if error == "AttributeError" else error
+    run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import mpidist\n"
+        "for use in ('mpidist.Server', 'hasattr(mpidist, \"x\")', 'from mpidist import *'):\n"
+        "    for again in range(2):\n"
+        "        try:\n"
+        "            exec(use)\n"
+        f"        except {expected} as error:\n"
+        "            assert 'it is broken' in str(error), error\n"
+        "        else:\n"
+        "            raise AssertionError(use)"
+    )
+
+
 def test_many_threads_may_use_the_first_name():
     run(
         "import threading, mpidist\n"
@@ -65,6 +105,15 @@ def test_commands_need_no_numpy():
     for command in ("run", "top", "timeline", "sbatch"):
         loaded = run(f"import sys, mpidist.cli.{command}; print(*sys.modules)")
         assert "numpy" not in loaded, command
+    loaded = run(
+        "import sys, mpidist.cli\n"
+        "try:\n"
+        "    mpidist.cli.main(['--help'])\n"
+        "except SystemExit:\n"
+        "    print(*sys.modules)"
+    )
+    assert "mpidist.cli.doctor" in loaded
+    assert "numpy" not in loaded
 
 
 def functions_of(thing):

@@ -37,6 +37,10 @@ def launcher(monkeypatch):
         ("--worker 1 nowhere.py", "give the path of a Python file"),
         ("--worker 1 --job chief SCRIPT", "NAME=N"),
         ("--worker 1 --timeout 0 SCRIPT", "must be positive"),
+        ("--worker 4294967298 SCRIPT", "more than MPI can have, 2147483647"),
+        ("-n 4294967298 SCRIPT", "more than MPI can have, 2147483647"),
+        ("-n 2 --bogus SCRIPT", "unrecognized arguments: --bogus; see mpidist run --help"),
+        ("-n 2 --run-dir= SCRIPT", "--run-dir is empty"),
         ("-n 3 --hosts a:1,b:1 SCRIPT", "room for 2 ranks, and the job has 3"),
         ("-n 1 --hosts a, SCRIPT", "host list"),
         ("-n 1 --hosts a --hostfile b SCRIPT", "not allowed with argument --hosts"),
@@ -48,8 +52,8 @@ def launcher(monkeypatch):
         ("-n 1 --hosts=-x SCRIPT", "no name of a host"),
         ("-n 2 --colocate-ps --data 2 SCRIPT", "add --worker N"),
         ("-n 3 --ps-per-node --job ps=1 SCRIPT", "follow the nodes"),
-        ("--wroker 1 SCRIPT", "unrecognized arguments: --wroker; see mpidist --help"),
-        ("--work 1 SCRIPT", "unrecognized arguments: --work; see mpidist --help"),
+        ("--wroker 1 SCRIPT", "unrecognized arguments: --wroker; see mpidist run --help"),
+        ("--work 1 SCRIPT", "unrecognized arguments: --work; see mpidist run --help"),
     ],
 )
 def test_bad_input(words, remedy, script, capsys):
@@ -79,6 +83,25 @@ def test_no_command(capsys):
         main([])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("mpidist: ")
+
+
+def test_a_variable_that_is_wrong(monkeypatch):
+    command = [sys.executable, "-m", "mpidist", "top"]
+    monkeypatch.setenv("MPIDIST_STALL_S", "abc")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "MPIDIST_STALL_S" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_whoever_reads_has_enough(tmp_path):
+    (tmp_path / "rank-0.json").write_text('{"rank": 0}')
+    command = f"{sys.executable} -m mpidist top --once {tmp_path}"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} > >(exec true); wait; {command} | true"],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert not done.stderr
 
 
 def test_the_command_starts_without_mpi(script):

@@ -98,6 +98,11 @@ def test_submission(tmp_path, monkeypatch, capfd):
         ("-n 2 --submit train.py", "needs Slurm"),
         ("-n 2 --option constraint=ib train.py", "begin with a dash"),
         ("-n 2 --job-name a\nb train.py", "not printable"),
+        ("-n 2 --cpus-per-task -1 train.py", "--cpus-per-task -1 must be 1 or more"),
+        ("-n 2 --cpus-per-task 0 train.py", "--cpus-per-task 0 must be 1 or more"),
+        ("-n 2 --gpus-per-node -5 train.py", "--gpus-per-node -5 must be 0 or more"),
+        ("-n 2 --time= train.py", "--time is empty"),
+        ("-n 2 --nodes 1 extra.py --bogus", "give the path of a Python file"),
     ],
 )
 def test_bad_input(words, remedy, monkeypatch, tmp_path, capsys):

@@ -1,7 +1,10 @@
 """``mpidist top`` and ``mpidist timeline``, on what ranks leave."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
 import time
 
 import pytest
@@ -157,6 +160,56 @@ def test_what_is_no_job(tmp_path, capsys, monkeypatch):
     assert "must be positive" in fails(capsys, "top", str(tmp_path), "--interval", "0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert "no job of mpidist run is running on this host" in fails(capsys, "top")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rank-0.json", []), ("rank-0.json", {**PS, "started": None}), ("exit-0.json", []),
+        ("rank-0.json", {**PS, "started": "x"}), ("rank-0.json", {"rank": 0, "job": "w"}),
+    ],
+)  # fmt: skip
+def test_files_of_another_shape(tmp_path, capsys, name, content):
+    write_job(tmp_path, time.time())
+    write(tmp_path, name, content)
+    with pytest.raises(SystemExit) as ended:
+        main(["top", "--once", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "was not written by a rank" in capsys.readouterr().err
+
+
+def test_names_with_brackets(tmp_path, capsys):
+    write(tmp_path, "rank-0.json", {**PS, "job": "w[/x][red]"})
+    assert main(["top", "--once", str(tmp_path)]) == 0
+    assert "w[/x][red] 0" in capsys.readouterr().out
+
+
+def test_a_job_whose_launcher_was_killed(tmp_path, capsys, monkeypatch):
+    host = socket.gethostname()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    folder = tmp_path / "mpidist-run-1"
+    folder.mkdir()
+    write(folder, "rank-0.json", {**PS, "host": host, "pid": process.pid})
+    assert Snapshot.of(folder).is_abandoned()
+    assert main(["top", "--interval", "0.01", str(folder)]) == 0  # and it ends
+    assert "gone" in capsys.readouterr().out
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["top"])
+    assert "no job of mpidist run is running on this host" in capsys.readouterr().err
+    write(folder, "rank-1.json", {**WORKER, "host": host, "pid": os.getpid()})
+    assert not Snapshot.of(folder).is_abandoned()
+    assert main(["top", "--once"]) == 0
+    assert "running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "inf", "1e300", "nan"])
+def test_intervals_that_cannot_be(tmp_path, capsys, interval):
+    write_job(tmp_path, time.time())
+    with pytest.raises(SystemExit):
+        main(["top", "--interval", interval, str(tmp_path)])
+    assert "must be positive" in capsys.readouterr().err
 
 
 def test_the_newest_job(tmp_path, capsys, monkeypatch):
