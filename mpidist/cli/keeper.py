@@ -11,7 +11,8 @@ rank. In the folder ``MPIDIST_RUN_DIR`` it leaves ``exit-<rank>.json``::
 does not have it they are dropped, and the MPI library takes its own place.
 
 ``MPIDIST_RUN_LABELS`` asks for the rank's lines to begin with the task they are from; it has the
-names of all ranks, as far as they are known before the ranks are.
+jobs in the order of their ranks, and how many each has: ``ps:1,worker:3``, or ``:4`` where jobs are
+not known before the ranks are.
 
 ``asked`` says that the rank was told to end by a signal that the keeper got before, or got too: it
 is a victim of the launcher's cleaning up, not a cause.
@@ -109,8 +110,17 @@ class _Labelled:
 
 def _labelled(rank: str) -> list[_Labelled]:
     """Local. Both outputs of the rank, if its lines are to be labelled."""
-    names = os.environ.pop("MPIDIST_RUN_LABELS", "").split(",")
-    return [_Labelled(output, rank, names[int(rank)]) for output in (1, 2) if names != [""]]
+    runs = os.environ.pop("MPIDIST_RUN_LABELS", "")
+    if not runs:
+        return []
+    job, task = "", int(rank)
+    for run in runs.split(","):
+        job, _, count = run.rpartition(":")
+        if task < int(count):
+            break
+        task -= int(count)
+    name = f"{job} {task}" if job else f"rank {rank}"
+    return [_Labelled(output, rank, name) for output in (1, 2)]
 
 
 def _become(command: list[str], parent: int, libc: ctypes.CDLL, outputs: list[_Labelled]) -> None:

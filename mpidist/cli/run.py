@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -202,8 +203,9 @@ def rank_environment(
     folders = [name for name in vendor.shared_folders if name not in environment]
     environment |= dict.fromkeys(folders, shared)
     environment["MPIDIST_RUN_SHARED"] = ",".join(folders)
-    names = [layout.task(rank) or ("rank", rank) for rank in range(layout.ranks)] if label else []
-    environment["MPIDIST_RUN_LABELS"] = ",".join(f"{job} {task}" for job, task in names)
+    jobs = [(layout.task(rank) or ("", rank))[0] for rank in range(layout.ranks)] if label else []
+    runs = [f"{job}:{len(list(ranks))}" for job, ranks in itertools.groupby(jobs)]
+    environment["MPIDIST_RUN_LABELS"] = ",".join(runs)
     environment.pop("MPIDIST_JOBS", None)  # of a job around this one
     if layout.jobs:
         environment["MPIDIST_JOBS"] = str(layout)

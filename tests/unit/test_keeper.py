@@ -75,9 +75,9 @@ def test_the_keeper_is_told_to_end_after_its_rank(rank, tmp_path, first, asked):
     assert (left["signal"], left["asked"]) == (first, asked)
 
 
-def run_labelled(folder, program, **popen):
+def run_labelled(folder, program, labels="ps:1,worker:1", rank=1, **popen):
     words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-uc", program]
-    labels = {"MPIDIST_RUN_LABELS": "ps 0,worker 0", "NUMBER": "1"}
+    labels = {"MPIDIST_RUN_LABELS": labels, "NUMBER": str(rank)}
     return subprocess.Popen(
         words,
         env={**os.environ, **labels, "MPIDIST_RUN_DIR": str(folder)},
@@ -101,6 +101,22 @@ def test_labelled_lines(tmp_path):
     assert out == b"".join(b"[worker 0] " + line + b"\n" for line in lines)
     assert err == b"[worker 0] bad \xff\n"
     assert process.returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "rank", "label"),
+    [
+        ("ps:2,worker:3", 0, "ps 0"),
+        ("ps:2,worker:3", 1, "ps 1"),
+        ("ps:2,worker:3", 2, "worker 0"),
+        ("ps:2,worker:3", 4, "worker 2"),
+        (":4", 3, "rank 3"),
+        ("a-b.c:20000", 19999, "a-b.c 19999"),
+    ],
+)
+def test_labels(tmp_path, labels, rank, label):
+    process = run_labelled(tmp_path, "print('x')", labels, rank)
+    assert process.communicate(timeout=30)[0] == f"[{label}] x\n".encode()
 
 
 def test_a_question_is_handed_on_before_its_line_ends(tmp_path):
