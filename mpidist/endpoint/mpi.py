@@ -37,7 +37,7 @@ from mpidist.endpoint.mpi_arrivals import (
 )
 from mpidist.endpoint.mpi_inbox import LONGEST_BYTES, open_inbox
 from mpidist.endpoint.shelf import Shelf
-from mpidist.errors import DistNetworkError, UnavailableError
+from mpidist.errors import CancelledError, DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.runtime import World, exits, fork, world
 
@@ -101,8 +101,9 @@ class MpiTransport:
         self.linger = partial(self.progress, _TESTS)
         self._left = exits().left
         self._reported = 0
+        self._over = False
         world.before_leave.append(self._close_all)
-        world.at_leave.append(self._arrivals.drop_all)
+        world.at_leave.append(self._end)
 
     def attach(self, endpoint: Endpoint, number: int | None) -> int:
         """Local. See :class:`Transport`; a number of another rank, or in use, is an error."""
@@ -159,6 +160,8 @@ class MpiTransport:
         frame, views = pack(message, puts[peer])
         isend = self._comm.Isend
         with self._ordering:  # nothing may come between a frame and what follows it
+            if self._over:
+                raise CancelledError(f"this rank has left MPI: {message.method} is not sent")
             if len(frame) <= (_LONGEST_AHEAD if views else LONGEST_BYTES):
                 first = isend(frame, peer, FRAME_TAG)
                 requests = [first]
@@ -168,7 +171,8 @@ class MpiTransport:
             if views:
                 tag = buffer_tag(message)
                 requests += [isend(piece, peer, tag) for piece in pieces(views)]
-        if len(requests) > 1 or not first.Test():
+            on_its_way = len(requests) > 1 or not first.Test()
+        if on_its_way:
             with self._sending:
                 self._outgoing.append((peer, requests, (frame, message.buffers)))
         if self._flags[self._places[peer]]:
@@ -194,6 +198,8 @@ class MpiTransport:
             return False
         whole: list[Message] = []
         try:
+            if self._over:
+                return False
             happened = self._arrivals.poll(whole, tests)
             for message in whole:
                 self._deliver(message)
@@ -210,6 +216,8 @@ class MpiTransport:
     def _send_on(self) -> None:
         """Have MPI send what it has kept back, and wake those whom that may concern."""
         with self._sending:
+            if self._over:
+                return
             peers = {peer for peer, _, _ in self._outgoing}
             self._outgoing = [item for item in self._outgoing if not self._testall(item[1])]
         for peer in peers:
@@ -270,6 +278,12 @@ class MpiTransport:
             message=f"mpi://{self.host()}:{message.receiver} {why} {message.method}",
         )
         self.send(Message(REPLY, message.id, message.sender, peer=message.peer, failure=failure))
+
+    def _end(self) -> None:
+        """Leave MPI, which ends now: threads that are late must not touch it any more."""
+        with self._receiving, self._ordering, self._sending:
+            self._over = True
+            self._arrivals.drop_all()
 
     def _close_all(self) -> None:
         for endpoint in list(self._endpoints.values()):
