@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import math
@@ -229,8 +230,13 @@ class DataWorker:
         node = make()
         with self._lock:
             self._datasets[key] = node
+            full = len(self._datasets) > _DATASETS
             while len(self._datasets) > _DATASETS:
                 self._datasets.popitem(last=False)
+        if full:
+            # Functions that were pickled by value refer to themselves, and what they hold may be
+            # large, though it is few objects: by itself, garbage is collected late.
+            gc.collect()
         return node
 
     def _fetch(self, task: pb.Task, dispatcher: Caller) -> Node:

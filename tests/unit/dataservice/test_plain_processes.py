@@ -187,7 +187,7 @@ def test_a_function_that_uses_up_all_memory(cluster):
 
 
 def test_what_functions_hold_goes_with_their_datasets(cluster):
-    """All of it would be 960 MiB; a worker keeps a few datasets, in case they are read again."""
+    """All of it would be 1,920 MiB; a worker keeps 8 datasets, 256 MiB, to be read again."""
 
     def hold(i, kept=[]):  # noqa: B006
         kept.append(np.ones(1 << 20))
@@ -195,7 +195,7 @@ def test_what_functions_hold_goes_with_their_datasets(cluster):
 
     apply = distribute("parallel_epochs", cluster.target)
     before = cluster.workers[0].resident()
-    for first in range(30):
+    for first in range(60):
         elements = list(Dataset.range(first, first + 4).map(hold).apply(apply))
         assert elements == list(range(first, first + 4))
     works(cluster)
