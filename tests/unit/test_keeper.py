@@ -61,6 +61,7 @@ def test_killed(rank, tmp_path):
 def test_told_to_end(rank, tmp_path):
     rank.stdout.readline()
     rank.send_signal(signal.SIGTERM)
+    rank.wait(timeout=30)  # the end of its input would end the rank, too
     left = record(rank, tmp_path)
     assert (left["exit_code"], left["signal"], left["asked"]) == (None, signal.SIGTERM, True)
 
