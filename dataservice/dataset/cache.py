@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import cloudpickle
 
 from dataservice.dataset.node import Context, ElementIterator, Node, Passes, UnaryNode
+from dataservice.dataset.split_cache import SplitCacheIterator
 from mpidist.errors import DataLossError, InvalidArgumentError
 
 _MAGIC = b"mpidist-cache-1\n"
@@ -28,12 +29,14 @@ class _Memory:
 
     Attributes:
         elements: Of the first whole pass.
+        by_index: Of passes over parts of the source, by its indices.
         origin: Which pass is kept, or was where a state comes from: if what was kept is gone, the
             node below is read as it was in that pass.
     """
 
     def __init__(self) -> None:
         self.elements: list[Any] | None = None
+        self.by_index: dict[int, Any] = {}
         self.origin: _Origin | None = None
 
     def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
@@ -53,12 +56,29 @@ class Cache(UnaryNode):
     path: str
     _memory: _Memory = field(init=False, repr=False, compare=False, default_factory=_Memory)
 
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.one_to_one
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
-        raise self.cannot_be_split("every worker would keep another part")
+        if self.path:
+            raise self.cannot_be_split(
+                "every worker would write its own part into the file, unless elements are kept in "
+                "memory (no filename), or once for all with distributed_save"
+            )
+        if not self.parent.one_to_one:
+            raise self.cannot_be_split(
+                "elements are kept by the index of the source that they are made of, which takes "
+                "cache before filter, shuffle, batch and repeat"
+            )
+        return super().source_indices()
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
+        if context.feed is not None:
+            return SplitCacheIterator(self.parent, self._memory.by_index, context, context.feed)
         return CacheIterator(self, context)
 
     @property

@@ -75,10 +75,15 @@ class SplitReader:
         self._position += 1
         return self._split[self._position - 1]
 
-    def get_state(self) -> tuple[int, int]:
-        """Local. Number of the split that is being read, and how much of it has been."""
-        self._splits.mark(max(self._number, 0))
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number of the split that is being read, and how much of it has been."""
         return self._number, self._position
+
+    def get_state(self) -> tuple[int, int]:
+        """Local. Where it is; the splits before that are needed no more."""
+        self._splits.mark(max(self._number, 0))
+        return self.place
 
     def set_state(self, state: tuple[int, int]) -> None:
         """Local. Go on from there."""

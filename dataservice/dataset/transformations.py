@@ -287,9 +287,12 @@ class Transformations(ABC):
     def cache(self, filename: str = "") -> Self:
         """Local. The elements of the first whole pass, kept for later ones.
 
+        Workers that share the source keep each what they have made, in memory, for as long as they
+        have the dataset: in the end all of it, for every pass is divided anew.
+
         Args:
             filename: Where; empty for the memory of this process. A file that is there already is
-                read, in place of the dataset.
+                read, in place of the dataset. Workers that share the source cannot share a file.
 
         Raises:
             DataLossError: At a pass: the file is damaged, or something else.

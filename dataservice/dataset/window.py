@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
-from dataservice.dataset.source import IndexedSource
+from dataservice.dataset.failure import Failure
+from dataservice.dataset.node import (
+    Context,
+    ElementIterator,
+    Feed,
+    Node,
+    Splits,
+    UnaryIterator,
+    UnaryNode,
+)
+from dataservice.dataset.runs import AT_ONCE, Remembered, Runs
+from dataservice.dataset.source import IndexedSource, SplitReader
 from dataservice.dataset.spec import Spec, spec_of
+from mpidist.errors import UnknownError
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +70,31 @@ class Window(UnaryNode):
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         count = self.parent.cardinality()
-        if count < 0:
-            return count
+        return count if count < 0 else self._count(count)
+
+    def _count(self, elements: int) -> int:
         if not self.drop_remainder:
-            return -(-count // self.shift)
-        spread = (self.size - 1) * self.stride + 1
-        return 0 if count < spread else (count - spread) // self.shift + 1
+            return -(-elements // self.shift)
+        return 0 if elements < self.spread else (elements - self.spread) // self.shift + 1
+
+    @property
+    def spread(self) -> int:
+        """Elements from the first of a window to its last, both included."""
+        return (self.size - 1) * self.stride + 1
+
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.one_to_one
 
     def source_indices(self) -> range:
-        """Local. See :class:`Node`."""
-        raise self.cannot_be_split("windows would end where the parts do")
+        """Local. See :class:`Node`; the numbers of the windows."""
+        if not self.parent.one_to_one:
+            raise self.cannot_be_split(
+                "windows would end where the parts do, unless window is before filter, shuffle, "
+                "batch and repeat"
+            )
+        return range(self._count(len(self.parent.source_indices())))
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -76,7 +102,15 @@ class Window(UnaryNode):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
+        if context.feed is not None:
+            return SplitWindowIterator(self, context, context.feed)
         return WindowIterator(self, context)
+
+    def of(self, elements: Sequence[Any]) -> Any:
+        """Local. The window of these elements: one dataset for each of their components."""
+        columns = zip(*map(tree.flatten, elements), strict=True)
+        datasets = [self.make(Listed(list(column))) for column in columns]
+        return tree.unflatten(elements[0], datasets)
 
 
 class WindowIterator(UnaryIterator):
@@ -91,17 +125,14 @@ class WindowIterator(UnaryIterator):
 
     def __next__(self) -> Any:
         node = self._node
-        spread = (node.size - 1) * node.stride + 1
-        self._fill(spread)
-        if not self._held or (node.drop_remainder and len(self._held) < spread):
+        self._fill(node.spread)
+        if not self._held or (node.drop_remainder and len(self._held) < node.spread):
             self._held, self._ended = [], True
             raise StopIteration
-        elements = self._held[: spread : node.stride]
+        elements = self._held[: node.spread : node.stride]
         self._skip = max(node.shift - len(self._held), 0)
         self._held = self._held[node.shift :]
-        columns = zip(*map(tree.flatten, elements), strict=True)
-        datasets = [node.make(Listed(list(column))) for column in columns]
-        return tree.unflatten(elements[0], datasets)
+        return node.of(elements)
 
     def get_state(self) -> tuple[list[Any], int, bool, Any]:
         """Local. See :class:`ElementIterator`."""
@@ -124,3 +155,94 @@ class WindowIterator(UnaryIterator):
                 self._skip -= 1
             else:
                 self._held.append(element)
+
+
+class SplitWindowIterator(ElementIterator):
+    """A pass over the windows of some splits, whose elements the pass below makes once each.
+
+    Args:
+        node: The windows.
+        context: Of the pass.
+        feed: Of the context.
+    """
+
+    def __init__(self, node: Window, context: Context, feed: Feed) -> None:
+        self._node = node
+        self._context = context
+        self._below = node.parent.source_indices()
+        self._splits = Remembered(feed(context.passes))
+        self._windows = SplitReader(self._splits)
+        self._held: dict[int, Any] = {}  # by place below
+        self._told: set[int] = set()  # places whose errors have been raised
+        self._runs: Runs | None = None
+        self._pass: ElementIterator | None = None
+
+    def __next__(self) -> Any:
+        node, window = self._node, self._windows.next()
+        first = window * node.shift
+        places = range(first, min(first + node.spread, len(self._below)), node.stride)
+        self._held = {place: held for place, held in self._held.items() if place >= first}
+        elements = [self._element(place) for place in places]
+        for place, element in zip(places, elements, strict=True):
+            if isinstance(element, Failure):
+                if place in self._told:
+                    # The same error once more would say that the pass cannot go on.
+                    raise UnknownError(f"an element of window {window}: {element.error!r}")
+                self._told.add(place)
+                raise element.error
+        return node.of(elements)
+
+    def _element(self, place: int) -> Any:
+        if self._pass is None:
+            number, position = self._windows.place
+            runs = self._runs = Runs(
+                self._below[needed.start : needed.stop]
+                for needed in _needed(self._splits, number, position - 1, self._node, self._below)
+            )
+            context = replace(self._context, feed=runs.feed)
+            self._pass = self._node.parent.iterate(context)
+        assert self._runs is not None
+        while place not in self._held:
+            try:
+                element = next(self._pass)
+            except StopIteration:
+                raise
+            except Exception as error:  # every window that it is in fails
+                if not self._runs.coming:
+                    raise
+                element = Failure(error)
+            self._held[self._below.index(self._runs.coming.popleft())] = element
+        return self._held[place]
+
+    def get_state(self) -> tuple[int, int]:
+        """Local. See :class:`ElementIterator`; who goes on makes what is held again."""
+        return self._windows.get_state()
+
+    def set_state(self, state: tuple[int, int]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._windows.set_state(state)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._pass is not None:
+            self._pass.close()
+
+
+def _needed(
+    splits: Splits, number: int, position: int, node: Window, below: range
+) -> Iterator[range]:
+    """Places of the elements of windows, each once, from a place among the splits on."""
+    needed = range(0)
+    while split := splits.split(number):
+        for window in split[position:]:
+            start, stop = window * node.shift, min(window * node.shift + node.spread, len(below))
+            start = max(start, needed.stop)
+            if start > needed.stop or len(needed) >= AT_ONCE:
+                if needed:
+                    yield needed
+                needed = range(start, start)
+            needed = range(needed.start, max(stop, needed.stop))
+        if needed:
+            yield needed
+            needed = range(needed.stop, needed.stop)
+        number, position = number + 1, 0

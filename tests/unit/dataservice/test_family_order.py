@@ -27,10 +27,14 @@ PIPELINES = {
     "shuffle": lambda ds: ds.shuffle(50, seed=7),
     "shuffles of a repeat": lambda ds: ds.shuffle(50, seed=7).repeat(2),
     "repeat": lambda ds: ds.filter(lambda x: x % 4 > 1).repeat(3),
+    "cache": lambda ds: ds.map(lambda x: x + 1, 2).cache().shuffle(50, seed=7).repeat(2),
+    "windows": lambda ds: ds.window(5, 2, drop_remainder=True).flat_map(lambda w: w.batch(5)),
     "empty": lambda ds: ds.filter(lambda x: x < 0),
     "all": lambda ds: ds.filter(lambda x: x % 3).shuffle(9, seed=1).flat_map(pieces).batch(3),
 }
-CHURN = ["filter", "flat_map", "repeat", "all"]
+# What shuffles does so differently in each part; windows are dealt out as they are in the whole.
+DIFFERENT = ["shuffle", "shuffles of a repeat", "cache", "windows", "all"]
+CHURN = ["filter", "flat_map", "repeat", "cache", "windows", "all"]
 
 
 def consumers(name, target, count, length=LENGTH, shards=SHARDS, **options):
@@ -82,8 +86,7 @@ def test_any_number_of_workers_and_consumers(make_service, name, workers, count)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5, 16])
-# What shuffles does so differently in each part.
-@pytest.mark.parametrize("name", [n for n in PIPELINES if "shuffle" not in n and n != "all"])
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DIFFERENT])
 def test_the_order_is_that_of_the_parts_in_turn(make_service, name, shards):
     assert alone(make_service, name, length=300, shards=shards) == model(name, 300, shards)
 

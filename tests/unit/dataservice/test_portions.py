@@ -43,6 +43,11 @@ def dealt(indices, sizes, workers):
     return splits
 
 
+def batches(windows):
+    """Each window as an array, or the text of one."""
+    return windows.map(lambda window: str([str(element) for element in window]))
+
+
 DATASETS = {
     "zip": Dataset.zip(Dataset.range(10), LETTERS),
     "zip of unequal ones": Dataset.zip(Dataset.range(7), LETTERS, Dataset.range(20)),
@@ -73,6 +78,21 @@ DATASETS = {
     "enumerate, a part of it": LETTERS.enumerate().skip(4).shard(2, 0),
     "enumerate a part": LETTERS.skip(4).shard(2, 0).enumerate(),
     "enumerate a concatenate": LETTERS.concatenate(LETTERS).enumerate(),
+    "cache": Dataset.range(10).cache(),
+    "cache, a part of it": LETTERS.cache().skip(2).shard(2, 1),
+    "cache what is prefetched": Dataset.zip(LETTERS.prefetch(2), LETTERS.prefetch(3)).cache(),
+    "cache a parallel map": Dataset.range(10).map(abs, 3).cache(),
+    "cache a concatenate": LETTERS.concatenate(Dataset.range(7).cache()).cache(),
+    "windows": batches(Dataset.range(10).window(3)),
+    "windows that are whole": batches(Dataset.range(10).window(3, drop_remainder=True)),
+    "windows that overlap": batches(Dataset.range(10).window(4, 1)),
+    "windows with gaps": batches(Dataset.range(20).shard(2, 1).window(2, 3, drop_remainder=True)),
+    "windows with strides": batches(Dataset.range(10).window(3, 2, 2)),
+    "windows of a parallel map": batches(Dataset.range(10).map(abs, 3).prefetch(2).window(3, 2)),
+    "windows of a concatenate": batches(LETTERS.concatenate(LETTERS).window(4, 3)),
+    "windows of windows": batches(batches(Dataset.range(12).window(3, 1)).cache().window(2, 1)),
+    "windows, a part of them": batches(Dataset.range(20).window(3, 2).skip(2).shard(3, 1)),
+    "windows that are too large": batches(Dataset.range(3).window(5, drop_remainder=True)),
     "a generator": Dataset.from_generator(range, (6,)),
 }
 

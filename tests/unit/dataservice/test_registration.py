@@ -100,10 +100,10 @@ def test_no_dispatcher():
 
 def test_what_cannot_be_split_is_refused_by_its_id_too(make_service):
     target = make_service(1).target
-    name = register_dataset(target, Dataset.range(9).cache())
+    name = register_dataset(target, Dataset.range(9).shuffle(9, seed=1).cache())
     with pytest.raises(UnimplementedError, match="cannot be split"):
         from_dataset_id(ShardingPolicy.DYNAMIC, target, name)
-    assert values(from_dataset_id(OFF, target, name)) == list(range(9))
+    assert sorted(values(from_dataset_id(OFF, target, name))) == list(range(9))
 
 
 def test_names_of_jobs_belong_to_the_id(make_service):

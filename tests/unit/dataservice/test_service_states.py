@@ -25,6 +25,8 @@ PIPELINES = {
     "shuffle": lambda ds: ds.shuffle(13, seed=5),
     "unseeded shuffle": lambda ds: ds.shuffle(13),
     "repeat": lambda ds: ds.repeat(2),
+    "cache": lambda ds: ds.map(lambda x: x * 3).cache().shuffle(9, seed=5).repeat(2),
+    "windows": lambda ds: ds.window(5, 2).flat_map(lambda w: w.batch(5)),
     "all": lambda ds: ds.shuffle(9).map(lambda x: x + 1).batch(3).prefetch(2),
 }
 

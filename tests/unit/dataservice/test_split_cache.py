@@ -1,0 +1,126 @@
+"""cache under 'distributed_epoch': an element that a process has made is not made there again."""
+
+from collections import Counter
+
+import pytest
+from _cases.data_readers import MADE, counted, numbers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataservice import Dataset, distribute
+from dataservice.dataset.node import Context
+
+MODE = "distributed_epoch"
+
+
+class Asked:
+    """Splits, and which of them have been asked for."""
+
+    def __init__(self, *splits):
+        self.splits = splits
+        self.asked = []
+
+    def __call__(self, passes):
+        return self
+
+    def split(self, number):
+        self.asked.append(number)
+        return self.splits[number] if number < len(self.splits) else range(0)
+
+    def mark(self, number):
+        pass
+
+
+def begin(node, splits):
+    return node.iterate(Context((1,), (0,), splits))
+
+
+def divided(length, sizes):
+    """Splits of a source of some length, of these sizes, again and again."""
+    splits = []
+    while (start := splits[-1].stop if splits else 0) < length:
+        splits.append(range(start, min(start + sizes[len(splits) % len(sizes)], length)))
+    return splits
+
+
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("calls", [None, 3])
+@given(length=st.integers(0, 20), epochs=st.lists(SIZES, min_size=1, max_size=3))
+def test_each_element_is_made_once(calls, length, epochs):
+    MADE.clear()
+    node = Dataset.range(length).map(counted, calls).cache().node
+    for sizes in epochs:
+        with begin(node, Asked(*divided(length, sizes))) as elements:
+            assert numbers(elements) == list(range(length))
+    assert sorted(MADE) == list(range(length))
+
+
+@given(SIZES, SIZES, st.sets(st.integers(0, 19)), st.integers(0, 20))
+def test_some_are_kept_and_a_pass_is_taken_up_elsewhere(before, after, kept, stop):
+    splits = divided(20, before)
+    first, other = (Dataset.range(20).map(lambda i: i * 2, 2).cache().node for _ in range(2))
+    for index in kept:
+        list(begin(other, Asked(range(index, index + 1))))
+    elements = begin(first, Asked(*splits))
+    found = numbers(next(elements) for _ in range(stop))
+    state = elements.get_state()
+    elements.close()
+    elements = begin(other, Asked(*splits))
+    elements.set_state(state)
+    assert found + numbers(elements) == [i * 2 for i in range(20)]
+    with begin(other, Asked(*divided(20, after))) as again:
+        assert numbers(again) == [i * 2 for i in range(20)]
+
+
+def test_no_split_is_taken_ahead_that_has_nothing_to_be_made():
+    node = Dataset.range(12).map(counted, 4).cache().node
+    splits = divided(12, [3])
+    numbers(begin(node, Asked(*splits)))
+    deal = Asked(*splits)
+    with begin(node, deal) as elements:
+        for index in range(12):
+            assert int(next(elements)) == index
+            assert deal.asked == list(range(index // 3 + 1))
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+def test_an_element_that_cannot_be_made_is_tried_again(calls):
+    MADE.clear()
+    node = Dataset.range(6).map(fails_once_at_two, calls).cache().ignore_errors().node
+    splits = divided(6, [4])
+    assert numbers(begin(node, Asked(*splits))) == [0, 1, 3, 4, 5]
+    assert numbers(begin(node, Asked(*splits))) == list(range(6))
+    assert sorted(MADE) == [0, 1, 2, 2, 3, 4, 5]
+
+
+def fails_once_at_two(i):
+    counted(i)
+    if i == 2 and MADE.count(2) == 1:
+        raise ValueError("not yet")
+    return i
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_epochs_of_a_service(make_service, workers):
+    target = make_service(workers).target
+    MADE.clear()
+    dataset = Dataset.range(60).map(counted).cache().shuffle(9).apply(distribute(MODE, target))
+    assert len(dataset) == 60
+    for _ in range(4):
+        assert sorted(numbers(dataset)) == list(range(60))
+    made = Counter(MADE)
+    assert set(made) == set(range(60))
+    # In one process, what several workers keep are descriptions of their own.
+    assert max(made.values()) <= workers
+
+
+def test_trainers_in_a_fixed_order(make_service):
+    target = make_service(2).target
+    MADE.clear()
+    apply = distribute(MODE, target, deterministic=True, num_shards=4)
+    dataset = Dataset.range(60).map(counted).cache().apply(apply)
+    for _ in range(4):
+        assert numbers(dataset) == list(range(60))
+    assert max(Counter(MADE).values()) <= 2
