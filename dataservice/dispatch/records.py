@@ -87,6 +87,7 @@ class Client:
         iteration: What it reads.
         process: Where it lives.
         index: Which of the job's consumers it is, where they are told apart.
+        token: What it calls itself.
         last_seen: When it was last heard of.
         work: What it has done, as it says.
     """
@@ -95,6 +96,7 @@ class Client:
     iteration: Iteration
     process: str
     index: int
+    token: int
     last_seen: float
     work: pb.ClientWork = field(default_factory=pb.ClientWork)
 

@@ -116,6 +116,8 @@ class Registry(Jobs):
     def join(self, request: pb.IterationRequest, seed: int, now: float) -> Client:
         """Local. A client of an iteration, which is created if this is its first.
 
+        A client that asks again, because the answer was lost, is the same.
+
         Args:
             request: Which iteration, and what the job is like.
             seed: Randomness for the iteration, if it is created.
@@ -128,6 +130,10 @@ class Registry(Jobs):
                 dataset or job, or the consumer has no worker in its process.
             NotFoundError: The dataset is not known.
         """
+        known = [client for client in self.clients.values() if client.token == request.token]
+        if request.token and known:
+            known[0].last_seen = now
+            return known[0]
         dataset = self.dataset(request.dataset_id)
         local = [w for w in self.workers.values() if w.process == request.process]
         if request.terms.target == pb.LOCAL and not local:
@@ -140,7 +146,8 @@ class Registry(Jobs):
             check_index_is_free(iteration, request)
             iteration.joined.add(request.consumer_index)
             self._touch(iteration)
-        client = Client(next(self.ids), iteration, request.process, request.consumer_index, now)
+        index, token = request.consumer_index, request.token
+        client = Client(next(self.ids), iteration, request.process, index, token, now)
         iteration.clients[client.id] = client
         iteration.left = float("inf")
         self.clients[client.id] = client

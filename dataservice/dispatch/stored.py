@@ -144,7 +144,10 @@ def _part(value: Part) -> pb.StoredPart:
 
 def _client(value: Client) -> pb.StoredClient:
     return pb.StoredClient(
-        iteration_id=value.iteration.id, process=value.process, consumer_index=value.index
+        iteration_id=value.iteration.id,
+        process=value.process,
+        consumer_index=value.index,
+        token=value.token,
     )
 
 
@@ -185,7 +188,7 @@ def _restore_part(registry: Registry, key: int, stored: pb.StoredPart) -> None:
 
 def _restore_client(registry: Registry, key: int, stored: pb.StoredClient, now: float) -> None:
     iteration = registry.iterations[stored.iteration_id]
-    client = Client(key, iteration, stored.process, stored.consumer_index, now)
+    client = Client(key, iteration, stored.process, stored.consumer_index, stored.token, now)
     registry.clients[key] = iteration.clients[key] = client
     iteration.left = float("inf")
 

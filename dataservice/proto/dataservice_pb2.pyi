@@ -144,7 +144,7 @@ class Terms(_message.Message):
     def __init__(self, policy: _Optional[_Union[ShardingPolicy, str]] = ..., reading: _Optional[_Union[Reading, str]] = ..., delivery: _Optional[_Union[Delivery, str]] = ..., target: _Optional[_Union[Target, str]] = ..., num_shards: _Optional[int] = ..., num_consumers: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class IterationRequest(_message.Message):
-    __slots__ = ("dataset_id", "terms", "job_name", "repetition", "process", "consumer_index", "state")
+    __slots__ = ("dataset_id", "terms", "job_name", "repetition", "process", "consumer_index", "state", "token")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class IterationRequest(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     dataset_id: int
     terms: Terms
     job_name: str
@@ -159,7 +160,8 @@ class IterationRequest(_message.Message):
     process: str
     consumer_index: int
     state: State
-    def __init__(self, dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
+    token: int
+    def __init__(self, dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., token: _Optional[int] = ...) -> None: ...
 
 class IterationReply(_message.Message):
     __slots__ = ("client_id", "state", "begin")
@@ -677,11 +679,13 @@ class StoredPart(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., state: _Optional[_Union[PartState, _Mapping]] = ..., used: _Optional[_Union[Ranges, _Mapping]] = ..., finished: bool = ..., home: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., running: bool = ..., unsettled: _Optional[_Iterable[int]] = ..., lost: bool = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., marks: _Optional[_Mapping[int, int]] = ..., address: _Optional[str] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class StoredClient(_message.Message):
-    __slots__ = ("iteration_id", "process", "consumer_index")
+    __slots__ = ("iteration_id", "process", "consumer_index", "token")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     process: str
     consumer_index: int
-    def __init__(self, iteration_id: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ...) -> None: ...
+    token: int
+    def __init__(self, iteration_id: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...

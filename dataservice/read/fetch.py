@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 
 from dataservice.calls import Caller
@@ -66,8 +67,9 @@ class Fetch:
         try:
             with self._endpoint:
                 self._request.dataset_id = self._registration.register(self._dispatcher, patience_s)
-                iteration = self._dispatcher.ask(
-                    "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply
+                self._request.token = secrets.randbits(64)
+                iteration = self._dispatcher.ask_patiently(
+                    "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply, patience_s
                 )
                 self._client_id = iteration.client_id
                 consumer = Consumer(self._endpoint, self._dispatcher, self.stream, self._terms)
@@ -108,7 +110,9 @@ class Fetch:
             for part, answer in asked:
                 self._add_checkpoint(part, answer)
             request = pb.StateRequest(client_id=self._client_id, parts=begun.parts)
-            state = self._dispatcher.ask("dispatcher/GetState", request, pb.State)
+            state = self._dispatcher.ask_patiently(
+                "dispatcher/GetState", request, pb.State, self._terms.start_timeout_s
+            )
         except Error:
             if self.stream.over:
                 # The thread is leaving: the dispatcher may have forgotten this consumer already.

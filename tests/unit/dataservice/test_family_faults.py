@@ -9,7 +9,9 @@ from collections import Counter
 import pytest
 from _cases.data_readers import numbers, read, reading
 
-from dataservice import Dataset, DispatchServer, WorkerServer, distribute
+from dataservice import Dataset, DispatchServer, WorkerServer, distribute, service_status
+from dataservice.calls import Caller
+from mpidist.errors import UnavailableError
 
 OFF, DYNAMIC = "parallel_epochs", "distributed_epoch"
 READINGS = {
@@ -75,6 +77,55 @@ def test_a_dispatcher_is_restarted_again_and_again(durable, reading_as):
             found += read(elements, 20)
             service.restart_dispatcher()
         check(numbers([*found, *elements]), reading_as, 2)
+
+
+@pytest.fixture
+def lose_answer(monkeypatch):
+    """``lose_answer(method, meanwhile)``: the first answer to it does not come."""
+    finish, lost = Caller.finish, []
+
+    def lose(method, meanwhile):
+        def finish_or_lose(caller, work, stall=None):
+            reply = finish(caller, work, stall)
+            if work.name.split()[0] == f"dispatcher/{method}" and not lost:
+                lost.append(method)
+                meanwhile()
+                raise UnavailableError("the answer is lost")
+            return reply
+
+        monkeypatch.setattr(Caller, "finish", finish_or_lose)
+        return lost
+
+    return lose
+
+
+@pytest.mark.parametrize("reading_as", READINGS)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_dispatcher_is_lost_as_it_takes_a_consumer_in(
+    durable, lose_answer, reading_as, restarted
+):
+    service = durable(2)
+    lost = lose_answer(
+        "GetOrCreateIteration", service.restart_dispatcher if restarted else lambda: None
+    )
+    with reading(make(service, reading_as)) as (elements,):
+        first = read(elements, 1)
+        assert lost
+        (job,) = service_status(service.target).jobs
+        assert len(job.consumers) == 1
+        check(numbers([*first, *elements]), reading_as, 2)
+
+
+def test_a_dispatcher_is_restarted_as_a_state_is_taken(durable, lose_answer):
+    service = durable(2)
+    with reading(make(service, "ordered")) as (elements,):
+        first = read(elements, 20)
+        lost = lose_answer("GetState", service.restart_dispatcher)
+        state = elements.get_state()
+        assert lost
+    with reading(make(service, "ordered")) as (elements,):
+        elements.set_state(state)
+        check(numbers([*first, *elements]), "ordered", 2)
 
 
 @pytest.mark.parametrize("taken", [10, LENGTH - 1, LENGTH, LENGTH + 10])

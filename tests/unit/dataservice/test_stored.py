@@ -168,8 +168,9 @@ class Restarts(RuleBasedStateMachine):
         index=st.integers(0, 1),
         repetition=st.integers(0, 1),
         position=st.none() | st.integers(0, 1),
+        token=st.integers(0, 3),
     )
-    def join(self, job, process, index, repetition, position):
+    def join(self, job, process, index, repetition, position, token):
         name, terms = job
         request = pb.IterationRequest(
             dataset_id=self.datasets[0],
@@ -178,6 +179,7 @@ class Restarts(RuleBasedStateMachine):
             process=process,
             consumer_index=index,
             repetition=repetition,
+            token=token,
         )
         if position is not None and terms.reading not in (pb.SHARED, pb.PRIVATE):
             parts = [pb.PartState(part=part, start=position, total=-1) for part in range(2)]
