@@ -9,8 +9,8 @@ import threading
 
 import numpy as np
 
-from mpidist.endpoint.leases import Leases
 from mpidist.endpoint.message import Array
+from mpidist.leases import Leases
 
 
 class Pool:

@@ -26,9 +26,9 @@ import numpy as np
 
 from mpidist.arena import Arena, Bytes
 from mpidist.endpoint.frames import BadFrameError, split
-from mpidist.endpoint.leases import Leases
 from mpidist.endpoint.message import UINT8, Array, as_bytes
 from mpidist.errors import ResourceExhaustedError
+from mpidist.leases import Leases
 
 _PAGE = mmap.PAGESIZE
 _MOST_LOOKS = 8  # at pieces, for each that is put there

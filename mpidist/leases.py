@@ -6,7 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mpidist.endpoint.message import Array
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 
 class _Lease(weakref.ref[Array]):
