@@ -45,11 +45,10 @@ class InprocTransport:
 
     def detach(self, number: int) -> None:
         """Local. See :class:`Transport`; the others lose it."""
-        with self._lock:
+        with self._lock:  # until all know: the next one with this number is another
             self._endpoints.pop(number, None)
-            others = list(self._endpoints.values())
-        for endpoint in others:
-            endpoint.lose(self.process_of(number))
+            for endpoint in self._endpoints.values():
+                endpoint.lose(self.process_of(number))
 
     def host(self) -> str:
         """Local. Always ``localhost``: the addresses mean nothing outside the process."""

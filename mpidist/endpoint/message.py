@@ -139,7 +139,8 @@ def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
         raise TypeError("buffers must be a list of arrays, not one array: put it in brackets")
     for array in buffers:
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"a buffer must be a NumPy array, not {type(array).__name__}")
+            kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
+            raise TypeError(f"a buffer must be a NumPy array, not {kind}")
         if array.dtype.hasobject:
             raise TypeError(f"a buffer of dtype {array.dtype} holds Python objects")
         if not array.flags.c_contiguous:

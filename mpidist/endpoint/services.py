@@ -65,11 +65,12 @@ class Services:
         self._handlers: dict[str, Handler] = {}
         # Not a SimpleQueue: under CPython 3.11 its get() with a short timeout can block for ever,
         # when the timeout passes between its two looks at the clock.
-        self._requests: deque[Message] = deque()
+        # What has arrived, in order; a name is the loss of the process of that name, whose messages
+        # come before it, and those of another one that takes the name behind it.
+        self._requests: deque[Message | str] = deque()
         self._busy = False
         self._deferred: dict[int, _Deferred] = {}
         self._dropped: deque[Message] = deque()
-        self._lost: deque[str] = deque()
         self._loss_callbacks: list[Callable[[str], None]] = []
         self._arrived = threading.Event()
         self._asleep = False
@@ -191,7 +192,7 @@ class Services:
 
     def lose(self, process: str) -> None:
         """Local. Take note that a process is gone; called on any thread."""
-        self._lost.append(process)
+        self._requests.append(process)
         self._arrived.set()
 
     def process_of(self, message: Message) -> str:
@@ -240,7 +241,7 @@ class Services:
                     "%s: what should follow the loss of %s failed", self._name, process
                 )
 
-    def _next(self) -> Message | None:
+    def _next(self) -> Message | str | None:
         try:
             return self._requests.popleft()
         except IndexError:  # none, or close() has taken it
@@ -248,7 +249,7 @@ class Services:
 
     def _refuse_waiting(self) -> None:
         while (message := self._next()) is not None:
-            if message.kind == REQUEST:
+            if not isinstance(message, str) and message.kind == REQUEST:
                 self._refuse(message, "was closed")
         for deferred in list(self._deferred.values()):
             message = deferred()
@@ -282,11 +283,12 @@ class Services:
 
     def _handle_arrived(self) -> None:
         self._busy = True  # before the first is taken: drain() must miss none
-        while (message := self._next()) is not None:
-            self._handle(message)
+        while (arrived := self._next()) is not None:
+            if isinstance(arrived, str):
+                self._report_loss(arrived)
+            else:
+                self._handle(arrived)
         self._busy = False
-        while self._lost:
-            self._report_loss(self._lost.popleft())
         while self._dropped:
             self._refuse(self._dropped.popleft(), "dropped it unanswered")
 
@@ -306,7 +308,7 @@ class Services:
         return True
 
     def _has_news(self) -> bool:
-        return bool(self._requests or self._lost or self._dropped or self._closed)
+        return bool(self._requests or self._dropped or self._closed)
 
     def _handle(self, message: Message) -> None:
         try:

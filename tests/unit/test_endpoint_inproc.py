@@ -175,3 +175,16 @@ def test_errors_of_notices_are_logged(pair, caplog):
     client.call(server.address, "test/Echo").wait(LIMIT_S)
     assert "bad/Note failed" in caplog.text
     assert "KeyError: 'lost'" in caplog.text
+
+
+def test_who_takes_the_name_of_one_that_has_left_is_not_taken_for_it():
+    happened = []
+    with open_endpoint("inproc") as server:
+        server.register("test", {"Note": lambda request: happened.append(request.body.decode())})
+        server.on_peer_lost(lambda process: happened.append(f"{process} is gone"))
+        for name in ("first", "second"):
+            with open_endpoint("inproc", 4321) as client:
+                client.notify(str(server.address), "test/Note", name.encode())
+        server.serve(lambda: len(happened) == 4)
+    gone = "inproc://localhost:4321 is gone"
+    assert happened == ["first", gone, "second", gone]
