@@ -160,6 +160,7 @@ class Work:
             if self._done:
                 return
             self._value, self._error, self._done = value, error, True
+            self._drive = None  # which may know this work: nothing else would break the circle
             event, callbacks = self._event, self._callbacks
             if callbacks:
                 self._callbacks = ()  # they may hold much
@@ -201,8 +202,9 @@ class Work:
         Args:
             deadline: On the clock of ``time.monotonic()``.
         """
-        if self._drive is not None:
-            self._drive(self, deadline)
+        drive = self._drive
+        if drive is not None:
+            drive(self, deadline)
         else:
             self.wait_for_event(deadline)
 

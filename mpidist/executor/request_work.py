@@ -54,7 +54,8 @@ class RequestWork(Work):
         return self._done
 
     def _drive_requests(self, work: Work, deadline: float) -> None:
-        self._waits.current[id(self._op)] = self._op
+        op = self._op
+        self._waits.current[id(op)] = op
         try:
             if deadline == float("inf"):
                 with self._testing:
@@ -65,7 +66,7 @@ class RequestWork(Work):
                 while not self.is_completed() and time.monotonic() < deadline:
                     backoff.pause()
         finally:
-            self._waits.current.pop(id(self._op), None)
+            self._waits.current.pop(id(op), None)
 
     def _look(self, *, wait: bool) -> None:
         while self._requests:
@@ -86,17 +87,23 @@ class RequestWork(Work):
         except Exception as error:  # the arrays have become read-only, or memory is short
             self._end(error=error)
             return
+        except BaseException as error:  # to begin again would divide a mean twice
+            self._end(error=backend_error(self._op, error))
+            raise
         group = self._op.group
         source = self._status.source if self._op.name == "recv" else -1
         self._end(group.ranks[source] if source >= 0 else None)
 
     def _end(self, value: int | None = None, error: BaseException | None = None) -> None:
         self._begun.pop(id(self), None)
+        # Its handle may be kept, and its arrays may be large.
+        self._op = Op(self._op.name, self._op.group)
         self.complete(value, error)
 
 
-def backend_error(op: Op, error: Exception) -> DistBackendError:
+def backend_error(op: Op, error: BaseException) -> DistBackendError:
     """Local. What MPI said of an Op, with where and what."""
+    what = str(error) or repr(error)
     return DistBackendError(
-        f"{op.describe()} failed on group rank {op.group.rank()} of {op.group.size()}: {error}"
+        f"{op.describe()} failed on group rank {op.group.rank()} of {op.group.size()}: {what}"
     )
