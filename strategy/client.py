@@ -18,6 +18,7 @@ from strategy.host import Host
 from strategy.line import LOOK_S, Line
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.pulls import Pulls
 from strategy.reach import Reach
 from strategy.remote import Remote
 from strategy.rounds import Decision
@@ -44,6 +45,7 @@ class Connection(Line):
 
     Attributes:
         metrics: What the worker has done so far.
+        pulls: Pulls by message.
         steps: What workers that wait for each other say.
         snapshots: What is said of checkpoints.
         siblings: The connections of the strategy, this one included, in their order.
@@ -83,6 +85,7 @@ class Connection(Line):
         )
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
+        self.pulls = Pulls(self)
         self.steps = Steps(self)
         self.snapshots = Snapshots(self, worker)
         self._ring = self._reach.ring(reply)
@@ -242,21 +245,6 @@ class Connection(Line):
             for work in waiting:
                 if _needs_attention(work):
                     work.wait()
-
-    def start_read(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
-        """Local. Ask the server for a consistent copy.
-
-        Args:
-            remote: The variable.
-            out: C-contiguous, shape and dtype of the variable, or of the rows.
-            ids: Which rows; None for all.
-
-        Returns:
-            A Work whose result is the version of the copy.
-        """
-        asked = pb.ReadRequest(variable=remote.number)
-        work = self.start("Read", asked, () if ids is None else (ids,), into=(out,))
-        return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
     def _grow(self, request: pb.GrowRequest) -> None:
         """Take part in making a segment of the server's memory, if it comes to that."""

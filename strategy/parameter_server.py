@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mpidist import LATER, Reply, Request, errors, task_metrics
+from mpidist import errors, task_metrics
 from strategy.catalogue import Catalogue
 from strategy.host import Host, workers_of
 from strategy.known_rules import Rules
-from strategy.proto import parameter_server_pb2 as pb
 from strategy.pushes import Pushes
+from strategy.reads import Reads
 from strategy.served_checkpoints import ServedCheckpoints
 from strategy.timekeeper import Timekeeper
-
-Array = NDArray[Any]
 
 
 class ParameterServer:
@@ -33,11 +27,11 @@ class ParameterServer:
     def __init__(self, host: Host) -> None:
         index = host.own_index("ps")
         self._catalogue = Catalogue(host, index)
-        self._variables = self._catalogue.variables
         who = f"ps {index}"
         self._rules = Rules(who)
         self._metrics = task_metrics("ps", index)
         self._pushes = Pushes(who, self._catalogue, self._rules, self._metrics, self._remind)
+        self._reads = Reads(who, self._catalogue, self._pushes, self._metrics)
         self._timekeeper = Timekeeper(self._catalogue, host)
         workers = len(workers_of(host.cluster_spec))
         self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics, workers)
@@ -63,7 +57,7 @@ class ParameterServer:
                 "Clock": self._timekeeper.clock,
                 "Missing": self._timekeeper.missing,
                 "Leave": self._timekeeper.leave,
-                "Read": self._read,
+                "Read": self._reads.read,
                 "Save": self._checkpoints.save,
                 "Fetch": self._checkpoints.fetch,
                 "Forget": self._checkpoints.forget,
@@ -85,31 +79,3 @@ class ParameterServer:
         """On a thread of its own: have those who are half-way looked after."""
         with contextlib.suppress(errors.Error):  # the endpoint is being closed
             self._endpoint.notify(str(self._endpoint.address), "ps/Resume")
-
-    def _read(self, request: Request) -> Reply:
-        variable = pb.ReadRequest.FromString(request.body).variable
-
-        def answer() -> None:
-            try:
-                reply = self._copied(request)
-            except Exception as error:
-                request.fail(error)
-            else:
-                request.reply(reply.body, reply.buffers)
-
-        self._pushes.when_free(variable, answer)
-        return LATER
-
-    def _copied(self, request: Request) -> Reply:
-        asked = pb.ReadRequest.FromString(request.body)
-        shard = self._variables[asked.variable].shard
-        body = pb.ReadReply(version=shard.version).SerializeToString()
-        with self._metrics.timed("read", "busy_s"):
-            if request.buffers:
-                ids = np.array(request.buffers[0]).view(np.int64)
-                shard.check_rows(ids)
-                copy = np.take(shard.data, ids, axis=0)
-            else:
-                copy = shard.flat.copy()
-        self._metrics.values["out_bytes"] += copy.nbytes
-        return Reply(body, (copy,))

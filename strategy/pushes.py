@@ -115,6 +115,25 @@ class Pushes:
         else:
             action()
 
+    def hold_variable(self, variable: int, work: Iterator[None]) -> None:
+        """Local. Keep a free variable as it is until some work has ended.
+
+        Args:
+            variable: Its number.
+            work: What is gone on with as with pushes that are half-way; it must not raise.
+        """
+        self._applier.in_work.add(variable)
+        held = self._holding(variable, work)
+        if _goes_on(held):
+            self._half_way.append(held)
+            self._reminder.start()
+
+    def _holding(self, variable: int, work: Iterator[None]) -> Iterator[None]:
+        try:
+            yield from work
+        finally:
+            self._applier.in_work.discard(variable)
+
     def give_up(self, request: Request) -> None:
         """Local. A worker says that it streams no more, though a push of it is not whole."""
         connection = pb.AttachReply.FromString(request.body).connection

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from strategy.one_sided import OneSidedShard
+from strategy.pulls import is_large
 from strategy.shard import Layout, SharedShard
 
 if TYPE_CHECKING:
@@ -57,25 +58,35 @@ def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bo
     metrics.values["in_bytes"] += out.nbytes
     if not _copied(remote, out, ids, consistent):
         with metrics.timed("pull by message", "waited_s"):
-            remote.seen = remote.known = remote.connection.start_read(remote, out, ids).result()
+            if is_large(out, ids):
+                version = remote.connection.pulls.in_pieces(remote, out)
+            else:
+                version = remote.connection.pulls.start(remote, out, ids).result()
+            remote.seen = remote.known = version
 
 
 def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
-    """Local. Pull several at once; see :func:`pull`. Those by message are all under way together.
+    """Local. Pull several at once; see :func:`pull`.
+
+    Those by message are all under way together, but for large ones, which follow one by one.
 
     Args:
         pulls: Variable, memory and rows of each.
         consistent: See :func:`pull`; of each on its own.
     """
+    left = [one for one in pulls if not _copied(*one, consistent)]
+    large = [(remote, out) for remote, out, ids in left if is_large(out, ids)]
     asked = [
-        (remote, remote.connection.start_read(remote, out, ids))
-        for remote, out, ids in pulls
-        if not _copied(remote, out, ids, consistent)
+        (remote, remote.connection.pulls.start(remote, out, ids))
+        for remote, out, ids in left
+        if not is_large(out, ids)
     ]
     for remote, out, _ in pulls:
         remote.connection.metrics.values["in_bytes"] += out.nbytes
-    if asked:
-        with asked[0][0].connection.metrics.timed("pulls by message", "waited_s"):
+    if left:
+        with left[0][0].connection.metrics.timed("pulls by message", "waited_s"):
+            for remote, out in large:
+                remote.seen = remote.known = remote.connection.pulls.in_pieces(remote, out)
             for remote, work in asked:
                 remote.seen = remote.known = work.result()
 

@@ -264,10 +264,18 @@ class MissingReply(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("variable",)
+    __slots__ = ("variable", "connection", "reading", "start", "stop")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     variable: int
-    def __init__(self, variable: _Optional[int] = ...) -> None: ...
+    connection: int
+    reading: int
+    start: int
+    stop: int
+    def __init__(self, variable: _Optional[int] = ..., connection: _Optional[int] = ..., reading: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
     __slots__ = ("version",)

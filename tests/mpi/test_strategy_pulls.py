@@ -11,14 +11,15 @@ from strategy import get_variable, optimizers
 
 LIMIT_S = 30.0
 BLOCK = 1 << 18  # elements of float32 in a block
-SIZES = (1, BLOCK, 5 * BLOCK + 17)
+LARGE = 20 * BLOCK + 3  # which goes in pieces where it goes by message
+SIZES = (1, BLOCK, 5 * BLOCK + 17, LARGE)
 
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("transport", ["auto", "rma", "p2p"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_pull_is_of_one_version(world, transport, size):
-    rounds = 200 if size == 1 else 40 if size == BLOCK else 15
+    rounds = {1: 200, BLOCK: 40, LARGE: 6}.get(size, 15)
 
     def train(strategy, workers):
         with strategy.scope():

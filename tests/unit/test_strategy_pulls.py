@@ -1,0 +1,158 @@
+"""Large variables that are pulled by message: in pieces, whole, without copies on the server."""
+
+import threading
+import time
+import tracemalloc
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from _cases.servers import Cluster, variable
+
+from strategy import optimizers, pulls, reads
+from strategy.proto import parameter_server_pb2 as pb
+
+SIZE = 1000
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Clusters where more than 100 bytes are large, and go in pieces of 64."""
+    monkeypatch.setattr(pulls, "LARGE_BYTES", 100)
+    monkeypatch.setattr(pulls, "_PIECE_BYTES", 64)
+    with ExitStack() as stack:
+        yield lambda **options: Cluster(stack, near=False, **options)
+
+
+@pytest.mark.parametrize("size", [12, 13, 16, 17, 1000, 1003])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "u1", "f2"])
+def test_values_and_versions(make, size, dtype):
+    strategy = make().worker(0)
+    values = (np.arange(size) % 100).astype(dtype)
+    weight = variable(strategy, "v", size, values, dtype)
+    np.testing.assert_array_equal(weight.read_value(), values)
+    version = weight.assign(values[::-1])
+    np.testing.assert_array_equal(weight.read_value(), values[::-1])
+    assert weight.version == version
+
+
+def test_scalars_and_empty_variables(make):
+    strategy = make().worker(0)
+    assert variable(strategy, "s", (), 3.0).read_value() == 3
+    assert variable(strategy, "e", (0, 5), "zeros").read_value().shape == (0, 5)
+
+
+def test_variables_in_parts(make):
+    strategy = make(servers=2).worker(0, variable_partitioner=lambda shape, dtype: (3, 1))
+    weight = variable(strategy, "v", (99, 7), np.arange(693.0).reshape(99, 7))
+    np.testing.assert_array_equal(weight.read_value(), np.arange(693).reshape(99, 7))
+
+
+def test_no_pull_is_torn_by_pushes(make):
+    cluster = make(workers=3)
+    weights = [variable(cluster.worker(n), "v", SIZE, "zeros") for n in range(3)]
+    ended, torn = threading.Event(), []
+
+    def push(weight):
+        sgd, minus_one = optimizers.SGD(1.0), np.full(SIZE, -1.0)
+        while not ended.is_set():
+            sgd.apply_gradients([(minus_one, weight)]).wait()
+
+    def pull(weight):
+        for _ in range(30):
+            value = weight.read_value()
+            if value.min() != value.max() or value[0] != weight.version - 1:
+                torn.append((value.min(), value.max(), weight.version))
+
+    pushers = [threading.Thread(target=push, args=(one,)) for one in weights[:2]]
+    pullers = [threading.Thread(target=pull, args=(weights[2],)) for _ in range(2)]
+    for thread in (*pushers, *pullers):
+        thread.start()
+    for thread in pullers:
+        thread.join(60)
+    ended.set()
+    for thread in pushers:
+        thread.join(60)
+    assert torn == []
+    assert weights[2].read_value()[0] > 0
+
+
+def test_a_reader_that_stands_still_holds_up_nobody_for_long(make, monkeypatch):
+    monkeypatch.setattr(reads, "_PATIENCE_S", 0.2)
+    cluster = make()
+    one, two = (variable(cluster.worker(n), "v", SIZE, "zeros") for n in range(2))
+    (remote,) = one.remotes
+    first = np.empty(8)
+    begin = pb.ReadRequest(
+        variable=remote.number, connection=remote.connection.number, reading=99, stop=8
+    )
+    remote.connection.start("Read", begin, into=(first,)).result()
+    started = time.monotonic()
+    two.assign_add(1)
+    assert 0.1 < time.monotonic() - started < 10
+    np.testing.assert_array_equal(two.read_value(), np.ones(SIZE))
+    begin.start, begin.stop = 8, 16
+    with pytest.raises(pulls.errors.AbortedError, match="begin again"):
+        remote.connection.start("Read", begin, into=(first,)).result()
+
+
+def test_a_reader_that_is_slow_begins_again_and_gets_the_whole_in_the_end(make, monkeypatch):
+    monkeypatch.setattr(reads, "_PATIENCE_S", 0.0)
+    weight = variable(make().worker(0), "v", SIZE, np.arange(1000.0))
+    np.testing.assert_array_equal(weight.read_value(), np.arange(1000))
+
+
+def test_readers_follow_each_other(make):
+    cluster = make(workers=4)
+    weights = [variable(cluster.worker(n), "v", SIZE, np.arange(1000.0)) for n in range(4)]
+    wrong = []
+
+    def pull(weight):
+        values = [weight.read_value() for _ in range(20)]
+        wrong.extend(value for value in values if not np.array_equal(value, np.arange(1000)))
+
+    threads = [threading.Thread(target=pull, args=(one,)) for one in weights for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_a_checkpoint_waits_for_readers(make, tmp_path):
+    cluster = make()
+    weight = variable(cluster.worker(0), "v", SIZE, np.arange(1000.0))
+    other = cluster.worker(1)
+    copy = variable(other, "v", SIZE, "zeros")
+    ended, wrong = threading.Event(), []
+
+    def pull():
+        while not ended.is_set():
+            if not np.array_equal(copy.read_value(), np.arange(1000)):
+                wrong.append(1)
+
+    thread = threading.Thread(target=pull)
+    thread.start()
+    for _ in range(3):
+        path = weight.strategy.save(str(tmp_path))
+    ended.set()
+    thread.join(60)
+    assert wrong == []
+    weight.assign(np.zeros(SIZE))
+    weight.strategy.restore(path)
+    np.testing.assert_array_equal(weight.read_value(), np.arange(1000))
+
+
+def test_the_server_holds_a_few_pieces_only():
+    size = 96 << 20
+    with ExitStack() as stack:
+        cluster = Cluster(stack, near=False)
+        weight = variable(cluster.worker(0), "v", size // 4, "zeros", np.float32)
+        out = np.empty(size // 4, np.float32)
+        tracemalloc.start()
+        try:
+            weight.read_value(out)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 40 << 20
