@@ -18,11 +18,12 @@ from mpidist.arrays import (
     one_after_the_other,
     to_move,
 )
+from mpidist.cuda import Mirror, layout_of
 
 
-def host_views(arrays: Sequence[object]) -> list[Array]:
+def host_views(arrays: Sequence[object], *, read: bool = True) -> list[Array]:
     """Local. The memory of each array; see :func:`mpidist.host_view`."""
-    return [a if a.__class__ is np.ndarray else host_view(a) for a in arrays]
+    return [a if a.__class__ is np.ndarray else host_view(a, read=read) for a in arrays]
 
 
 def collect(arrays: Sequence[Array]) -> Array:
@@ -46,7 +47,8 @@ def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
     Raises:
         ValueError: An array is read-only, or overlaps another or itself.
     """
-    joined = _joined(arrays, write=True)
+    on_devices = [array for array in arrays if isinstance(array, Mirror)]
+    joined = None if on_devices else _joined(arrays, write=True)
     if joined is not None:
         return joined, None
     check_outputs(arrays)
@@ -54,6 +56,8 @@ def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
 
     def finish() -> None:
         hand_out(memory, arrays)
+        for array in on_devices:
+            array.upload()
 
     return memory, finish
 
@@ -111,10 +115,13 @@ def check_outputs(arrays: Sequence[Array]) -> None:
     Args:
         arrays: Of one dtype.
     """
-    if arrays[0].dtype.hasobject or [array for array in arrays if not array.flags.carray]:
+    if arrays[0].dtype.hasobject or [array for array in arrays if not _lies_writable(array)]:
         for array in arrays:
             check_usable(array, write=True)
-    if own_memory(arrays) or _ascending(arrays):
+    if own_memory(arrays):
+        return
+    arrays = [layout_of(array) for array in arrays]
+    if _ascending(arrays):
         return
     spans = [(*span, number) for number, array in enumerate(arrays) for span in _span(array)]
     for one, other in overlaps(spans):
@@ -123,6 +130,10 @@ def check_outputs(arrays: Sequence[Array]) -> None:
                 f"arrays {min(one, other)} and {max(one, other)} of a list that receives have "
                 "memory in common: what arrives for one would overwrite the other"
             )
+
+
+def _lies_writable(array: Array) -> bool:
+    return array.__class__ is np.ndarray and array.flags.carray
 
 
 def _ascending(arrays: Sequence[Array]) -> bool:

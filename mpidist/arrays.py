@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.foreign import ON_DEVICE, view_by_dlpack, view_of_tensor
+from mpidist.cuda import Mirror, layout_of, lies_on_gpu, mirror
+from mpidist.foreign import view_by_dlpack, view_of_tensor
 
 Array = NDArray[Any]
 Finish = Callable[[], None] | None
@@ -19,31 +20,38 @@ Finish = Callable[[], None] | None
 NATIVE = frozenset("bBhHiIlLqQfdgFD")
 
 
-def host_view(array: Any) -> Array:
-    """Local. The memory of an array as a NumPy array, never a copy of what can be written.
+def host_view(array: Any, *, read: bool = True) -> Array:
+    """Local. The memory of an array as a NumPy array; of one on a GPU, a copy in pinned memory.
 
     Args:
-        array: A NumPy array, or anything in host memory with DLPack or the buffer protocol.
+        array: A NumPy array, or anything with DLPack, the buffer protocol or the CUDA array
+            interface.
+        read: Whether its values are of use, which then are copied from a GPU, behind what its
+            stream has to do before; otherwise one on a GPU must be such that it can be written.
 
     Returns:
-        A NumPy array over the same memory; read-only where the array cannot change, as JAX's.
+        A NumPy array over the same memory; read-only where the array cannot change, as JAX's. For
+        an array on a GPU a :class:`mpidist.cuda.Mirror`, whose ``upload()`` brings values to the
+        GPU.
 
     Raises:
-        TypeError: It has neither, its memory is on a device or no plain array, or NumPy and
-            ml_dtypes do not know its dtype.
+        TypeError: It has neither, its memory is on a device that is no CUDA GPU or no plain array,
+            or NumPy and ml_dtypes do not know its dtype.
         ValueError: It is a torch tensor that requires grad, or that is conjugated or negated only
-            when it is read.
+            when it is read; or it is on a GPU, to be written, and read-only, or has elements that
+            share memory.
+        FailedPreconditionError: It is on a GPU, and there is no CuPy.
     """
     if isinstance(array, np.ndarray):
         return array
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return view_of_tensor(array, torch)
+        return _mirrored(array, read) if array.is_cuda else view_of_tensor(array, torch)
+    if lies_on_gpu(array):
+        return _mirrored(array, read)
     kind = type(array).__name__
     if hasattr(array, "__dlpack__"):
         return view_by_dlpack(array)
-    if hasattr(array, "__cuda_array_interface__"):
-        raise TypeError(ON_DEVICE.format(kind))
     try:
         return np.asarray(memoryview(array))
     except TypeError:
@@ -51,6 +59,51 @@ def host_view(array: Any) -> Array:
             f"a {kind} is not an array: expected a NumPy array, or one with DLPack or the buffer "
             "protocol; lists and numbers go through numpy.asarray first"
         ) from None
+
+
+def _mirrored(array: Any, read: bool) -> Array:
+    view = mirror(array, read=read)
+    if not read:
+        check_usable(view, write=True)
+    return view
+
+
+def written(view: Array, finish: Finish = None) -> Finish:
+    """Local. What is left to do once an array has been written.
+
+    Args:
+        view: Which, of :func:`host_view`.
+        finish: What is left to do before.
+
+    Returns:
+        That, and for a mirror its way to the GPU; None if nothing is left.
+    """
+    if view.__class__ is np.ndarray or not isinstance(view, Mirror):
+        return finish
+    return Upload(view, finish)
+
+
+class Upload:
+    """What is left to do for an array on a GPU.
+
+    Args:
+        view: Its mirror.
+        before: What comes before the values are brought there.
+
+    Attributes:
+        layout: Where the array lies; see :func:`mpidist.cuda.layout_of`.
+    """
+
+    def __init__(self, view: Mirror, before: Finish) -> None:
+        self._view = view
+        self._before = before
+        self.layout = layout_of(view)
+
+    def __call__(self) -> None:
+        """Local. Do it."""
+        if self._before is not None:
+            self._before()
+        self._view.upload()
 
 
 def is_plain(array: Any) -> bool:
@@ -72,7 +125,7 @@ def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
 
     Args:
         array: See :func:`host_view`; any dtype without Python objects, any strides.
-        write: Whether MPI writes into it.
+        write: Whether MPI writes into it, all of it.
 
     Returns:
         The array to hand to MPI, and what to call once MPI is done (None if nothing is left to do).
@@ -83,12 +136,14 @@ def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
     """
     if is_plain(array) and (not write or array.flags.writeable):
         return array, None
-    view = host_view(array)
+    view = host_view(array, read=not write)
     check_usable(view, write)
     direct = view if view.flags.c_contiguous else np.asarray(view, order="C")
     finish = None
     if write and direct is not view:
         finish = copier(view, direct)
+    if write:
+        finish = written(view, finish)
     if direct.dtype.char not in NATIVE or not direct.dtype.isnative or not direct.flags.aligned:
         direct = direct.reshape(-1).view(np.uint8)
     return direct, finish
@@ -115,14 +170,15 @@ def check_usable(view: Array, write: bool) -> None:
     """
     if view.dtype.hasobject:
         raise TypeError(f"dtype {view.dtype} holds Python objects; only numbers can be moved")
-    if not write or (view.flags.writeable and view.flags.c_contiguous):
+    layout = layout_of(view)
+    if not write or (view.flags.writeable and layout.flags.c_contiguous):
         return
     if not view.flags.writeable:
         raise ValueError("the array receives a result but is read-only; pass a writable copy")
-    if _overlaps_itself(view):
+    if _overlaps_itself(layout):
         raise ValueError(
-            f"the array receives a result, but elements of it share memory (shape {view.shape}, "
-            f"strides {view.strides} bytes), as in an expanded or sliding view; pass a copy"
+            f"the array receives a result, but elements of it share memory (shape {layout.shape}, "
+            f"strides {layout.strides} bytes), as in an expanded or sliding view; pass a copy"
         )
 
 

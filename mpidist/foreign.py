@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 ON_DEVICE = (
-    "a {} in device memory cannot be sent by this version; pass a host copy, for example "
-    "tensor.cpu() or cupy.asnumpy(array)"
+    "a {} lies in the memory of a device that is no CUDA GPU; pass a host copy, for example "
+    "tensor.cpu()"
 )
 _HOST = (1, 3, 11)  # DLPack's numbers of host memory: plain, and pinned by CUDA or ROCm
 _IMMUTABLE = ("jax", "jaxlib")  # packages whose arrays must not be written
@@ -32,6 +32,26 @@ def view_of_tensor(tensor: Any, torch: Any) -> NDArray[Any]:
         return tensor.numpy()  # type: ignore[no-any-return]
     except (TypeError, RuntimeError) as error:
         reason = error
+    check_tensor(tensor, torch)
+    if tensor.device.type != "cpu":
+        raise TypeError(ON_DEVICE.format(f"tensor on {tensor.device}"))
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size())
+    if bits is None:
+        raise TypeError(f"a tensor of {tensor.dtype} has no NumPy array ({reason})")
+    return tensor.view(bits).numpy().view(dtype_of_tensor(tensor))  # type: ignore[no-any-return]
+
+
+def check_tensor(tensor: Any, torch: Any) -> None:
+    """Local. Whether the memory of a tensor is what the tensor is, and may be used.
+
+    Args:
+        tensor: On any device.
+        torch: The package.
+
+    Raises:
+        TypeError: It is not dense, or has no memory.
+        ValueError: It requires grad, or is conjugated or negated only when it is read.
+    """
     if tensor.requires_grad:
         raise ValueError(
             "a tensor that requires grad cannot be sent or written, for autograd would not know; "
@@ -39,19 +59,31 @@ def view_of_tensor(tensor: Any, torch: Any) -> NDArray[Any]:
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise TypeError(
-            f"a tensor is not dense ({reason}); use the tensors that it is made of, or "
-            "tensor.to_dense()"
+            f"a tensor is not dense (its layout is {tensor.layout}); use the tensors that it is "
+            "made of, or tensor.to_dense()"
         )
     if tensor.device.type == "meta":
         raise TypeError("a meta tensor has no memory; use torch.empty_like(tensor, device='cpu')")
-    if tensor.device.type != "cpu":
-        raise TypeError(ON_DEVICE.format(f"tensor on {tensor.device}"))
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError(
             "a tensor that is conjugated or negated only when it is read has other values in its "
             "memory; use tensor.resolve_conj().resolve_neg(), a copy"
         )
-    return _view_by_bits(tensor, torch, reason)
+
+
+def dtype_of_tensor(tensor: Any) -> np.dtype[Any]:
+    """Local. NumPy's dtype for a tensor's; of ml_dtypes where NumPy has none.
+
+    Raises:
+        TypeError: Neither has one.
+    """
+    import ml_dtypes
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError:
+        raise TypeError(f"a tensor of {tensor.dtype} has no NumPy array") from None
 
 
 def view_by_dlpack(array: Any) -> NDArray[Any]:
@@ -61,7 +93,13 @@ def view_by_dlpack(array: Any) -> NDArray[Any]:
         TypeError: It is on a device, or NumPy cannot take it.
     """
     kind = type(array).__name__
-    if array.__dlpack_device__()[0] not in _HOST:
+    try:
+        device = array.__dlpack_device__()[0]
+    except (BufferError, RuntimeError, ValueError) as error:  # of several devices, for example
+        raise TypeError(
+            f"the memory of a {kind} cannot be used as it is ({error}); pass a NumPy array"
+        ) from error
+    if device not in _HOST:
         raise TypeError(ON_DEVICE.format(kind))
     try:
         if type(array).__module__.partition(".")[0] not in _IMMUTABLE:
@@ -73,14 +111,3 @@ def view_by_dlpack(array: Any) -> NDArray[Any]:
         ) from error
     view.flags.writeable = False
     return view
-
-
-def _view_by_bits(tensor: Any, torch: Any, reason: Exception) -> NDArray[Any]:
-    """A tensor of a dtype that NumPy has only through ml_dtypes."""
-    import ml_dtypes
-
-    dtype = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."), None)
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size())
-    if dtype is None or bits is None:
-        raise TypeError(f"a tensor of {tensor.dtype} has no NumPy array ({reason})")
-    return tensor.view(bits).numpy().view(dtype)  # type: ignore[no-any-return]

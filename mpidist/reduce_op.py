@@ -8,7 +8,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from mpidist.arrays import NATIVE, Array, Finish, check_usable, copier, host_view, is_plain
+from mpidist.arrays import (
+    NATIVE,
+    Array,
+    Finish,
+    check_usable,
+    copier,
+    host_view,
+    is_plain,
+    written,
+)
+from mpidist.cuda import lies_on_gpu
 
 # Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
@@ -85,7 +95,8 @@ class PremulSum:
 
     def times(self, values: Array) -> Array:
         """Local. The values times the factor, in their dtype; a new array."""
-        return np.multiply(values, self.factor, out=np.empty_like(values), casting="same_kind")
+        factor = host_view(self.factor) if lies_on_gpu(self.factor) else self.factor
+        return np.multiply(values, factor, out=np.empty_like(values), casting="same_kind")
 
     def __repr__(self) -> str:
         return f"ReduceOp.PREMUL_SUM({self.factor!r})"
@@ -145,11 +156,14 @@ def to_reduce(
     view = host_view(array)
     check_usable(view, write)
     dtype = _reducing_dtype(view.dtype, op)
-    direct = np.require(np.asarray(view), dtype, ("C", "A"))
+    memory = np.asarray(view)
+    direct = np.require(memory, dtype, ("C", "A"))
     if isinstance(op, PremulSum):
         direct, op = op.times(direct), ReduceOp.SUM
     average = op is ReduceOp.AVG
-    finish = copier(view, direct, count if average else None) if write else None
+    finish = copier(memory, direct, count if average else None) if write else None
+    if write:
+        finish = written(view, finish)
     if dtype == np.bool_:
         return direct.view(np.uint8), _LOGICAL.get(op, op), finish
     return direct, ReduceOp.SUM if average else op, finish
@@ -195,7 +209,7 @@ def to_reduce_into(
     if dtype != target.dtype or not target.flags.carray:
         recv = np.empty(target.shape, dtype)
     average = op is ReduceOp.AVG
-    finish = copier(target, recv, count if average else None)
+    finish = written(target, copier(target, recv, count if average else None))
     if dtype == np.bool_:
         return send.view(np.uint8), recv.view(np.uint8), _LOGICAL.get(op, op), finish
     return send, recv, ReduceOp.SUM if average else op, finish

@@ -26,7 +26,9 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
 _PROBE_S = 60.0
 _SYSTEM_S = 10.0
-_PROBE = str(Path(__file__).absolute().with_name("probe.py"))
+_PROBE, _GPU_PROBE = (
+    str(Path(__file__).absolute().with_name(name)) for name in ("probe.py", "gpu_probe.py")
+)
 _LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
 _LIBRARY = (
@@ -105,9 +107,9 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     yield finding
     yield _shared_memory()
     yield _host_name()
-    if package.verdict == OK:
+    if package.verdict != PROBLEM:
         yield from _batch_job(env)
-        yield _gpus(env)
+        yield from _gpus(env)
     extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
     yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
     if PROBLEM not in (package.verdict, library.verdict) and launcher is not None:
@@ -123,6 +125,11 @@ def _package() -> Finding:
         return Finding(
             "mpidist", PROBLEM, f"{fact}: it cannot be imported: {type(error).__name__}: {error}",
             "see pip check; install NumPy, mpi4py and mpidist anew, into the same environment",
+        )  # fmt: skip
+    if distribution_version() == "unknown":
+        return Finding(
+            "mpidist", WARNING, f"{fact}: not installed, but on Python's path",
+            "jobs ps and data are found only where it is installed: pip install .",
         )  # fmt: skip
     return Finding("mpidist", OK, fact)
 
@@ -182,15 +189,38 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", OK, fact)
 
 
-def _gpus(env: Mapping[str, str]) -> Finding:
+def _gpus(env: Mapping[str, str]) -> Iterator[Finding]:
     from mpidist.cluster_resolver.accelerators import visible_gpus
 
     try:
         count = len(_in_time(lambda: visible_gpus(env)))
     except TimeoutError as error:
         remedy = "the driver hangs: look at dmesg, and have the host restarted"
-        return Finding("GPUs", PROBLEM, f"they cannot be counted ({error})", remedy)
-    return Finding("GPUs", OK, f"{count} that this process may use")
+        yield Finding("GPUs", PROBLEM, f"they cannot be counted ({error})", remedy)
+        return
+    yield Finding("GPUs", OK, f"{count} that this process may use")
+    if find_spec("cupy") is not None:
+        yield _cupy(count)
+    elif count:
+        remedy = "pip install 'mpidist[cuda13]', or [cuda12], as the driver needs (see nvidia-smi)"
+        yield Finding("CuPy", WARNING, "none, without which arrays on GPUs cannot be sent", remedy)
+
+
+def _cupy(gpus: int) -> Finding:
+    """Whether arrays get to the GPUs and back; what fails there may kill the process."""
+    verdict = PROBLEM if gpus else WARNING
+    remedy = (
+        "look at nvidia-smi and CUDA_VISIBLE_DEVICES, and at whether this CuPy is of the driver's "
+        "version of CUDA (cupy-cuda12x, cupy-cuda13x)"
+    )
+    try:
+        done = _child([sys.executable, "-P", _GPU_PROBE], _PROBE_S)
+    except subprocess.TimeoutExpired:
+        return Finding("CuPy", verdict, "a copy to a GPU and back does not end", remedy)
+    if done.returncode != 0:
+        fact = _last_line(done.stderr) or f"its process ended with status {done.returncode}"
+        return Finding("CuPy", verdict, fact, remedy)
+    return Finding("CuPy", OK, _last_line(done.stdout))
 
 
 def _host_name() -> Finding:

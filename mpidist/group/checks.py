@@ -37,9 +37,16 @@ def check_multiple(group: Core, name: str, whole: Array, part: Array) -> None:
 
 
 def list_of_root(
-    group: Core, name: str, arrays: Sequence[Any] | None, root: int
+    group: Core, name: str, arrays: Sequence[Any] | None, root: int, *, read: bool
 ) -> list[Array] | None:
     """Local. The list that only the root gives; None on others.
+
+    Args:
+        group: Whose root.
+        name: What the list is called.
+        arrays: The list, or None.
+        root: Group rank of the root.
+        read: Whether the values are of use; see :func:`mpidist.host_view`.
 
     Raises:
         ValueError: The root gives none, or another member gives one.
@@ -47,7 +54,7 @@ def list_of_root(
     _check_giver(group, name, arrays, root)
     if group.rank() != root:
         return None
-    return host_views(arrays or ())
+    return host_views(arrays or (), read=read)
 
 
 def list_of_root_objects(group: Core, name: str, objects: Sequence[Any] | None, root: int) -> Any:

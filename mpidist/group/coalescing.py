@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mpidist.array_lists import address, collect, hand_out, overlaps, own_memory
+from mpidist.array_lists import collect, hand_out, overlaps, own_memory
+from mpidist.arrays import Array, Upload
+from mpidist.cuda import layout_of
 from mpidist.group.core import Core
 from mpidist.op import Op
 from mpidist.work import Timeout, Work, gather_works
@@ -83,20 +85,27 @@ def begin_together(group: Core, name: str, ops: Sequence[Op], async_op: bool) ->
 
 def check_distinct(ops: Sequence[Op]) -> None:
     """Local. ValueError if what one operation writes is read or written by another."""
-    used = [(op, *use) for op in ops for use in op.buffers() if use[0].size]
+    used = [(op, *use) for op in ops for use in _places(op) if use[0].size]
     if own_memory([buffer for _, buffer, _ in used]):
         return
     spans = []
     for number, (_, buffer, _) in enumerate(used):
-        start = address(buffer)
-        spans.append((start, start + buffer.nbytes, number))
+        spans.append((*np.lib.array_utils.byte_bounds(buffer), number))
     for one, other in overlaps(spans):
-        (first, _, writes), (second, _, writes_too) = used[one], used[other]
-        if first is not second and (writes or writes_too):
+        (first, here, writes), (second, there, writes_too) = used[one], used[other]
+        if first is not second and (writes or writes_too) and np.shares_memory(here, there):
             raise ValueError(
                 f"{first.name} and {second.name} use the same memory, which one of them writes: "
                 "collect operations whose arrays have nothing in common"
             )
+
+
+def _places(op: Op) -> list[tuple[Array, bool]]:
+    """Where what an operation uses lies, on GPUs too, each with whether it writes it."""
+    places = [(layout_of(buffer), writes) for buffer, writes in op.buffers()]
+    if isinstance(op.finish, Upload):
+        places.append((op.finish.layout, True))
+    return places
 
 
 def merged(ops: Sequence[Op]) -> list[Op]:

@@ -41,7 +41,7 @@ class Exchanges(Core):
             self._check_own(input_list[self._rank].size, output_list[self._rank].size)
             given, taken = dict(enumerate(input_list)), dict(enumerate(output_list))
             return self._exchange("all_to_all", given, taken, None, async_op)
-        outputs, inputs = host_views(output_list), host_views(input_list)
+        outputs, inputs = host_views(output_list, read=False), host_views(input_list)
         dtype = inputs[0].dtype
         if [a for a in (*outputs, *inputs) if a.dtype is not dtype and a.dtype != dtype]:
             kinds = sorted({str(array.dtype) for array in (*outputs, *inputs)})
@@ -70,7 +70,7 @@ class Exchanges(Core):
         Returns:
             A Work if ``async_op``, else None.
         """
-        target, source = host_view(output), host_view(input)
+        target, source = host_view(output, read=False), host_view(input)
         if target.dtype != source.dtype:
             raise ValueError(f"all_to_all_single of {source.dtype} cannot write {target.dtype}")
         send = movable(apart(source, target))

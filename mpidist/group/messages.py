@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpidist.arrays import to_move
+from mpidist.arrays import host_view, to_move
 from mpidist.executor import RequestWork
 from mpidist.group.core import Core
 from mpidist.op import RESERVED_TAGS, Op
@@ -125,7 +125,8 @@ class Messages(Core):
         peer = self._peer("src", src, group_src, default=-1)
         self._not_self(peer, "receive from")
         self._check_tag(tag)
-        buffer, finish = to_move(array, write=True)
+        # Of what is longer than the message, the rest stays as it is.
+        buffer, finish = to_move(host_view(array), write=True)
         record = Op("recv", self, None, buffer, root=peer, tag=tag, finish=finish)
         record.limit = seconds(timeout)
         return record

@@ -80,7 +80,7 @@ class Moves(Exchanges):
             if array.nbytes < WORTH_A_MESSAGE:
                 return self.submit(Op("all_gather", self, array, rows), async_op)
             return self._gather_messages(array, array_list, None, async_op)
-        outputs, own = host_views(array_list), host_view(array)
+        outputs, own = host_views(array_list, read=False), host_view(array)
         check_list(self, "all_gather", outputs, own)
         if own.nbytes >= WORTH_A_MESSAGE:
             part, taken, finish = self._careful_messages(own, outputs)
@@ -102,7 +102,7 @@ class Moves(Exchanges):
         Returns:
             A Work if ``async_op``, else None.
         """
-        target, own = host_view(output), host_view(input)
+        target, own = host_view(output, read=False), host_view(input)
         check_multiple(self, "all_gather_into_tensor", target, own)
         gathered, finish = to_move(target, write=True)
         if own.nbytes >= WORTH_A_MESSAGE:
@@ -170,7 +170,7 @@ class Moves(Exchanges):
                     return self.submit(Op("gather", self, array, rows, root=root), async_op)
                 taken = dict(enumerate(gather_list))
                 return self._exchange("gather", {root: array}, taken, None, async_op, root)
-        outputs = list_of_root(self, "gather_list", gather_list, root)
+        outputs = list_of_root(self, "gather_list", gather_list, root, read=False)
         own = host_view(array)
         if outputs is None:
             part = movable(own)
@@ -215,8 +215,8 @@ class Moves(Exchanges):
                     return self.submit(Op("scatter", self, rows, array, root=root), async_op)
                 given = dict(enumerate(scatter_list))
                 return self._exchange("scatter", given, {root: array}, None, async_op, root)
-        inputs = list_of_root(self, "scatter_list", scatter_list, root)
-        own = host_view(array)
+        inputs = list_of_root(self, "scatter_list", scatter_list, root, read=True)
+        own = host_view(array, read=False)
         if inputs is not None:
             check_list(self, "scatter", inputs, own)
         if own.nbytes >= WORTH_A_MESSAGE:

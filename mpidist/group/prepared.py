@@ -80,8 +80,8 @@ def check_repeatable(op: Op, arguments: Iterable[Any]) -> None:
     if copied or any(isinstance(one, PremulSum) for one in arguments):
         raise ValueError(
             f"{op.describe()} cannot be prepared: it would work on copies of its arrays; give "
-            "C-contiguous arrays of types that MPI knows, no PREMUL_SUM, and in place of lists one "
-            "array (all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single)"
+            "C-contiguous arrays of the host, of types that MPI knows, no PREMUL_SUM, and in place "
+            "of lists one array (all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single)"
         )
     if op.count() > LARGEST_COUNT:
         raise ValueError(

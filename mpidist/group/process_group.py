@@ -27,8 +27,8 @@ class ProcessGroup(Reductions, Objects):
 
     Methods have the names and the meaning of torch.distributed's functions: ``src`` and ``dst``
     are ranks of the world, ``group_src`` and ``group_dst`` ranks of the group; results are written
-    into the arrays given. Arrays are NumPy arrays, or anything in host memory with DLPack or the
-    buffer protocol; any strides.
+    into the arrays given. Arrays are NumPy arrays, or anything with DLPack, the CUDA array
+    interface or the buffer protocol; any strides.
 
     Without a time limit an operation blocks inside MPI, and the watchdog reports a stall. With
     one, it polls, and raises DeadlineExceededError when the limit passes; the operation then

@@ -120,7 +120,7 @@ class Reductions(Core):
         if rows is not None and is_direct(rows.dtype, op):
             record = Op("reduce_scatter", self, rows, output, cast("ReduceOp", op))
             return self.submit(record, async_op)
-        target, inputs = host_view(output), host_views(input_list)
+        target, inputs = host_view(output, read=False), host_views(input_list)
         check_list(self, "reduce_scatter", inputs, target)
         source = apart(collect(inputs), target)
         return self._reduce_scatter(target, source, op, async_op)
@@ -144,7 +144,7 @@ class Reductions(Core):
             A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
             the sizes do not fit.
         """
-        target, source = host_view(output), host_view(input)
+        target, source = host_view(output, read=False), host_view(input)
         check_multiple(self, "reduce_scatter_tensor", source, target)
         return self._reduce_scatter(target, apart(source, target), op, async_op)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.arrays import host_view
+from mpidist.arrays import host_view, written
 from mpidist.errors import FailedPreconditionError
 from mpidist.runtime import Backoff, fork, together
 from mpidist.window import memory
@@ -127,15 +127,16 @@ class Window:
         Args:
             rank: Of the window's communicator.
             offset: Where to begin, in bytes.
-            out: C-contiguous array in host memory, any dtype and shape; receives its bytes.
+            out: C-contiguous array, any dtype and shape; receives its bytes.
 
         Raises:
             FailedPreconditionError: The window was freed.
-            TypeError: ``out`` is not an array in host memory.
+            TypeError: ``out`` is not an array, or not one that can be moved.
             ValueError: There is no such rank, the bytes do not lie in its part, or ``out`` is
                 read-only or not C-contiguous.
         """
-        target = _contiguous(out, write=True).reshape(-1).view(np.uint8)
+        view = _contiguous(out, write=True)
+        target = view.reshape(-1).view(np.uint8)
         self._check(rank, offset, target.nbytes)
         if rank in self._parts:
             self.sync()
@@ -143,6 +144,9 @@ class Window:
         else:
             assert self._win is not None
             self._in_chunks(self._win.Get, rank, offset, target)
+        finish = written(view)
+        if finish is not None:
+            finish()
 
     def put(self, rank: int, offset: int, data: Array) -> None:
         """Local. Write to a rank's part.
@@ -150,7 +154,7 @@ class Window:
         Args:
             rank: See :meth:`get`.
             offset: See :meth:`get`.
-            data: C-contiguous array in host memory, any dtype and shape.
+            data: C-contiguous array, any dtype and shape.
 
         Raises:
             FailedPreconditionError: See :meth:`get`.
@@ -172,7 +176,7 @@ class Window:
         Args:
             rank: See :meth:`get`.
             offset: See :meth:`get`; a multiple of the size of an element.
-            data: C-contiguous array in host memory, of integers, floats or complex numbers.
+            data: C-contiguous array, of integers, floats or complex numbers.
 
         Raises:
             FailedPreconditionError: See :meth:`get`.
@@ -291,7 +295,7 @@ class Window:
 
 
 def _contiguous(array: Array, *, write: bool = False) -> Array:
-    view = host_view(array)
+    view = host_view(array, read=not write)
     if not view.flags.c_contiguous:
         raise ValueError(
             f"an array of shape {view.shape} and strides {view.strides} is not C-contiguous: pass "

@@ -36,6 +36,7 @@ class Wish:
 def pytest_addoption(parser):
     group = parser.getgroup("ranks")
     group.addoption("--long", action="store_true", help="run the tests marked long, and only them")
+    group.addoption("--gpu", action="store_true", help="run the tests marked gpu, and only them")
     group.addoption("--rank-socket", metavar="PATH", help="where a rank gets its orders")
 
 
@@ -47,6 +48,7 @@ def pytest_configure(config):
         "world, once per number of ranks",
     )
     config.addinivalue_line("markers", "long: takes long; runs only with --long")
+    config.addinivalue_line("markers", "gpu: needs CuPy and a GPU; runs only with --gpu")
     if config.option.rank_socket:
         inner.configure(config)
     else:
@@ -74,8 +76,8 @@ class Outer:
         self._launches = Launches(config)
 
     def pytest_collection_modifyitems(self, items):
-        chosen = [i for i in items if (i.get_closest_marker("long") is not None) == self._long]
-        dropped = [i for i in items if (i.get_closest_marker("long") is not None) != self._long]
+        chosen = [item for item in items if self._is_wanted(item)]
+        dropped = [item for item in items if not self._is_wanted(item)]
         if dropped:
             self._config.hook.pytest_deselected(items=dropped)
         files: dict[object, int] = {}
@@ -93,9 +95,9 @@ class Outer:
         items[:] = sorted(chosen, key=place)
         self._launches.plan(items, _launch_of)
 
-    @property
-    def _long(self):
-        return self._config.option.long
+    def _is_wanted(self, item):
+        wishes = (("long", self._config.option.long), ("gpu", self._config.option.gpu))
+        return all((item.get_closest_marker(mark) is not None) == wish for mark, wish in wishes)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):

@@ -226,12 +226,6 @@ def test_what_is_no_array(thing):
         host_view(thing)
 
 
-def test_device_memory():
-    device = type("ndarray", (), {"__cuda_array_interface__": {}})()
-    with pytest.raises(TypeError, match=r"device memory.*cupy\.asnumpy"):
-        host_view(device)
-
-
 class Foreign:
     """An array of another framework: what it exports, and where it says that it lies."""
 
@@ -250,10 +244,10 @@ class Foreign:
         return self.memory
 
 
-@pytest.mark.parametrize("device", [2, 10, 14])
+@pytest.mark.parametrize("device", [8, 10, 14])
 def test_dlpack_of_a_device(device):
     array = Foreign(np.zeros(3), device, AssertionError("asked for its memory"))
-    with pytest.raises(TypeError, match=r"a Foreign in device memory .*tensor\.cpu\(\)"):
+    with pytest.raises(TypeError, match=r"a Foreign lies in .* no CUDA GPU; .*tensor\.cpu\(\)"):
         host_view(array)
 
 

@@ -28,12 +28,14 @@ def machine(monkeypatch):
     }
 
     def child(command, limit_s):
-        answer = said["library" if "-c" in command else "ranks"]
+        asked = [name for name in said if any(f"{name}_probe" in word for word in command)]
+        answer = said[asked[0] if asked else "library" if "-c" in command else "ranks"]
         if isinstance(answer, Exception):
             raise answer
         return subprocess.CompletedProcess(command, *answer)
 
     monkeypatch.setattr(doctor, "_child", child)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     found = Launcher("/x/mpiexec", BY_NAME["mpich"])
     monkeypatch.setattr(doctor, "find_launcher", lambda: found)
     monkeypatch.setattr(doctor, "shared_memory_space", lambda: (1 << 30, 1 << 30))
@@ -139,6 +141,36 @@ def test_ranks_that_do_not_work(machine, answer, name, text):
     assert findings[name].verdict == "problem"
     assert text in findings[name].fact
     assert findings[name].remedy
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        ((0, "noise\nCuPy 14: copies to and from 2 GPUs arrive\n", ""), "copies to and from 2"),
+        ((1, "", "Traceback\nno GPU can be used: cudaErrorNoDevice\n"), "cudaErrorNoDevice"),
+        ((-11, "", ""), "its process ended with status -11"),
+        (subprocess.TimeoutExpired("x", 1), "does not end"),
+    ],
+)
+def test_cupy(machine, monkeypatch, answer, fact, gpus):
+    machine["gpu"] = answer
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "cupy" or None)
+    monkeypatch.setattr(accelerators, "visible_gpus", lambda env: ["0"] * gpus)
+    finding = found()["CuPy"]
+    assert fact in finding.fact
+    bad = "problem" if gpus else "warning"
+    assert finding.verdict == ("ok" if fact.startswith("copies") else bad)
+    assert ("nvidia-smi" in finding.remedy) == (finding.verdict != "ok")
+
+
+@pytest.mark.usefixtures("machine")
+def test_gpus_without_cupy(monkeypatch):
+    assert "CuPy" not in found()
+    monkeypatch.setattr(accelerators, "visible_gpus", lambda env: ["0"])
+    finding = found()["CuPy"]
+    assert finding.verdict == "warning"
+    assert "mpidist[cuda13]" in finding.remedy
 
 
 @pytest.mark.usefixtures("machine")

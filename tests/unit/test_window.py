@@ -105,9 +105,11 @@ def test_threads_lose_nothing():
 
 
 class OnDevice:
-    @property
-    def __cuda_array_interface__(self):
-        return {"shape": (1,), "typestr": "<f4", "data": (0, False), "version": 3}
+    def __dlpack__(self, **_):
+        raise AssertionError("asked for its memory")
+
+    def __dlpack_device__(self):
+        return 10, 0
 
 
 read_only = np.zeros(4, np.uint8)
@@ -130,7 +132,7 @@ read_only.flags.writeable = False
         (lambda w: w.get(0, 0, np.zeros((4, 4))[:, 0]), ValueError, "not C-contiguous"),
         (lambda w: w.put(0, 0, np.zeros((4, 4))[:, 0]), ValueError, "not C-contiguous"),
         (lambda w: w.get(0, 0, read_only), ValueError, "read-only"),
-        (lambda w: w.put(0, 0, OnDevice()), TypeError, "device memory"),
+        (lambda w: w.put(0, 0, OnDevice()), TypeError, "no CUDA GPU"),
         (lambda w: w.put(0, 0, [1, 2]), TypeError, "a list is not an array"),
         (lambda w: w.put(0, 0, np.array([None])), TypeError, "Python objects"),
         (lambda w: w.add(0, 0, np.zeros(1, bool)), TypeError, "dtype bool cannot be added"),
@@ -161,3 +163,12 @@ def test_a_window_that_was_freed(call):
     window.free()
     with pytest.raises(errors.FailedPreconditionError, match="was freed"):
         call(window)
+
+
+def test_arrays_on_devices(xp):
+    window = Window.private(100)
+    window.put(0, 8, xp.asarray(np.arange(4.0)))
+    window.add(0, 8, xp.asarray(np.ones(4)))
+    out = xp.zeros(4)
+    window.get(0, 8, out)
+    np.testing.assert_array_equal(xp.asnumpy(out), np.arange(4) + 1)

@@ -6,13 +6,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
 
 from dataservice import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
-
-# An example may be slow because the machine is busy.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 # Fast enough that tests of silence are short.
 DISPATCHER = DispatcherConfig(job_gc_check_interval_ms=10, worker_timeout_ms=60_000)

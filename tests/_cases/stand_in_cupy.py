@@ -1,0 +1,482 @@
+"""A CuPy for machines without a GPU.
+
+Its device memory is memory of the host behind arrays that NumPy does not know. Its streams do
+nothing by themselves: copies and kernels are queued, and carried out, one a question, while
+somebody asks whether an event has come, or all when somebody waits. So code that forgets to wait
+reads what was there before, and code that uses memory again too early spoils what is still to be
+copied. It has what the library and its tests use of CuPy 13 and 14, under the same names.
+"""
+
+import ctypes
+import itertools
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections import deque
+
+import numpy as np
+
+DEVICES = 2
+GARBAGE = 0xAB
+
+_kept = []  # memory that a queued copy may still name; nothing is ever given back
+_local = threading.local()
+_pointers = itertools.count(1000)
+_allocated = []  # where memory of devices begins, how long it is, and which device's
+_streams = {}
+_events = weakref.WeakValueDictionary()
+failure = []  # the number of an error that a kernel has left behind; everything fails from then on
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error of CUDA's runtime, by number."""
+
+    def __init__(self, status):
+        super().__init__(f"cudaError{status}")
+        self.status = status
+
+
+class CUDADriverError(RuntimeError):
+    """An error of CUDA's driver."""
+
+
+class CompileException(Exception):
+    """A kernel cannot be compiled."""
+
+
+class OutOfMemoryError(MemoryError):
+    """Device memory is short."""
+
+
+class Device:
+    """A device; as a context, the current one."""
+
+    def __init__(self, device=None):
+        self.id = _current_device() if device is None else int(device)
+        if not 0 <= self.id < DEVICES:
+            raise CUDARuntimeError(101)
+
+    def use(self):
+        """Make it current."""
+        _local.device = self.id
+
+    def synchronize(self):
+        """Carry out all that is queued on it."""
+        for stream in list(_streams.values()):
+            stream.synchronize()
+
+    def __enter__(self):
+        _stack("devices").append(_current_device())
+        self.use()
+        return self
+
+    def __exit__(self, *_):
+        _local.device = _stack("devices").pop()
+
+
+class Stream:
+    """What is to be done, in order."""
+
+    def __init__(self, null=False, non_blocking=False, ptds=False):
+        self.ptr = 1 if null else 2 if ptds else next(_pointers)
+        self._queue = deque()
+        self._lock = threading.RLock()
+        _streams[self.ptr] = self
+
+    @classmethod
+    def from_external(cls, holder):
+        """The stream of a pointer."""
+        return _streams[holder.__cuda_stream__()[1]]
+
+    def add(self, step):
+        """Queue a step."""
+        with self._lock:
+            self._queue.append(step)
+
+    def go_on(self):
+        """Carry out one step; False if there is none."""
+        with self._lock:
+            if not self._queue:
+                return False
+            self._queue.popleft()()
+            return True
+
+    def synchronize(self):
+        """Carry out all steps."""
+        while self.go_on():
+            pass
+
+    def record(self, event=None):
+        """An event behind what is queued."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        """Let what follows wait for an event."""
+        self.add(event.synchronize)
+
+    def use(self):
+        """Make it current, until a ``with`` of any stream ends."""
+        _local.stream = self
+
+    def __enter__(self):
+        _stack("streams").append(self)
+        self.use()
+        return self
+
+    def __exit__(self, *_):
+        # As CuPy has it: a stream that use() has made current is forgotten.
+        _stack("streams").pop()
+        _local.stream = _stack("streams")[-1] if _stack("streams") else Stream.null
+
+
+class Event:
+    """Whether a stream has come to where it was recorded."""
+
+    def __init__(self, block=False, disable_timing=False):
+        self._stream, self._come, self._recorded = None, 0, 0
+        self.ptr = next(_pointers)
+        _events[self.ptr] = self
+
+    def record(self, stream=None):
+        """Record it."""
+        self._stream = get_current_stream() if stream is None else stream
+        self._recorded += 1
+        number = self._recorded
+        self._stream.add(lambda: setattr(self, "_come", number))
+
+    @property
+    def done(self):
+        """Whether the stream is there; lets it go on by one step."""
+        return _event_query(self.ptr) == 0
+
+    def synchronize(self):
+        """Let the stream come there."""
+        while not self.done:
+            pass
+
+
+class UnownedMemory:
+    """Memory by its address."""
+
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self.owner = ptr, size, owner
+        self.device_id = _device_of(ptr) if device_id < 0 else device_id
+
+
+class MemoryPointer:
+    """A place in memory."""
+
+    def __init__(self, mem, offset):
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+def alloc(size):
+    """Device memory, full of garbage."""
+    memory = np.full(max(size, 1), GARBAGE, np.uint8)
+    _kept.append(memory)
+    _allocated.append((memory.ctypes.data, memory.nbytes, _current_device()))
+    return MemoryPointer(
+        UnownedMemory(memory.ctypes.data, memory.nbytes, memory, _current_device()), 0
+    )
+
+
+class PinnedMemory:
+    """Pinned memory, full of garbage."""
+
+    def __init__(self, size, flags=0):
+        self.memory = bytearray([GARBAGE]) * size
+        _kept.append(self.memory)
+
+
+def _pinned_pointer(memory, offset):
+    return memory.memory
+
+
+def _event_query(pointer):
+    if failure:
+        return failure[0]
+    event = _events[pointer]
+    if event._come < event._recorded:
+        event._stream.go_on()
+    return 0 if event._come >= event._recorded else 600
+
+
+class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array on a device."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
+        if any(isinstance(one, np.ndarray) for one in inputs):
+            raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+        if not all(isinstance(one, ndarray | int | float | complex | np.number) for one in inputs):
+            return NotImplemented
+        hosts = [_host_of(one) for one in inputs]
+        if out:
+            (target,) = out
+            get_current_stream().add(lambda: ufunc(*hosts, out=target._host, casting="unsafe"))
+            return target
+        return _soon(lambda: getattr(ufunc, method)(*hosts, **kwargs))
+
+    def __array__(self, *_, **__):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Use `.get()`")
+
+    def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        dtype = np.dtype(dtype)
+        if dtype.kind not in "biufc":
+            raise TypeError(f"Unsupported type {dtype}")
+        if memptr is None:
+            memptr = alloc(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        host = np.empty(shape, dtype)
+        if host.size:
+            facts = {"data": (memptr.ptr, False), "shape": shape, "typestr": dtype.str}
+            described = types.SimpleNamespace(
+                __array_interface__=facts | {"strides": strides, "version": 3}
+            )
+            host = np.asarray(described)
+        self._set(host, memptr.mem)
+
+    def _set(self, host, mem):
+        self._host, self._mem = host, mem
+        for name in ("shape", "dtype", "strides", "size", "nbytes", "itemsize", "ndim", "flags"):
+            setattr(self, name, getattr(host, name))
+
+    def _like(self, host):
+        view = object.__new__(ndarray)
+        view._set(host, self._mem)
+        return view
+
+    @property
+    def data(self):
+        """Where it begins."""
+        return types.SimpleNamespace(ptr=self._host.ctypes.data, device_id=self._mem.device_id)
+
+    @property
+    def device(self):
+        """Where it lies."""
+        return Device(self._mem.device_id)
+
+    @property
+    def T(self):
+        """Transposed."""
+        return self._like(self._host.T)
+
+    @property
+    def __cuda_array_interface__(self):
+        facts = dict(self._host.__array_interface__)
+        return {**facts, "version": 3, "stream": None}
+
+    def __dlpack_device__(self):
+        return 2, self._mem.device_id
+
+    def __dlpack__(self, **_):
+        raise BufferError("there is no device")
+
+    def view(self, dtype):
+        """With another dtype."""
+        return self._like(self._host.view(dtype))
+
+    def reshape(self, *shape):
+        """With another shape; a view."""
+        return self._like(self._host.reshape(*shape))
+
+    def get(self):
+        """A copy on the host."""
+        stream = get_current_stream()
+        stream.synchronize()
+        return self._host.copy()
+
+    def __getitem__(self, key):
+        if any(isinstance(one, ndarray) for one in (key if isinstance(key, tuple) else (key,))):
+            key = _hosts_of(key)
+            return _soon(lambda: self._host[key])
+        places = key if isinstance(key, tuple) else (key,)
+        return self._like(self._host[(*places, ...) if Ellipsis not in places else places])
+
+    def __setitem__(self, key, value):
+        key, source = _hosts_of(key), _host_of(value)
+
+        def change():
+            self._host[key] = source
+
+        get_current_stream().add(change)
+
+    def fill(self, value):
+        """Give all elements a value."""
+        self[...] = value
+
+    def astype(self, dtype):
+        """A copy with another dtype."""
+        return _soon(lambda: self._host.astype(dtype))
+
+    def sum(self, axis=None, keepdims=False):
+        """The sum."""
+        return _soon(lambda: self._host.sum(axis=axis, keepdims=keepdims))
+
+    def max(self, axis=None, keepdims=False):
+        """The largest."""
+        return _soon(lambda: self._host.max(axis=axis, keepdims=keepdims))
+
+    def mean(self, axis=None, keepdims=False):
+        """The mean."""
+        return _soon(lambda: self._host.mean(axis=axis, keepdims=keepdims))
+
+    def __len__(self):
+        return len(self._host)
+
+    def __float__(self):
+        return float(self.get())
+
+    def __reduce__(self):
+        return asarray, (self.get(),)
+
+
+def _host_of(value):
+    if isinstance(value, bool | int | float | complex):
+        return value  # whose types count less than an array's
+    return value._host if isinstance(value, ndarray) else np.array(value)
+
+
+def _hosts_of(key):
+    if isinstance(key, tuple):
+        return tuple(map(_hosts_of, key))
+    return key._host if isinstance(key, ndarray) else key
+
+
+def _soon(compute):
+    """What a kernel gives; it is queued, on what there is by then."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            like = np.asarray(compute())  # of garbage, perhaps, but of the right shape
+        except IndexError:
+            get_current_stream().synchronize()
+            like = np.asarray(compute())
+    result = ndarray(like.shape, like.dtype)
+    get_current_stream().add(lambda: np.copyto(result._host, compute()))
+    return result
+
+
+def empty(shape, dtype=float):
+    """Garbage."""
+    return ndarray(shape, dtype)
+
+
+def zeros(shape, dtype=float):
+    """Zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape, dtype=float):
+    """Ones."""
+    return full(shape, 1, dtype)
+
+
+def full(shape, value, dtype=float):
+    """All of one value."""
+    array = ndarray(shape, dtype)
+    array.fill(value)
+    return array
+
+
+def asarray(value, dtype=None):
+    """An array on the current device, of host values or of an array that is there already."""
+    if isinstance(value, ndarray):
+        return value
+    host = np.array(value, dtype)
+    array = ndarray(host.shape, host.dtype)
+    array[...] = host
+    return array
+
+
+array = asarray
+
+
+def arange(*args, dtype=None):
+    """Numbers."""
+    return asarray(np.arange(*args, dtype=dtype))
+
+
+def asnumpy(value):
+    """A copy on the host."""
+    return value.get() if isinstance(value, ndarray) else np.asarray(value)
+
+
+def ascontiguousarray(value):
+    """The array, or a contiguous copy."""
+    return value if value.flags.c_contiguous else _soon(lambda: value._host)
+
+
+def from_dlpack(value):
+    """An array of another framework."""
+    raise TypeError(f"a {type(value).__name__} is on no device of the stand-in")
+
+
+def get_current_stream(device_id=-1):
+    """This thread's."""
+    return getattr(_local, "stream", None) or Stream.null
+
+
+def _current_device():
+    return getattr(_local, "device", 0)
+
+
+def _device_of(ptr):
+    for start, nbytes, device in _allocated:
+        if start <= ptr < start + nbytes:
+            return device
+    raise CUDARuntimeError(1)
+
+
+def _stack(name):
+    if not hasattr(_local, name):
+        setattr(_local, name, [])
+    return getattr(_local, name)
+
+
+def _memcpy_async(target, source, size, kind, stream):
+    if failure:
+        raise CUDARuntimeError(failure[0])
+
+    def copy():
+        ctypes.memmove(target, source, size)
+
+    _streams[stream].add(copy)
+
+
+Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
+cuda = types.SimpleNamespace(
+    Device=Device,
+    Stream=Stream,
+    Event=Event,
+    UnownedMemory=UnownedMemory,
+    MemoryPointer=MemoryPointer,
+    alloc=alloc,
+    alloc_pinned_memory=lambda size: PinnedMemory(size).memory,
+    PinnedMemory=PinnedMemory,
+    PinnedMemoryPointer=_pinned_pointer,
+    driver=types.SimpleNamespace(CUDADriverError=CUDADriverError),
+    compiler=types.SimpleNamespace(CompileException=CompileException),
+    get_current_stream=get_current_stream,
+    memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+    runtime=types.SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=lambda: DEVICES,
+        getDevice=_current_device,
+        eventQuery=_event_query,
+        hostAllocPortable=1,
+        getDeviceProperties=lambda number: {"name": b"a stand-in"},
+        memcpyAsync=_memcpy_async,
+        memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
+    ),
+)
+__version__ = "13.0 (a stand-in)"
+
+
+def module():
+    """This module, to be put in CuPy's place."""
+    return sys.modules[__name__]

@@ -1,0 +1,159 @@
+"""Arrays of the host on their way to a device: streams, memory that is used again, chunks."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist import errors
+from mpidist.cuda import Delivery, delivery, device_pool, pinned_pool
+
+
+def sent(xp, *arrays, number=0):
+    return Delivery(number).send(list(arrays)).hand_over()
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i8", "f2", "f4", "D", ">f4"])
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "scalar", "empty"])
+def test_values_arrive(xp, dtype, layout):
+    whole = (
+        np.arange(24).reshape(4, 6) % 2 if dtype == "?" else np.arange(24).reshape(4, 6)
+    ).astype(dtype)
+    array = {
+        "contiguous": whole,
+        "strided": whole[::2, ::-1],
+        "scalar": np.asarray(whole[1, 1]),
+        "empty": whole[:0],
+    }[layout]
+    (got,) = sent(xp, array)
+    assert isinstance(got, xp.ndarray)
+    assert got.dtype == array.dtype.newbyteorder("=")
+    np.testing.assert_array_equal(xp.asnumpy(got), array)
+
+
+def test_it_is_on_the_device_that_was_named(xp):
+    if xp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one device")
+    (got,) = sent(xp, np.ones(3), number=1)
+    assert got.device.id == 1
+
+
+def test_the_stream_that_takes_it_waits_and_the_host_does_not(xp):
+    parcel = Delivery(0).send([np.full(1000, 5, "f4")])
+    with xp.cuda.Stream(non_blocking=True):
+        (array,) = parcel.hand_over()
+        array += 1
+        np.testing.assert_array_equal(xp.asnumpy(array), np.full(1000, 6))
+
+
+def test_what_was_sent_may_be_changed_at_once(xp):
+    array = np.full(1000, 5, "f4")
+    parcel = Delivery(0).send([array])
+    array[...] = 9
+    np.testing.assert_array_equal(xp.asnumpy(parcel.hand_over()[0]), np.full(1000, 5))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 64), st.integers(0, 300))
+def test_large_arrays_go_in_chunks(xp_module, chunk, size):
+    old, delivery._CHUNK_BYTES = delivery._CHUNK_BYTES, chunk
+    try:
+        array = np.arange(size, dtype="u1")
+        np.testing.assert_array_equal(xp_module.asnumpy(sent(xp_module, array)[0]), array)
+    finally:
+        delivery._CHUNK_BYTES = old
+
+
+def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
+    courier = Delivery(0)
+    with xp.cuda.Stream(non_blocking=True):
+        total = xp.zeros(1000, "f4")
+        for number in range(50):
+            (array,) = courier.send([np.full(1000, number, "f4")]).hand_over()
+            total += array
+            del array
+        np.testing.assert_array_equal(xp.asnumpy(total), np.full(1000, sum(range(50))))
+
+
+def test_memory_is_used_again_once_all_views_are_gone(xp):
+    gc.collect()
+    courier, pool = Delivery(0), device_pool(0)
+    (array,) = courier.send([np.zeros(1 << 14, "f4")]).hand_over()
+    before, view = pool.lent_bytes(), array[3:5]
+    del array
+    assert pool.lent_bytes() == before, "a view of it is still there"
+    del view
+    assert pool.lent_bytes() == before - (1 << 16)
+    idle = pool.idle_bytes()
+    for _ in range(30):
+        (array,) = courier.send([np.zeros(1 << 14, "f4")]).hand_over()
+        array += 1
+        xp.asnumpy(array)
+        del array
+    assert pool.idle_bytes() <= idle + (4 << 16)
+    assert pool.lent_bytes() == before - (1 << 16)
+
+
+def test_what_nobody_wants_gives_its_memory_back(xp):
+    gc.collect()
+    before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
+    Delivery(0).send([np.zeros(1000)])
+    assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a"]),
+        np.array([None]),
+        np.array([b"a"]),
+        np.zeros(3, np.longdouble),
+        np.zeros(3, "f4,i4"),
+        np.zeros(3, ml_dtypes.float8_e5m2),
+    ],
+)
+def test_what_cupy_does_not_have_is_refused(xp, array):
+    with pytest.raises(TypeError, match="cannot lie on a GPU"):
+        Delivery(0).send([np.zeros(3), array])
+
+
+def test_memory_comes_back_when_a_copy_fails(xp, monkeypatch):
+    if xp.__name__ == "cupy":
+        pytest.skip("copies cannot be made to fail there")
+
+    def fail(*_):
+        raise xp.CUDARuntimeError(1)
+
+    gc.collect()
+    pool, courier = device_pool(0), Delivery(0)
+    courier.send([np.zeros(1 << 16)]).hand_over()
+    before = pool.lent_bytes(), pool.idle_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
+        for _ in range(5):
+            with pytest.raises(errors.DistBackendError, match="GPU 0"):
+                courier.send([np.zeros(1 << 16)])
+            xp.cuda.Device(0).synchronize()
+    assert pool.lent_bytes() == before[0]
+    assert pool.idle_bytes() <= before[1] + (1 << 19)
+    assert not pool._unusable
+
+
+def test_a_device_that_there_is_not(xp):
+    with pytest.raises(errors.DistBackendError, match="GPU 99"):
+        Delivery(99)
+
+
+def test_a_device_without_memory(xp, monkeypatch):
+    if xp.__name__ == "cupy":
+        pytest.skip("memory cannot be made short there")
+
+    def fail(_):
+        raise xp.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(xp.cuda, "alloc", fail)
+    with pytest.raises(errors.ResourceExhaustedError, match="GPU 0 has not enough memory for send"):
+        Delivery(0).send([np.zeros(1 << 20)])
