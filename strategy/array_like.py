@@ -9,6 +9,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from mpidist import host_view
+from mpidist.cuda import lies_on_gpu
 from strategy.shard import FLOATING
 
 Array = NDArray[Any]
@@ -26,13 +28,17 @@ class ArrayLike(NDArrayOperatorsMixin):
     shape: tuple[int, ...]
 
     @abstractmethod
-    def read_value(self) -> Array:
-        """Local. The value, a fresh array."""
+    def read_value(self) -> Any:
+        """Local. The value, a fresh array; on a replica with a GPU a CuPy array there."""
+
+    @abstractmethod
+    def numpy(self) -> Array:
+        """Local. The value, a fresh array of the host."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError(f"variable {self.name!r} lives on a ps: its value is always a copy")
-        value = self.read_value()
+        value = self.numpy()
         return value if dtype is None else value.astype(dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -62,18 +68,31 @@ class ArrayLike(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        return bool(self.read_value())
+        return bool(self.numpy())
 
     def __float__(self) -> float:
-        return float(self.read_value())
+        return float(self.numpy())
 
     def __int__(self) -> int:
-        return int(self.read_value())
+        return int(self.numpy())
 
 
 def read(value: Any) -> Any:
-    """Local. The value of a variable; anything else as it is."""
-    return value.read_value() if isinstance(value, ArrayLike) else value
+    """Local. The value of a variable, on the host; anything else as it is."""
+    return value.numpy() if isinstance(value, ArrayLike) else value
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Local. Whether a value is an array in the memory of a GPU."""
+    return not isinstance(value, np.ndarray) and lies_on_gpu(value)
+
+
+def on_host(value: Any) -> Any:
+    """Local. An array on a GPU as host memory, behind what this thread has queued; others stay.
+
+    One without axes, as sums on GPUs are, is a number then, as NumPy's are.
+    """
+    return np.asarray(host_view(value))[()] if is_on_gpu(value) else value
 
 
 def in_dtype(value: Any, dtype: np.dtype[Any], whose: str = "the variable") -> Array:
@@ -92,7 +111,7 @@ def in_dtype(value: Any, dtype: np.dtype[Any], whose: str = "the variable") -> A
     floating = dtype in FLOATING
     if isinstance(value, int) and floating:
         value = float(value)  # which it may be too large for an array of integers to be
-    array = np.asarray(value)
+    array = np.asarray(on_host(value))
     whole = array.dtype.kind in "iu" and dtype.kind in "iu"
     # What becomes float64 becomes any floating dtype; NumPy knows not all of their pairs.
     fits = whole or np.can_cast(array.dtype, np.float64 if floating else dtype, "same_kind")

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategy.array_like import on_host
+from strategy.gpus import brought
+from strategy.replicas import get_replica_context
 from strategy.shard import HALVES
 from strategy.slices import IndexedSlices
 from strategy.variable import Variable
@@ -53,6 +56,7 @@ class Bags:
         if combiner not in COMBINERS:
             raise ValueError(f"unknown combiner {combiner!r}; the known ones are {COMBINERS}")
         self.combiner = combiner
+        ids, weights, offsets = on_host(ids), on_host(weights), on_host(offsets)
         if offsets is None:
             lengths = [len(bag) for bag in ids]
             if weights is not None and [len(bag) for bag in weights] != lengths:
@@ -76,7 +80,7 @@ class Bags:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def lookup(self, variable: Variable) -> Array:
+    def lookup(self, variable: Variable) -> Any:
         """Local. Pull the rows, each once and all of one version, and combine them.
 
         Args:
@@ -84,7 +88,7 @@ class Bags:
 
         Returns:
             One row a bag, shape ``(len(bags), *variable.shape[1:])``; float32 for variables of
-            half precision, else of the variable's dtype.
+            half precision, else of the variable's dtype; on a replica with a GPU a CuPy array.
 
         Raises:
             IndexError: There is no such row.
@@ -98,14 +102,15 @@ class Bags:
                 "whole weights, or a variable of a floating dtype"
             )
         unique, places = np.unique(self.ids, return_inverse=True)
-        rows = variable.gather(unique)
+        rows = variable.gather(unique, np.empty((len(unique), *variable.shape[1:]), variable.dtype))
         dtype = np.dtype(np.float32) if variable.dtype in HALVES else variable.dtype
         parts = _times(rows[places].astype(dtype, copy=False), self._factors(dtype))
         combined = np.zeros((len(self), *variable.shape[1:]), dtype)
         filled = np.diff(self._starts) > 0
         if filled.any():
             combined[filled] = np.add.reduceat(parts, self._starts[:-1][filled], axis=0)
-        return combined
+        context = get_replica_context()
+        return combined if context is None else brought(combined, context.gpu)
 
     def gradient(self, upstream: Any) -> IndexedSlices:
         """Local. The gradient of the rows, given that of the combined ones.
@@ -117,7 +122,7 @@ class Bags:
             Values of the dtype of ``upstream``; float32 if that is of half precision, float64 if it
             is of integers that have to be multiplied with fractions.
         """
-        given = np.asarray(upstream)
+        given = np.asarray(on_host(upstream))
         if given.dtype in HALVES:
             given = given.astype(np.float32)  # in which rows are combined, too
         elif given.dtype.kind in "biu" and not self._keeps_integers():
@@ -143,7 +148,7 @@ class Bags:
 
 
 def _joined(lists: Sequence[Any]) -> Array:
-    parts: list[Array] = [np.asarray(one).reshape(-1) for one in lists if len(one)]
+    parts: list[Array] = [np.asarray(on_host(one)).reshape(-1) for one in lists if len(one)]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 

@@ -43,7 +43,7 @@ class StrategyExtended:
 
     Args:
         strategy: Whose it is.
-        replicas: Replicas of this worker.
+        devices: That of each replica of this worker, as ``"device:CPU:0"``.
         worker: Job and index of this worker; None in local mode.
         servers: Indexes of the ps tasks on which variables are.
     """
@@ -51,13 +51,13 @@ class StrategyExtended:
     def __init__(
         self,
         strategy: ParameterServerStrategy,
-        replicas: int,
+        devices: Sequence[str],
         worker: tuple[str, int] | None,
         servers: Sequence[int],
     ) -> None:
         self._strategy = strategy
         task = "" if worker is None else f"/job:{worker[0]}/task:{worker[1]}"
-        self._worker_devices = tuple(f"{task}/device:CPU:{number}" for number in range(replicas))
+        self._worker_devices = tuple(f"{task}/{device}" for device in devices)
         self._parameter_devices: tuple[str, ...] = (LOCAL_DEVICE,)
         if worker is not None:
             self._parameter_devices = tuple(f"/job:ps/task:{index}" for index in servers)

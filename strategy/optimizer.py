@@ -12,6 +12,7 @@ import numpy as np
 
 from mpidist import Work
 from strategy.change import Change, global_norm
+from strategy.gpus import rows_on_host
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
@@ -19,9 +20,10 @@ from strategy.schedules import Schedule
 from strategy.slices import IndexedSlices
 
 if TYPE_CHECKING:
+    from strategy.assigned import Version
     from strategy.client import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
-    from strategy.variable import Variable, Version
+    from strategy.variable import Variable
 
 _ONE = np.ones((), np.int64)
 
@@ -101,7 +103,7 @@ class Optimizer:
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Work:
         """Local. Push gradients to the servers, which apply them; advances the global step by one.
 
-        Gradients are any arrays in host memory, of their variables' shapes; None is left out. They
+        Gradients are any arrays, also on a GPU, of their variables' shapes; None is left out. They
         may be used again when the call returns. Several replicas meet here: the means of their
         gradients are pushed once, and all get the same Work.
 
@@ -117,7 +119,7 @@ class Optimizer:
                 strategy's ``nan`` is ``"error"``. Nothing has been pushed.
             ValueError: There is no gradient, a shape differs, a variable comes twice, or the norm
                 of gradients to be clipped is no number.
-            TypeError: A gradient is not an array in host memory, or its dtype does not fit.
+            TypeError: A gradient is not an array, or its dtype does not fit.
         """
         pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         if not pairs:
@@ -138,6 +140,7 @@ class Optimizer:
                 "made outside of strategy.scope()?"
             )
         if context is not None and context.num_replicas_in_sync > 1:
+            pairs = [(rows_on_host(grad), var) for grad, var in pairs]
             work: Work = context.merge_call(self._apply_merged, (_Given(pairs),))
             return work
         return self._apply(strategy, pairs)

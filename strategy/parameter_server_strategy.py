@@ -12,12 +12,13 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import ClusterSpec, errors, started_server
+from mpidist import ClusterSpec, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy.client import Connection
 from strategy.compression import Compressor, parse
 from strategy.durable import Durable
 from strategy.extended import StrategyExtended
+from strategy.gpus import chosen_gpus
 from strategy.host import (
     Host,
     check_alone,
@@ -94,7 +95,10 @@ class ParameterServerStrategy(Replicated, Member, Durable):
             are not pushed) or ``"pass"`` (nobody looks, which saves a pass over them).
         num_replicas_per_worker: Copies of the step inside each worker, on threads; by default 1, or
             the number of its GPUs. Their gradients are averaged before they are pushed.
-        num_gpus_per_worker: GPUs that each worker's replicas run on.
+        num_gpus_per_worker: GPUs of each worker, on which its replicas run in turn: the thread of
+            a replica (with one, that which calls :meth:`run`) has its GPU as the current device of
+            CuPy and torch, then and afterwards, and values that it pulls are CuPy arrays there.
+            Workers of one host, where each sees all GPUs, take them in turn.
         parameter_devices: On which ps tasks variables live, as ``"/job:ps/task:0"``; by default on
             all. In local mode also ``"/device:CPU:0"``.
 
@@ -105,11 +109,11 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         nan: What happens to gradients that are not finite; ``nan.skipped`` of them were left out.
         compressor: Makes gradients smaller on their way.
         extended: The finer interface.
+        gpus: The number of each replica's GPU; empty on the CPU.
 
     Raises:
         FailedPreconditionError: A cluster is given, or described by TF_CONFIG, and no Server has
-            been started.
-        UnimplementedError: Replicas on GPUs are asked for.
+            been started; or GPUs are asked for, and CuPy can use none.
         ValueError: The cluster has no ps task, or differs from the Server's; or an argument is
             unknown.
     """
@@ -136,17 +140,16 @@ class ParameterServerStrategy(Replicated, Member, Durable):
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"unknown transport {transport!r}; the known ones are {TRANSPORTS}")
-        if num_gpus_per_worker:
-            raise errors.UnimplementedError(
-                "replicas on GPUs do not exist yet; num_replicas_per_worker makes some on the CPU"
-            )
+        gpus = whole_number(num_gpus_per_worker=num_gpus_per_worker)
         replicas = whole_number(
-            num_replicas_per_worker=1
+            num_replicas_per_worker=max(1, gpus)
             if num_replicas_per_worker is None
             else num_replicas_per_worker
         )
         if replicas < 1:
             raise ValueError(f"a worker needs at least one replica, not {replicas}")
+        if gpus < 0:
+            raise ValueError(f"num_gpus_per_worker cannot be negative: {gpus}")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise TypeError(
                 f"variable_partitioner is {variable_partitioner!r}, not a function of shape and "
@@ -158,6 +161,7 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         self._placement = placement
         self._partitioner = variable_partitioner
         self._devices = parameter_devices
+        self._gpus_per_worker = gpus
         self._nan = nan
         self._compression = parse(compression)
         spec = given_spec(cluster_resolver, cluster_spec)
@@ -195,7 +199,9 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         self.pace = pace_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
         task = None if alone else (host.job_name, host.task_index)
-        self.extended = StrategyExtended(self, self.num_replicas_in_sync, task, servers)
+        kind, count = ("GPU", self._gpus_per_worker) if self.gpus else ("CPU", self._replicas)
+        devices = [f"device:{kind}:{number % count}" for number in range(self._replicas)]
+        self.extended = StrategyExtended(self, devices, task, servers)
         host.on_drain(self.finish)
         self.global_step = self.create_variable(
             "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
@@ -208,6 +214,8 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         if me not in workers:
             raise ValueError(f"{me[0]} {me[1]} does not train: only workers make a strategy")
         self._worker, self._workers = workers.index(me), len(workers)
+        wanted = self._gpus_per_worker
+        self.gpus = chosen_gpus(wanted, self._replicas, host.cluster_spec, workers, me)
         self.compressor = Compressor(self._compression)
         self.nan = NanPolicy(self._nan, self._worker)
         name, backups, bound = self._mode

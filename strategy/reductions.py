@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import ReduceOp, host_view
-from strategy.array_like import ArrayLike, read
+from strategy.array_like import ArrayLike, is_on_gpu, on_host, read
 from strategy.shard import HALVES
 from strategy.slices import IndexedSlices
 
@@ -75,13 +75,23 @@ def own_value(value: Any, number: int) -> Any:
     return value
 
 
-def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Local. What a function gives for each value of tuples, lists and dicts, or for one alone."""
+def mapped(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
+    """Local. What a function gives for each value of tuples, lists and dicts, or for one alone.
+
+    Args:
+        function: Called with the values at one place of all structures.
+        structure: Tuples, lists and dicts of values, or one value.
+        others: More of the kind, alike.
+    """
     if type(structure) is dict:
-        return {key: mapped(function, value) for key, value in structure.items()}
+        return {
+            key: mapped(function, value, *(other[key] for other in others))
+            for key, value in structure.items()
+        }
     if type(structure) in (tuple, list):
-        return type(structure)(mapped(function, value) for value in structure)
-    return function(structure)
+        parts = zip(structure, *others, strict=True)
+        return type(structure)(mapped(function, *values) for values in parts)
+    return function(structure, *others)
 
 
 def gathered(value: Any, axis: int) -> Any:
@@ -127,12 +137,14 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: boo
         return _rows(op, values, axis, rounded)
     arrays = [as_array(one) for one in values]
     result = _whole(op, arrays) if axis is None else _along(op, arrays, axis)
+    if is_on_gpu(values[0]) and result is arrays[0]:
+        result = result.copy()  # in memory that may be kept, not pinned
     return _rounded(result, arrays) if rounded else result
 
 
 def as_array(value: Any) -> Array:
-    """Local. An array in host memory; a variable, a number or a list as one."""
-    value = read(value)
+    """Local. An array as one of the host; a variable, a number or a list, too."""
+    value = on_host(read(value))
     plain = isinstance(value, int | float | complex | list | tuple | np.generic)
     return np.asarray(value) if plain else host_view(value)
 

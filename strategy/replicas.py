@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from mpidist.cuda import make_current
 from strategy.array_like import read
+from strategy.gpus import Handed, brought_like, go_behind, handed_over, rows_on_host
 from strategy.reductions import gathered, local_results, mapped, own_value, reduced, regrouped
 
 if TYPE_CHECKING:
@@ -30,11 +32,13 @@ class ReplicaContext:
     Attributes:
         strategy: Whose replicas they are.
         replica_id_in_sync_group: Which one it is, from 0.
+        gpu: The number of its GPU, by which CuPy and torch know it; None on the CPU.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, together: _Together, number: int) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = number
+        self.gpu = strategy.gpus[number] if strategy.gpus else None
         self._together = together
         self._taken: set[str] = set()
 
@@ -70,23 +74,30 @@ class ReplicaContext:
             Exception: What the function raised, on all replicas.
         """
         given = (merge_fn, tuple(args), dict(kwargs or {}))
-        return self._together.merge(self.strategy, self.replica_id_in_sync_group, given)
+        made = handed_over(self.gpu)
+        return self._together.merge(self.strategy, self.replica_id_in_sync_group, given, made)
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Local, on every replica. The sum or mean of all replicas' values, as a host array.
+        """Local, on every replica. The sum or mean of all replicas' values.
+
+        What is given on a GPU comes back there; anything else is a host array.
 
         Args:
             reduce_op: ``"sum"`` or ``"mean"``.
             value: An array or a number, of one shape on all replicas; or tuples, lists and dicts of
                 those. Halves are added in float32, and the result is rounded to their dtype.
         """
-        # Variables would meet as one, as if there were but one value.
-        own = mapped(read, value)
-        return self.merge_call(_all_reduce, (own,), {"reduce_op": reduce_op})
+        return self._merged(_all_reduce, value, {"reduce_op": reduce_op})
 
     def all_gather(self, value: Any, axis: int) -> Any:
-        """Local, on every replica. All replicas' arrays, joined along an axis."""
-        return self.merge_call(_all_gather, (mapped(read, value),), {"axis": axis})
+        """Local, on every replica. All arrays, joined along an axis; on a GPU if given there."""
+        return self._merged(_all_gather, value, {"axis": axis})
+
+    def _merged(self, merge_fn: Callable[..., Any], value: Any, kwargs: Mapping[str, Any]) -> Any:
+        # Variables would meet as one, as if there were but one value.
+        own = mapped(read, value)
+        result = self.merge_call(merge_fn, (mapped(rows_on_host, own),), kwargs)
+        return mapped(lambda part, like: brought_like(part, like, self.gpu), result, own)
 
     def first_or_known(self, name: str, create: Callable[[], Variable]) -> Variable:
         """Local. The variable of a name: the first replica to ask makes it, the others get it.
@@ -167,13 +178,20 @@ def call_for_each_replica(
     together = _Together(count)
 
     def call(number: int) -> Any:
-        token = _replica.set(ReplicaContext(strategy, together, number))
+        context = ReplicaContext(strategy, together, number)
+        token = _replica.set(context)
         try:
             own = [own_value(value, number) for value in args]
-            return fn(*own, **{key: own_value(value, number) for key, value in kwargs.items()})
+            named = {key: own_value(value, number) for key, value in kwargs.items()}
+            if context.gpu is not None:
+                make_current(context.gpu)
+            result = fn(*own, **named)
+            made[number] = handed_over(context.gpu)
+            return result
         finally:
             _replica.reset(token)
 
+    made: list[Handed | None] = [None] * count
     if count == 1:
         return call(0)
     results: list[Any] = [None] * count
@@ -199,6 +217,7 @@ def call_for_each_replica(
         thread.join()
     if together.first_problem is not None:
         raise together.first_problem
+    go_behind(made)
     return regrouped(results)
 
 
@@ -216,20 +235,23 @@ class _Together:
         self.first_problem: BaseException | None = None
         self._changed = threading.Condition()
         self._given: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        self._made: list[Handed | None] = []
         self._ended = 0
         self._round = 0
-        self._outcome: tuple[Any, BaseException | None] = (None, None)
+        self._outcome: tuple[Any, BaseException | None, list[Handed | None]] = (None, None, [])
 
     def merge(
         self,
         strategy: ParameterServerStrategy,
         number: int,
         given: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        made: Handed | None,
     ) -> Any:
-        """Local. See :meth:`ReplicaContext.merge_call`."""
+        """Local. See :meth:`ReplicaContext.merge_call`; ``made`` as of :func:`handed_over`."""
         with self._changed:
             this = self._round
             self._given[number] = given
+            self._made.append(made)
             if len(self._given) == self.count:
                 self._carry_out(strategy)
             else:
@@ -239,9 +261,10 @@ class _Together:
                     f"replica {number} waits in merge_call, and another one has "
                     + ("failed" if self.first_problem is not None else "ended without it")
                 )
-            value, error = self._outcome
+            value, error, events = self._outcome
         if error is not None:
             raise error
+        go_behind(events)
         return own_value(value, number)
 
     def end(self, problem: BaseException | None) -> None:
@@ -254,11 +277,14 @@ class _Together:
     def _carry_out(self, strategy: ParameterServerStrategy) -> None:
         given = [self._given[number] for number in range(self.count)]
         self._given = {}
+        made, self._made = self._made, []
         self._round += 1
         try:
-            self._outcome = (_merged(strategy, given), None)
+            go_behind(made)
+            value = _merged(strategy, given)
+            self._outcome = (value, None, [handed_over(gpu) for gpu in sorted(set(strategy.gpus))])
         except Exception as error:
-            self._outcome = (None, error)
+            self._outcome = (None, error, [])
         self._changed.notify_all()
 
 

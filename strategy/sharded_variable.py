@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from strategy.assigned import Version
 from strategy.change import Change
 from strategy.parts import Array, Part, Rows
 from strategy.remote import pull_all
-from strategy.variable import RuleOf, Variable, Version
+from strategy.variable import RuleOf, Variable
 
 
 class ShardedVariable(Variable):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategy.array_like import on_host
 from strategy.shard import HALVES
 
 Array = NDArray[Any]
@@ -42,7 +43,7 @@ def row_numbers(name: str, shape: tuple[int, ...], indices: Any) -> Array:
     """
     if not shape:
         raise ValueError(f"variable {name!r} has no rows: its shape is ()")
-    given = np.asarray(indices)
+    given = np.asarray(on_host(indices))
     if given.dtype.kind not in "iu" and given.size:
         raise TypeError(f"rows of variable {name!r} are named by integers, not {given.dtype}")
     if given.size:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import host_view
-from strategy.aggregation import VariableAggregation
-from strategy.array_like import ArrayLike, in_dtype, read
+from strategy.array_like import ArrayLike, in_dtype, on_host, read
+from strategy.assigned import Version, check_first_only, of_all_replicas
 from strategy.change import Change, check_change, push_all
+from strategy.gpus import pulled
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.reductions import reduced
 from strategy.remote import Remote, pull
 from strategy.replicas import get_replica_context
 from strategy.shard import HALVES, Layout
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from strategy.variables import Use
 
 Array = NDArray[Any]
-Version = int | tuple[int, ...]
-"""How often a variable has been changed; of one in parts, a number for each."""
 RuleOf = Callable[["Connection"], int]
 
 
@@ -76,31 +74,34 @@ class Variable(ArrayLike):
         """Version of the last pull or push: how often the variable had been changed."""
         return self.version_of([remote.known for remote in self.remotes])
 
-    def read_value(self, out: Array | None = None, *, consistent: bool = True) -> Array:
+    def read_value(self, out: Any = None, *, consistent: bool = True) -> Any:
         """Local. Pull.
 
         Args:
-            out: Filled and returned if given: writable, C-contiguous, the variable's shape and
-                dtype. Otherwise a fresh array is.
+            out: Filled and returned if given: writable, the variable's shape and dtype, in host
+                memory C-contiguous; also on a GPU, where it is filled behind what its stream has to
+                do. Otherwise a fresh array is; on a replica with a GPU a CuPy array there.
             consistent: Whether all of it must belong to one version; otherwise each block of
                 1 MiB may belong to its own.
 
         Returns:
-            The value.
+            The value. On a replica with a GPU is where the step itself runs, on the replica's
+            thread; in a merge call and elsewhere the value is an array of the host.
 
         Raises:
             ValueError: ``out`` does not fit.
+            TypeError: It shall be on a GPU, and CuPy does not have the dtype.
         """
-        if out is None:
-            out = np.empty(self.shape, self.dtype)
-        else:
-            self._check_out(out, self.shape)
-        self._pull(out, consistent)
-        return out
+        array = self._on_host(out, self.shape)
+        if array is None:
+            return self._pulled(self.shape, out, lambda out: self._pull(out, consistent))
+        self._pull(array, consistent)
+        return array
 
     def numpy(self) -> Array:
-        """Local. A fresh copy of the value."""
-        return self.read_value()
+        """Local. A fresh copy of the value, in host memory."""
+        value: Array = self.read_value(np.empty(self.shape, self.dtype))
+        return value
 
     def assign(self, value: Any) -> Version:
         """Local. Replace the value.
@@ -125,14 +126,14 @@ class Variable(ArrayLike):
         """Local. Subtract from the value; see :meth:`assign`."""
         return self._change(pb.SUB, delta)
 
-    def gather(self, indices: Any, out: Array | None = None) -> Array:
+    def gather(self, indices: Any, out: Any = None) -> Any:
         """Local. Pull some rows, all of one version.
 
         Args:
             indices: Which, along the first axis, in any order and as often as wanted: integers of
                 any shape.
-            out: Filled and returned if given: writable, C-contiguous, the variable's dtype, shape
-                ``(*indices.shape, *variable.shape[1:])``. Otherwise a fresh array is.
+            out: Filled and returned if given: the variable's dtype, shape
+                ``(*indices.shape, *variable.shape[1:])``, otherwise as for :meth:`read_value`.
 
         Returns:
             The rows, in the order of ``indices``.
@@ -143,14 +144,14 @@ class Variable(ArrayLike):
             ValueError: ``out`` does not fit, or the variable has no axes.
         """
         ids = row_numbers(self.name, self.shape, indices)
-        shape = (*ids.shape, *self.shape[1:])
-        if out is None:
-            out = np.empty(shape, self.dtype)
-        else:
-            self._check_out(out, shape)
         flat = ids.reshape(-1)
-        self._pull_rows(flat, out.reshape(len(flat), *self.shape[1:]))
-        return out
+        rows = (len(flat), *self.shape[1:])
+        shape = (*ids.shape, *self.shape[1:])
+        array = self._on_host(out, shape)
+        if array is None:
+            return self._pulled(shape, out, lambda out: self._pull_rows(flat, out.reshape(rows)))
+        self._pull_rows(flat, array.reshape(rows))
+        return array
 
     sparse_read = gather
     """TensorFlow's name for :meth:`gather`."""
@@ -207,14 +208,14 @@ class Variable(ArrayLike):
         """Local. Checked changes of this variable, for those who push: one for each part.
 
         Args:
-            value: Any array in host memory, another variable, a number for all elements, or
+            value: Any array, another variable, a number for all elements, or
                 :class:`IndexedSlices` whose values for one row add up.
             rule_of: Gives the rule for a server; see :class:`strategy.change.Change`.
         """
         if isinstance(value, IndexedSlices):
             ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
             return self._changes_of_rows(ids, host_view(read(value.values)), np.add, rule_of)
-        value = read(value)
+        value = on_host(read(value))
         if isinstance(value, int | float | complex | np.generic):
             data = np.full(self.shape, self._number(value))
         else:
@@ -260,8 +261,8 @@ class Variable(ArrayLike):
             return self._push(changes)
 
         if rule not in (pb.ADD, pb.SUB):
-            self._check_first_only("this scatter_ method")
-        return self._of_all_replicas(push, IndexedSlices(rows, ids))
+            check_first_only(self, "this scatter_ method")
+        return of_all_replicas(self, push, IndexedSlices(rows, ids))
 
     def _changes_of_rows(
         self, ids: Array, rows: Array, combine: np.ufunc | None, rule_of: RuleOf
@@ -282,60 +283,30 @@ class Variable(ArrayLike):
         def push(value: Any) -> Version:
             return self._push(self.changes(value, lambda _: rule))
 
-        return self._of_all_replicas(push, self._as_array(value))
-
-    def _check_first_only(self, what: str) -> None:
-        """ValueError where what several replicas give cannot be added up."""
-        context = get_replica_context()
-        several = context is not None and context.num_replicas_in_sync > 1
-        if several and self.aggregation not in (
-            VariableAggregation.NONE,
-            VariableAggregation.ONLY_FIRST_REPLICA,
-        ):
-            raise ValueError(
-                f"{what} of variable {self.name!r} on several replicas needs aggregation "
-                f"ONLY_FIRST_REPLICA, not {self.aggregation.name}: rows can only be added up for "
-                "scatter_add and scatter_sub"
-            )
-
-    def _of_all_replicas(self, push: Callable[[Any], Version], value: Any) -> Version:
-        """Push a value; of several replicas what the aggregation makes of theirs, once."""
-        context = get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return push(value)
-        if self.aggregation is VariableAggregation.NONE:
-            raise ValueError(
-                f"variable {self.name!r} is assigned to on several replicas, and has aggregation "
-                "NONE: give it SUM, MEAN or ONLY_FIRST_REPLICA, or assign in a merge_call"
-            )
-        version: Version = context.merge_call(self._aggregate, (push, value, self.name))
-        return version
-
-    def _aggregate(self, _: Any, pushes: Any, values: Any, names: Any) -> Version:
-        if len(set(names.values)) > 1:
-            raise RuntimeError(
-                f"replicas assign to different variables at a time: {list(names.values)}"
-            )
-        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return pushes.values[0](values.values[0])  # type: ignore[no-any-return]
-        return pushes.values[0](reduced(self.aggregation.name, values))  # type: ignore[no-any-return]
+        return of_all_replicas(self, push, self._as_array(value))
 
     def _push(self, changes: Sequence[Change]) -> Version:
         return self.version_of([version for version, _ in push_all(changes).result()])
 
-    def _check_out(self, out: Array, shape: tuple[int, ...]) -> None:
-        if out.shape != shape or out.dtype != self.dtype or not out.flags.carray:
-            raise ValueError(
-                f"out must be a writable C-contiguous {self.dtype}{list(shape)} for variable "
-                f"{self.name!r}, not {out.dtype}{list(out.shape)}"
-            )
+    def _on_host(self, out: Any, shape: tuple[int, ...]) -> Array | None:
+        """An array of the host to pull into, where that is what is wanted, and it fits."""
+        if out is None:
+            context = get_replica_context()
+            return np.empty(shape, self.dtype) if context is None or context.gpu is None else None
+        fits = out.__class__ is np.ndarray and out.shape == shape and out.dtype == self.dtype
+        return out if fits and out.flags.carray else None
+
+    def _pulled(self, shape: tuple[int, ...], out: Any, pull: Callable[[Array], None]) -> Any:
+        context = get_replica_context()
+        gpu = None if context is None else context.gpu
+        return pulled(f"variable {self.name!r}", shape, self.dtype, out, gpu, pull)
 
     def _number(self, value: Any) -> Array:
         return in_dtype(value, self.dtype, f"variable {self.name!r}")
 
     def _as_array(self, value: Any) -> Any:
         """Variables and lists as arrays; whole numbers of lists fit any dtype that holds them."""
-        value = read(value)
+        value = on_host(read(value))
         if not isinstance(value, list | tuple):
             return value
         array = np.asarray(value)

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from mpidist import started_server
 from strategy.aggregation import VariableSynchronization, member
+from strategy.array_like import on_host
 from strategy.local import local_host
 from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.parts import Partitioner
@@ -68,7 +69,7 @@ def get_variable(
         ResourceExhaustedError: The ps task has no room for it.
     """
     if not (initializer is None or isinstance(initializer, str) or callable(initializer)):
-        value = np.asarray(initializer)
+        value = np.asarray(on_host(initializer))
         shape = value.shape if shape is None else shape
         typed = value.ndim or hasattr(initializer, "dtype")
         dtype = value.dtype if dtype is None and typed else dtype

@@ -92,7 +92,7 @@ def test_only_who_wants_the_same_variable_waits(make, pool, blocks):
     for _ in range(3):
         push(sgd, [(gradient(2.0), extra)])
     np.testing.assert_array_equal(extra, -3 * gradient(2.0))
-    read = strategies[0]._connections[0].start_read
+    read = strategies[0]._connections[0].pulls.start
     small = np.empty(4)
     read(made[0][1].remotes[0], small).result(LIMIT_S)
     np.testing.assert_array_equal(small, np.zeros(4))

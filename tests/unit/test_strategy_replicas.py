@@ -9,10 +9,8 @@ import pytest
 from _cases.servers import Cluster
 
 from mpidist import ReduceOp
-from mpidist.errors import UnimplementedError
 from strategy import (
     IndexedSlices,
-    ParameterServerStrategy,
     PerReplica,
     VariableAggregation,
     get_replica_context,
@@ -376,11 +374,6 @@ def test_reductions(make):
 def test_too_few_replicas(make, count):
     with pytest.raises(ValueError, match="at least one replica"):
         make(count)
-
-
-def test_gpus_are_refused():
-    with pytest.raises(UnimplementedError, match="num_replicas_per_worker"):
-        ParameterServerStrategy(num_gpus_per_worker=1)
 
 
 def test_replicas_work_at_the_same_time(make):

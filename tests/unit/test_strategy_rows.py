@@ -209,7 +209,7 @@ def test_a_server_checks_rows_itself(strategy):
     for ids in ([5], [-1]):
         numbers = np.array(ids)
         with pytest.raises(InvalidArgumentError, match="has not all rows"):
-            connection.start_read(v.remotes[0], np.empty((1, 2)), numbers).result()
+            connection.pulls.start(v.remotes[0], np.empty((1, 2)), numbers).result()
         (change,) = v.changes(IndexedSlices(np.ones((1, 2)), [0]), lambda _: pb.ADD)
         change.ids = numbers
         with pytest.raises(InvalidArgumentError, match="has not all rows"):

@@ -1,0 +1,168 @@
+"""GPUs of replicas: which they are, and how values get there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import ClusterSpec, host_view
+from mpidist.cuda import (
+    Mirror,
+    check_dtype,
+    cupy,
+    current_stream,
+    device_count,
+    mark,
+    on_device,
+)
+from strategy.array_like import is_on_gpu, on_host
+from strategy.host import Task
+from strategy.slices import IndexedSlices
+
+Array = NDArray[Any]
+Handed = tuple[int, Any]
+"""A GPU, and an event of its."""
+
+
+def chosen_gpus(
+    wanted: int, replicas: int, spec: ClusterSpec, workers: Sequence[Task], me: Task
+) -> tuple[int, ...]:
+    """Local. The GPU of each replica of a worker, by CuPy's numbers; none if none are wanted.
+
+    The workers of a host, which all may see all of its GPUs, take them in turn.
+
+    Args:
+        wanted: GPUs of each worker.
+        replicas: Replicas of each worker.
+        spec: The cluster.
+        workers: Its workers.
+        me: Which of them this is.
+
+    Raises:
+        FailedPreconditionError: CuPy cannot be imported, or can use no GPU.
+        ValueError: This process sees fewer, or there are fewer replicas than GPUs.
+    """
+    if not wanted:
+        return ()
+    if replicas < wanted:
+        raise ValueError(
+            f"num_replicas_per_worker={replicas} leaves GPUs idle: num_gpus_per_worker is {wanted}"
+        )
+    count = device_count()
+    if count < wanted:
+        raise ValueError(
+            f"{me[0]} {me[1]} sees {count} GPUs, and num_gpus_per_worker is {wanted}: look at "
+            "CUDA_VISIBLE_DEVICES, and at what the batch system gives each task"
+        )
+    own = _host(spec, me)
+    before = sum(_host(spec, worker) == own for worker in workers[: workers.index(me)])
+    return tuple((before * wanted + number % wanted) % count for number in range(replicas))
+
+
+def brought(array: Array, gpu: int | None) -> Any:
+    """Local. An array of the host as one on a GPU, if there is one."""
+    if gpu is None:
+        return array
+    return pulled(
+        "an array", array.shape, array.dtype, None, gpu, lambda view: np.copyto(view, array)
+    )
+
+
+def brought_like(value: Any, like: Any, gpu: int | None) -> Any:
+    """Local. A value where another one lies: on a GPU if that does, rows too."""
+    if isinstance(value, IndexedSlices):
+        if not isinstance(like, IndexedSlices):
+            return value
+        places = ((value.values, like.values), (value.indices, like.indices))
+        return IndexedSlices(*(brought_like(one, other, gpu) for one, other in places))
+    if not is_on_gpu(like):
+        return value
+    here = cupy().cuda.runtime.getDevice() if gpu is None else gpu
+    return brought(np.asarray(value), here)
+
+
+def empty_on(gpu: int, shape: Sequence[int], dtype: np.dtype[Any], whose: str) -> Any:
+    """Local. A CuPy array on a GPU, not initialized.
+
+    Args:
+        gpu: Its number.
+        shape: Of the array.
+        dtype: Of the array.
+        whose: For messages: ``"variable 'w'"``.
+
+    Raises:
+        TypeError: CuPy does not have the dtype.
+        ResourceExhaustedError: The GPU has no memory.
+    """
+    check_dtype(dtype, whose)
+    with on_device(gpu, f"an array of {dtype}{list(shape)}") as package:
+        return package.empty(tuple(shape), dtype)
+
+
+def pulled(
+    whose: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    out: Any,
+    gpu: int | None,
+    pull: Callable[[Array], None],
+) -> Any:
+    """Local. Pull into an array, wherever it lies.
+
+    Args:
+        whose: For messages: ``"variable 'w'"``.
+        shape: Of what is pulled.
+        dtype: Of what is pulled.
+        out: Where it shall lie; None for a fresh array.
+        gpu: Where a fresh array shall lie; None for the host.
+        pull: Fills an array of the host.
+
+    Returns:
+        The array; on a GPU it is filled behind what the current stream has to do.
+
+    Raises:
+        ValueError: ``out`` does not fit.
+        TypeError: CuPy does not have the dtype.
+    """
+    if out is None:
+        out = np.empty(shape, dtype) if gpu is None else empty_on(gpu, shape, dtype, whose)
+    view = out if out.__class__ is np.ndarray else host_view(out, read=False)
+    if view.shape != shape or view.dtype != dtype or not view.flags.carray:
+        why = "" if view.flags.carray else " that is read-only, or not C-contiguous"
+        raise ValueError(
+            f"out must be a writable C-contiguous {dtype}{list(shape)} for {whose}, not a "
+            f"{view.dtype}{list(view.shape)}{why}"
+        )
+    pull(view)
+    if view is not out and isinstance(view, Mirror):
+        view.upload()
+    return out
+
+
+def handed_over(gpu: int | None) -> Handed | None:
+    """Local. What others have to wait for that go on with what this thread has made on its GPU."""
+    if gpu is None:
+        return None
+    with on_device(gpu, "handing over what a replica has made"):
+        return gpu, mark(current_stream(gpu))
+
+
+def go_behind(events: Iterable[Handed | None]) -> None:
+    """Local. Let what this thread does on GPUs from now on wait for what others have made there."""
+    for gpu, event in filter(None, events):
+        with on_device(gpu, "going on with what a replica has made"):
+            current_stream(gpu).wait_event(event)
+
+
+def rows_on_host(value: Any) -> Any:
+    """Local. :func:`on_host`, also of rows; for what another thread shall use."""
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(on_host(value.values), on_host(value.indices))
+    return on_host(value)
+
+
+def _host(spec: ClusterSpec, task: Task) -> str:
+    return spec.task_address(*task).rpartition(":")[0]
