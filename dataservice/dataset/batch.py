@@ -115,8 +115,10 @@ class _Stack:
 
 def _column(leaf: Any, size: int) -> np.ndarray[Any, Any] | list[Any]:
     if not isinstance(leaf, np.ndarray | np.generic):
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
         raise InvalidArgumentError(
-            f"cannot batch {type(leaf).__name__} objects; make map return arrays or numbers"
+            f"cannot batch {kind} objects; make map return arrays or numbers of the host "
+            "(prefetch_to_device comes last)"
         )
     if leaf.dtype.kind in _FLEXIBLE:
         return []

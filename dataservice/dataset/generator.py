@@ -172,4 +172,4 @@ def as_arrays(element: Any) -> Any:
 def _array_of(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "__array__"):
         return leaf
-    return np.asarray(leaf)
+    return np.asarray(tree.on_host(leaf))

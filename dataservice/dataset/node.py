@@ -207,6 +207,11 @@ class Node(ABC):
         """Local. Whether a data service deals the elements out to several consumers."""
         return False
 
+    @property
+    def on_device(self) -> bool:
+        """Local. Whether elements lie on a GPU, and belong to the stream of who takes them."""
+        return False
+
     def summary(self) -> str:
         """Local. The description as text: equal in every process that runs the same script."""
         return f"{type(self).__name__.lower()}({_arguments(self)})"
@@ -245,9 +250,22 @@ class UnaryNode(Node):
         """Local. See :class:`Node`."""
         return self.parent.distributed
 
+    @property
+    def on_device(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.on_device
+
     def summary(self) -> str:
         """Local. See :class:`Node`."""
         return f"{self.parent.summary()}.{super().summary()}"
+
+    def check_not_on_device(self, what: str) -> None:
+        """Local. ValueError where elements would be taken from a GPU by a thread of ``what``."""
+        if self.parent.on_device:
+            raise ValueError(
+                f"{what} takes elements on a thread of its own, whose stream is not that of who "
+                "uses them: prefetch_to_device comes last"
+            )
 
     def _selected(self, indices: slice) -> range:
         """The parent's source indices of the elements that a slice selects."""

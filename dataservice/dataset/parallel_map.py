@@ -44,6 +44,7 @@ class ParallelMap(Map):
     def __post_init__(self) -> None:
         if self.calls < 1:
             raise ValueError(f"map needs num_parallel_calls of at least 1, not {self.calls}")
+        self.check_not_on_device("map with num_parallel_calls")
 
     @property
     def one_to_one(self) -> bool:

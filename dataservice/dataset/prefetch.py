@@ -29,6 +29,7 @@ class Prefetch(UnaryNode):
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
             raise ValueError(f"prefetch needs a buffer_size of at least 1, not {self.buffer_size}")
+        self.check_not_on_device("prefetch")
 
     @property
     def one_to_one(self) -> bool:
@@ -45,6 +46,7 @@ class PrefetchIterator(ElementIterator):
 
     def __init__(self, parent: Node, context: Context, size: int) -> None:
         self._channel = _Channel(size)
+        self._starting = threading.Lock()
         if context.scope is not None:
             context.scope.add(self._channel)
         below = dataclasses.replace(context, scope=self._channel.scope)
@@ -60,7 +62,9 @@ class PrefetchIterator(ElementIterator):
 
     def __next__(self) -> Any:
         if self._thread.ident is None and not self._channel.closed:
-            self._thread.start()
+            with self._starting:
+                if self._thread.ident is None:
+                    self._thread.start()
         return self._channel.take()
 
     def get_state(self) -> tuple[list[Any], bool, Failure | None, Any]:

@@ -19,6 +19,11 @@ class SeveralNode(Node):
         """Local. See :class:`Node`."""
         return any(parent.distributed for parent in self.parents)
 
+    @property
+    def on_device(self) -> bool:
+        """Local. See :class:`Node`."""
+        return any(parent.on_device for parent in self.parents)
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
         raise self.cannot_be_split("it has several sources")

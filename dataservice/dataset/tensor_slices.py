@@ -59,7 +59,7 @@ class TensorSlices(IndexedSource):
 
 def _read_only(leaf: Any) -> np.ndarray[Any, Any]:
     # A view, because elements that were changed in place would change the next pass.
-    array = np.asarray(leaf).view()
+    array = np.asarray(tree.on_host(leaf)).view()
     if array.ndim == 0:
         raise ValueError(f"from_tensor_slices needs arrays with rows, not the scalar {leaf!r}")
     array.flags.writeable = False

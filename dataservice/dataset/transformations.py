@@ -10,6 +10,7 @@ from dataservice.dataset.batch import Batch
 from dataservice.dataset.bucket import Bucket
 from dataservice.dataset.cache import Cache
 from dataservice.dataset.concatenate import Concatenate
+from dataservice.dataset.device import PrefetchToDevice, device_number
 from dataservice.dataset.enumerate import Enumerate
 from dataservice.dataset.filter import Filter
 from dataservice.dataset.ignore_errors import IgnoreErrors
@@ -111,6 +112,27 @@ class Transformations(ABC):
             ValueError: The size is below 1.
         """
         return self.of(Prefetch(self._node, buffer_size))
+
+    def prefetch_to_device(self, device: int | str = 0, buffer_size: int = 2) -> Self:
+        """Local. Elements on a GPU, up to ``buffer_size`` of them ahead of their use.
+
+        A thread makes them, and copies them through pinned memory on a stream of its own. The
+        current stream of who takes an element waits for its copy; the host does not. Arrays and
+        numbers become CuPy arrays; strings, bytes and objects stay as they are. It comes after
+        ``distribute``, and no transformation with threads after it: take an element on the stream
+        that uses it. Several replicas are fed with arrays of the host, which each brings to its
+        GPU.
+
+        Args:
+            device: Number of the GPU, or ``"GPU:0"``; of a strategy's only replica
+                ``strategy.gpus[0]``.
+            buffer_size: How many elements to hold there.
+
+        Raises:
+            ValueError: It is no GPU, or the size is below 1. In the first pass, too, where there is
+                no such GPU; FailedPreconditionError where CuPy can use none.
+        """
+        return self.of(PrefetchToDevice(self._node, device_number(device), buffer_size))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Local. The elements index, index + num_shards, index + 2 num_shards, ...

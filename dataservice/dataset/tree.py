@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from mpidist import host_view
+from mpidist.cuda import lies_on_gpu
+
 _NUMPY = (np.ndarray, np.generic)
 _CONVERTED = (bool, int, float, complex, str, bytes, list)
 
@@ -66,6 +69,13 @@ def nbytes(element: Any) -> int:
     return sum(int(getattr(leaf, "nbytes", 64)) for leaf in flatten(element))
 
 
+def on_host(leaf: Any) -> Any:
+    """Local. An array on a GPU as one of the host; anything else as it is."""
+    if isinstance(leaf, _NUMPY) or not lies_on_gpu(leaf):
+        return leaf
+    return np.array(host_view(leaf))  # not in pinned memory, which is not to be kept
+
+
 def _leaf_to_numpy(leaf: Any) -> Any:
     return np.asarray(leaf)[()] if isinstance(leaf, _CONVERTED) else leaf
 
@@ -73,6 +83,7 @@ def _leaf_to_numpy(leaf: Any) -> Any:
 def _array_of(leaf: Any) -> Any:
     if isinstance(leaf, _NUMPY):
         return leaf
+    leaf = on_host(leaf)
     if not hasattr(leaf, "__array__"):
         raise TypeError(f"{type(leaf).__name__} {leaf!r} has no form in NumPy; iterate directly")
     return np.asarray(leaf)

@@ -1,0 +1,152 @@
+"""``Dataset.prefetch_to_device``: elements brought to a GPU ahead of their use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset import tree
+from dataservice.dataset.failure import Failure
+from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.prefetch import PrefetchIterator
+from mpidist.cuda import Delivery, Parcel, device_count, has_dtype, make_current
+from mpidist.errors import UnimplementedError
+
+_OWN = "elements get to the GPU of who trains, not to one of a data worker"
+_NAME = re.compile(r"(?:.*/)?(?:device:)?(?:GPU|cuda):(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PrefetchToDevice(UnaryNode):
+    """Attributes: the node below, the number of the GPU, and how many elements to hold there."""
+
+    parent: Node
+    device: int
+    buffer_size: int
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise ValueError(
+                f"prefetch_to_device needs a buffer_size of at least 1, not {self.buffer_size}"
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """Local. See :class:`Node`."""
+        return True
+
+    def source_indices(self) -> range:
+        """Local. Raises UnimplementedError; see :class:`Node`."""
+        raise self.cannot_be_split(_OWN)
+
+    def __reduce__(self) -> Any:
+        raise UnimplementedError(
+            f"{self.summary()} cannot be evaluated in another process: {_OWN}; use it after "
+            "distribute"
+        )
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        count = device_count()
+        if self.device >= count:
+            raise ValueError(
+                f"there is no GPU {self.device} here, only {count}: prefetch_to_device counts "
+                "those that CUDA_VISIBLE_DEVICES shows, from 0"
+            )
+        return _DeviceIterator(self, context)
+
+
+class _DeviceIterator(ElementIterator):
+    """One pass; its thread copies elements, and whoever takes one has a stream wait for it."""
+
+    def __init__(self, node: PrefetchToDevice, context: Context) -> None:
+        self._delivery = Delivery(node.device)
+        sending = _Sending(node.parent, self._delivery)
+        self._ahead = PrefetchIterator(sending, context, node.buffer_size)
+
+    def __next__(self) -> Any:
+        sent: _Sent = next(self._ahead)
+        return sent.hand_over()
+
+    def get_state(self) -> Any:
+        """Local. See :class:`ElementIterator`; what is on its way is in it, as on the host."""
+        elements, *rest = self._ahead.get_state()
+        return [one.host if isinstance(one, _Sent) else one for one in elements], *rest
+
+    def set_state(self, state: Any) -> None:
+        """Local. See :class:`ElementIterator`."""
+        elements, *rest = state
+        sent = [one if isinstance(one, Failure) else _Sent(one, self._delivery) for one in elements]
+        self._ahead.set_state((sent, *rest))
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._ahead.close()
+
+
+@dataclass(frozen=True)
+class _Sending(UnaryNode):
+    parent: Node
+    delivery: Delivery
+
+    def iterate(self, context: Context) -> ElementIterator:
+        return _SendingIterator(self.parent.iterate(context), self.delivery)
+
+
+class _SendingIterator(UnaryIterator):
+    def __init__(self, parent: ElementIterator, delivery: Delivery) -> None:
+        super().__init__(parent)
+        self._delivery = delivery
+
+    def __next__(self) -> _Sent:
+        # Of the thread that makes elements: it shall have no context on another device.
+        make_current(self._delivery.number)
+        return _Sent(next(self._parent), self._delivery)
+
+
+class _Sent:
+    """An element on its way.
+
+    Args:
+        host: The element.
+        delivery: What brings its numbers to the device; its other leaves stay as they are.
+    """
+
+    def __init__(self, host: Any, delivery: Delivery) -> None:
+        self.host = host
+        self._leaves = tree.flatten(tree.to_numpy(host))
+        self._numbers = [n for n, leaf in enumerate(self._leaves) if _is_number(leaf)]
+        numbers = [np.asarray(self._leaves[n]) for n in self._numbers]
+        self._parcel: Parcel = delivery.send(numbers)
+
+    def hand_over(self) -> Any:
+        leaves = list(self._leaves)
+        for place, array in zip(self._numbers, self._parcel.hand_over(), strict=True):
+            leaves[place] = array
+        return tree.unflatten(self.host, leaves)
+
+
+def device_number(device: int | str) -> int:
+    """Local. The number of a GPU by its number or its name, as ``"GPU:1"``.
+
+    Raises:
+        ValueError: It is neither.
+        TypeError: It is neither.
+    """
+    if isinstance(device, str):
+        match = _NAME.fullmatch(device)
+        if match is None:
+            raise ValueError(f"{device!r} is no GPU: expected 'GPU:0', or its number")
+        return int(match[1])
+    if isinstance(device, bool) or not hasattr(device, "__index__"):
+        raise TypeError(f"a GPU is named by a number, or as 'GPU:0', not by {device!r}")
+    if device < 0:
+        raise ValueError(f"{device} is no number of a GPU")
+    return device.__index__()
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic) and has_dtype(leaf.dtype)
