@@ -4,6 +4,7 @@
     mpidist run --ps 1 --worker 2 --data 1 scripts/train_digits.py --mode sync
     mpirun -n 4 python scripts/train_digits.py --ps 1 --data 1
     python scripts/train_digits.py
+    python scripts/train_digits.py --gpus 1
 
 The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn; a fifth of each digit
 is held out. Workers pull the weights, compute a gradient, and push it: each at its own pace, or as
@@ -22,7 +23,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from _digits_report import Reporter
 from numpy.typing import NDArray
 
 import mpidist
+import mpidist.cuda
 from dataservice import Dataset, distribute
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, Variable, get_variable, initializers, optimizers
@@ -94,6 +96,7 @@ def parse_arguments() -> argparse.Namespace:
         "--backup-workers", type=int, default=0, help="of mode sync; one checkpoint, at the end"
     )
     parser.add_argument("--staleness", type=int, help="bound of mode ssp, in steps")
+    parser.add_argument("--gpus", type=int, default=0, help="of each worker; needs CuPy")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=256, help="units of the hidden layer")
@@ -123,6 +126,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         mode=args.mode,
         backup_workers=args.backup_workers,
         staleness=args.staleness,
+        num_gpus_per_worker=args.gpus,
     )
     with strategy.scope():
         weights = make_weights(args)
@@ -139,7 +143,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     reporter = Reporter(args, strategy, lambda: accuracy_of(weights, held_out), first_epoch)
 
     def step(images: Array, digits: Array) -> tuple[float, mpidist.Work]:
-        values = [weight.read_value() for weight in weights]
+        values = [weight.read_value() for weight in weights]  # on this replica's GPU, if it has one
         loss, gradients = loss_and_gradients(values, images, digits)
         return loss, optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
@@ -160,7 +164,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
                 if batch is None:  # others need not wait for this worker in modes sync and ssp
                     strategy.pace.pass_over().wait()
                 else:
-                    reporter.step(*strategy.run(step, args=batch))
+                    reporter.step(*step_of_all_replicas(strategy, step, batch))
                 # With backup workers, steps end before all workers are as far.
                 if feed.has_passed(every) and not args.backup_workers:
                     checkpoint()
@@ -169,6 +173,21 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     path = checkpoint()
     if strategy.is_chief:
         reporter.finish(path)
+
+
+def step_of_all_replicas(
+    strategy: ParameterServerStrategy, step: Callable[..., Any], batch: Batch
+) -> tuple[float, mpidist.Work]:
+    """Divide a batch among the replicas; the mean of their losses, and the push of all of them."""
+    parts = [np.array_split(array, strategy.num_replicas_in_sync) for array in batch]
+    values = [
+        strategy.experimental_distribute_values_from_function(
+            lambda context, part=part: part[context.replica_id_in_sync_group]
+        )
+        for part in parts
+    ]
+    losses, works = strategy.run(step, values)
+    return float(strategy.reduce("mean", losses)), strategy.experimental_local_results(works)[0]
 
 
 def load_data() -> tuple[Split, Split]:
@@ -230,9 +249,10 @@ def forward(values: Sequence[Array], images: Array) -> tuple[Array, Array]:
 def loss_and_gradients(
     values: Sequence[Array], images: Array, digits: Array
 ) -> tuple[float, list[Array]]:
-    """Mean cross entropy, and its derivative by each of the weights."""
+    """Mean cross entropy, and its derivative by each of the weights; on a GPU if they are there."""
+    xp = np if isinstance(values[0], np.ndarray) else mpidist.cuda.cupy()
+    images, digits, rows = xp.asarray(images), xp.asarray(digits), xp.arange(len(digits))
     hidden, log_probabilities = forward(values, images)
-    rows = np.arange(len(digits))
     loss = -float(log_probabilities[rows, digits].mean())
     by_logits = np.exp(log_probabilities)
     by_logits[rows, digits] -= 1

@@ -28,11 +28,20 @@ def scripts_and_commands():
 
 SCRIPTS, COMMANDS = scripts_and_commands()
 
+# In the place of CuPy, for scripts that import it.
+STAND_IN = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from _cases import stand_in_cupy
+sys.modules["cupy"] = stand_in_cupy
+"""
+
 
 @pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[c for c, _ in COMMANDS])
 def test_command(command, shown, tmp_path):
     for name, text in SCRIPTS.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "cupy.py").write_text(STAND_IN)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     programs = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(

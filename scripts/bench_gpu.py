@@ -1,0 +1,166 @@
+"""Time what travels between GPUs and hosts against bare copies of CUDA, and groups against NumPy.
+
+    mpidist run --ps 1 --worker 2 scripts/bench_gpu.py [--json results.json]
+
+Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in microseconds a call;
+the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
+and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
+CuPy over their group, and the first pulls and pushes a variable of each kind.
+"""
+
+import argparse
+
+import numpy as np
+from _bench import alternate, report, size_text
+
+import mpidist
+from mpidist import host_view
+from mpidist.cluster_resolver import MPIClusterResolver
+from mpidist.cuda import Delivery, cupy, device_count
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
+
+
+def main():
+    """All tables, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="file to write the figures to")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    args = parser.parse_args()
+    resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
+    spec, job, index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    with mpidist.Server(spec, job, index) as server:
+        if job == "ps":
+            server.join()
+            return
+        device_count()
+        workers = server.job_group("worker")
+        if index == 0:
+            staging(args)
+        workers.barrier()
+        if workers.size() > 1:
+            reducing(args, workers)
+        strategy = ParameterServerStrategy()
+        if index == 0:
+            training(args, strategy)
+        workers.barrier()
+
+
+def path_of(args, part):
+    """The JSON file of a part, if one is wanted."""
+    return args.json and args.json.replace(".json", f"-{part}.json")
+
+
+def sizes(args):
+    """Those that are wanted."""
+    return [size for size in SIZES if size <= args.largest]
+
+
+def staging(args):
+    """Copies to and from the device, against the same by CUDA alone."""
+    courier, rows = Delivery(0), []
+    for nbytes in sizes(args):
+        sides = copies(courier, nbytes)
+        us = {k: 1e6 * s for k, s in alternate(sides, args.rounds, 0.02).items()}
+        row = [size_text(nbytes), us["to host, bus"], us["to host"]]
+        row += [us["to host, bus"] / us["to host"], us["to device, bus"], us["to device"]]
+        row += [us["to device, bus"] / us["to device"], us["delivered"]]
+        rows.append([*row, us["to device, bus"] / us["delivered"]])
+    columns = ["size", "bus us", "to host us", "of bus", "bus us", "to device us", "of bus"]
+    columns += ["delivered us", "of bus"]
+    report("copies", columns, rows, facts(), path_of(args, "copies"))
+
+
+def copies(courier, nbytes):
+    """The sides of one size: copies by CUDA alone, and ours."""
+    package = cupy()
+    runtime, stream = package.cuda.runtime, package.cuda.Stream()
+    data, array = np.ones(nbytes // 4, "f4"), package.zeros(nbytes // 4, "f4")
+    pinned = np.frombuffer(package.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    view = host_view(array, read=False)
+    np.copyto(view, data)
+
+    def copy(target, source, kind):
+        runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
+        stream.synchronize()
+
+    def upload():
+        view.upload()
+        package.cuda.get_current_stream().synchronize()
+
+    def send():
+        courier.send([data]).hand_over()
+        package.cuda.get_current_stream().synchronize()
+
+    here, there = pinned.ctypes.data, array.data.ptr
+    return {
+        "to host, bus": lambda: copy(here, there, runtime.memcpyDeviceToHost),
+        "to host": lambda: host_view(array),
+        "to device, bus": lambda: copy(there, here, runtime.memcpyHostToDevice),
+        "to device": upload,
+        "delivered": send,
+    }
+
+
+def reducing(args, workers):
+    """all_reduce of arrays of the host and of the device."""
+    package, rows = cupy(), []
+    for nbytes in sizes(args):
+        on_host, on_gpu = np.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
+
+        def reduce_there(array=on_gpu):
+            workers.all_reduce(array)
+            package.cuda.get_current_stream().synchronize()
+
+        # As often on both: they take part in each other's.
+        times = alternate(
+            {"host": lambda a=on_host: workers.all_reduce(a), "gpu": reduce_there},
+            args.rounds,
+            0,
+            before=workers.barrier,
+        )
+        us = {name: 1e6 * seconds for name, seconds in times.items()}
+        rows.append([size_text(nbytes), us["host"], us["gpu"], us["host"] / us["gpu"]])
+    if workers.rank() == 0:
+        columns = ["size", "NumPy us", "CuPy us", "of NumPy"]
+        report("all_reduce", columns, rows, facts(), path_of(args, "all_reduce"))
+
+
+def training(args, strategy):
+    """Pulls and pushes of a variable, from and to the host and the device."""
+    package, rows, sgd = cupy(), [], optimizers.SGD(1e-3)
+    for nbytes in sizes(args):
+        with strategy.scope():
+            variable = get_variable(f"v{nbytes}", nbytes // 4, initializer="zeros", dtype="f4")
+        on_host, on_gpu = np.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
+
+        def pull(variable=variable, out=on_gpu):
+            variable.read_value(out)
+            package.cuda.get_current_stream().synchronize()
+
+        sides = {
+            "pull": lambda v=variable, out=on_host: v.read_value(out),
+            "pull there": pull,
+            "push": lambda v=variable, g=on_host: sgd.apply_gradients([(g, v)]).wait(),
+            "push there": lambda v=variable, g=on_gpu: sgd.apply_gradients([(g, v)]).wait(),
+        }
+        us = {k: 1e6 * s for k, s in alternate(sides, args.rounds, 0.02).items()}
+        row = [size_text(nbytes)]
+        for name in ("pull", "push"):
+            row += [us[name], us[f"{name} there"], us[name] / us[f"{name} there"]]
+        rows.append(row)
+    columns = ["size", "pull us", "to GPU us", "of host", "push us", "from GPU us", "of host"]
+    report("a variable", columns, rows, facts(), path_of(args, "variable"))
+
+
+def facts():
+    """What the figures were measured on."""
+    package = cupy()
+    properties = package.cuda.runtime.getDeviceProperties(0)
+    return {"device": properties["name"].decode(), "cupy": package.__version__}
+
+
+if __name__ == "__main__":
+    main()
