@@ -11,13 +11,16 @@ class Failure:
     """An error in the place of an element.
 
     Args:
-        error: The error. One that cannot be pickled becomes an UnknownError where this is.
+        error: The error, without the frame that has caught it, which would be in a circle with what
+            it keeps. One that cannot be pickled becomes an UnknownError where this is.
 
     Attributes:
         error: The error.
     """
 
     def __init__(self, error: BaseException) -> None:
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next
         self.error = error
 
     def __reduce__(self) -> tuple[type[Failure], tuple[BaseException]]:

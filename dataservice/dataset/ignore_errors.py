@@ -119,7 +119,8 @@ class IgnoreErrorsIterator(UnaryIterator):
                     # A pass that cannot go on, as one over a generator, raises the same once more.
                     if error is last or any(error is one for one in self._fatal):
                         raise
-                    self._ignore(error)
+                    if not self._ignores(error):
+                        raise
                     last = error
             raise StopIteration
         finally:
@@ -134,17 +135,18 @@ class IgnoreErrorsIterator(UnaryIterator):
         self.ignored, below = state
         super().set_state(below)
 
-    def _ignore(self, error: Exception) -> None:
-        """Count an error; raise it if that is one too many."""
+    def _ignores(self, error: Exception) -> bool:
+        """Count an error, unless that is one too many."""
         if self.ignored == self._node.limit:
             error.add_note(f"ignore_errors had ignored {self.ignored} errors, which is its limit")
-            raise error
+            return False
         self.ignored += 1
         if isinstance(self._context, CountingContext):
             self._context.ignored.add()
         own_metrics().values["ignored"] += 1
         if self._node.log_warning:
             logger.warning("%s drops an element: %r", self._node.summary(), error)
+        return True
 
 
 class _Watched:

@@ -85,7 +85,10 @@ class ParallelMapIterator(UnaryIterator):
             if self._scope.closed:
                 raise StopIteration
         del self._pending[number]
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # the traceback of its error refers to this frame
 
     def get_state(self) -> tuple[list[Any], bool, Any]:
         """Local. See :class:`ElementIterator`; what functions are at work on is begun again."""
@@ -158,6 +161,8 @@ class _Workers:
                 future.set_result(_mapped(self._processes or self._function, element))
             except BaseException as error:
                 future.set_exception(error)
+            # Who waits for work keeps nothing; and an error's traceback refers to this frame.
+            del item, element, future
 
 
 def _mapped(function: Callable[..., Any], element: Any) -> Any:

@@ -146,7 +146,10 @@ class _Channel:
             elif element is None:
                 raise StopIteration
             if isinstance(element, Failure):
-                raise element.error
+                try:
+                    raise element.error
+                finally:
+                    del element  # the error's traceback refers to this frame
             return element
 
     def close(self) -> None:

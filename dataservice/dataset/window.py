@@ -189,7 +189,10 @@ class SplitWindowIterator(ElementIterator):
                     # The same error once more would say that the pass cannot go on.
                     raise UnknownError(f"an element of window {window}: {element.error!r}")
                 self._told.add(place)
-                raise element.error
+                try:
+                    raise element.error
+                finally:
+                    del element, elements  # the error's traceback refers to this frame
         return node.of(elements)
 
     def _element(self, place: int) -> Any:
@@ -212,6 +215,7 @@ class SplitWindowIterator(ElementIterator):
                     raise
                 element = Failure(error)
             self._held[self._below.index(self._runs.coming.popleft())] = element
+            del element  # the frames of its error refer to this one
         return self._held[place]
 
     def get_state(self) -> tuple[int, int]:

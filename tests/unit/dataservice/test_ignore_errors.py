@@ -229,6 +229,22 @@ def test_a_state_after_the_end_of_a_generator(above):
         each.close()
 
 
+@pytest.mark.parametrize(
+    "above",
+    [
+        lambda d: d.map(fail_at(3), num_parallel_calls=2),
+        lambda d: d.map(fail_at(3)).map(abs, num_parallel_calls=2),
+        lambda d: d.map(fail_at(3)).prefetch(2),
+        lambda d: d.map(fail_at(3)).prefetch(2).map(abs, num_parallel_calls=2).ignore_errors(limit=0),
+    ],
+)
+def test_a_pass_that_raised_and_is_dropped_is_in_no_circle(above, no_thread_is_left_behind):
+    elements = iter(above(Dataset.range(9)))
+    assert [int(next(elements)) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(elements)
+
+
 # Counts and limits
 
 

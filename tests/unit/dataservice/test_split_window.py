@@ -32,7 +32,7 @@ def test_parts_have_the_windows_of_the_whole(length, size, shift, stride, drop, 
 
 
 @pytest.mark.parametrize("calls", [None, 2])
-def test_an_element_that_cannot_be_made_fails_its_windows_alone(calls):
+def test_an_element_that_cannot_be_made_fails_its_windows_alone(calls, no_thread_is_left_behind):
     dataset = Dataset.range(1, 8).map(lambda i: 12 // int(i - 4), calls).window(2, 1)
     node = dataset.ignore_errors().node
     context = Context((1,), (0,), lambda passes: Whole(node.source_indices()))
