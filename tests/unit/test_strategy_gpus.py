@@ -1,5 +1,7 @@
 """Replicas on GPUs: which device is whose, and how values and gradients get there and back."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -290,7 +292,10 @@ def test_what_replicas_hand_on_is_behind_their_streams(xp):
 def test_what_is_made_in_a_merge_call_is_behind_its_stream(xp):
     with made(xp, 1, num_replicas_per_worker=2) as strategy:
 
-        def doubled(_, values):
+        merging, read = [], threading.Event()
+
+        def queued(_, values):
+            merging.append(threading.get_ident())
             xp.cuda.Stream(non_blocking=True).use()
             value = xp.zeros(1000, "f4")
             for _ in range(20):
@@ -299,8 +304,12 @@ def test_what_is_made_in_a_merge_call_is_behind_its_stream(xp):
 
         def step():
             with xp.cuda.Stream(non_blocking=True):
-                value = get_replica_context().merge_call(doubled, (0,))
-                return float(xp.asnumpy(value).min())
+                value = get_replica_context().merge_call(queued, (0,))
+                if merging == [threading.get_ident()]:
+                    assert read.wait(20)  # the other one reads first
+                least = float(xp.asnumpy(value).min())
+                read.set()
+                return least
 
         assert strategy.run(step).values == (20.0, 20.0)
 

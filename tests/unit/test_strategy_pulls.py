@@ -4,11 +4,13 @@ import threading
 import time
 import tracemalloc
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from _cases.servers import Cluster, variable
 
+from mpidist import Reply, Work, errors
 from strategy import optimizers, pulls, reads
 from strategy.proto import parameter_server_pb2 as pb
 
@@ -92,7 +94,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_for_long(make, monkeypatch):
     assert 0.1 < time.monotonic() - started < 10
     np.testing.assert_array_equal(two.read_value(), np.ones(SIZE))
     begin.start, begin.stop = 8, 16
-    with pytest.raises(pulls.errors.AbortedError, match="begin again"):
+    with pytest.raises(errors.AbortedError, match="begin again"):
         remote.connection.start("Read", begin, into=(first,)).result()
 
 
@@ -100,6 +102,26 @@ def test_a_reader_that_is_slow_begins_again_and_gets_the_whole_in_the_end(make, 
     monkeypatch.setattr(reads, "_PATIENCE_S", 0.0)
     weight = variable(make().worker(0), "v", SIZE, np.arange(1000.0))
     np.testing.assert_array_equal(weight.read_value(), np.arange(1000))
+
+
+def test_nothing_is_written_any_more_when_a_reader_begins_again(make):
+    asked = []
+
+    class Connection:
+        number = 1
+
+        def start(self, method, message, buffers=(), into=()):
+            assert all(work.is_completed() for reading, work in asked if reading < message.reading)
+            aborts = message.reading == 1 and message.start == 0
+            error = errors.AbortedError("begin again") if aborts else None
+            reply = Reply(pb.ReadReply(version=message.reading).SerializeToString())
+            work = Work(method, lambda work, deadline: work.complete(reply, error))
+            asked.append((message.reading, work))
+            return work
+
+    remote = SimpleNamespace(number=0)
+    assert pulls.Pulls(Connection()).in_pieces(remote, np.empty(SIZE)) == 2
+    assert {reading for reading, _ in asked} == {1, 2}
 
 
 def test_readers_follow_each_other(make):
