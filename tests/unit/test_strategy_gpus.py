@@ -291,7 +291,6 @@ def test_what_replicas_hand_on_is_behind_their_streams(xp):
 
 def test_what_is_made_in_a_merge_call_is_behind_its_stream(xp):
     with made(xp, 1, num_replicas_per_worker=2) as strategy:
-
         merging, read = [], threading.Event()
 
         def queued(_, values):

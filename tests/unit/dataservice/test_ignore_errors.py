@@ -235,7 +235,9 @@ def test_a_state_after_the_end_of_a_generator(above):
         lambda d: d.map(fail_at(3), num_parallel_calls=2),
         lambda d: d.map(fail_at(3)).map(abs, num_parallel_calls=2),
         lambda d: d.map(fail_at(3)).prefetch(2),
-        lambda d: d.map(fail_at(3)).prefetch(2).map(abs, num_parallel_calls=2).ignore_errors(limit=0),
+        lambda d: (
+            d.map(fail_at(3)).prefetch(2).map(abs, num_parallel_calls=2).ignore_errors(limit=0)
+        ),
     ],
 )
 def test_a_pass_that_raised_and_is_dropped_is_in_no_circle(above, no_thread_is_left_behind):
