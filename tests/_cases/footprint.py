@@ -55,12 +55,13 @@ class Footprint:
     def unpack(cls, text) -> Footprint:
         return cls(**json.loads(text))
 
-    def check(self, before: Footprint, memory: int = 16 << 20) -> None:
-        """What is kept must not have grown, and memory by no more than given."""
-        assert self.memory - before.memory < memory
-        assert (self.descriptors, self.threads) == (before.descriptors, before.threads)
-        assert self.shared == before.shared
-        assert self.pending == before.pending
+    def growth(self, before: Footprint, memory: int = 16 << 20) -> dict[str, tuple[int, int]]:
+        """What is more than before, of memory by more than given: by its name, before and now."""
+        pairs = {name: (count, self.pending[name]) for name, count in before.pending.items()}
+        for name in ("descriptors", "threads", "shared"):
+            pairs[name] = getattr(before, name), getattr(self, name)
+        pairs["memory"] = before.memory + memory, self.memory
+        return {name: (then, now) for name, (then, now) in pairs.items() if now > then}
 
 
 def resident():

@@ -226,7 +226,7 @@ def test_random(world, served, count):
         assert after.pending["_arriving"] <= 1
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, timeout=300)
 def test_ten_thousand_requests_leave_nothing(world, served):
     endpoint, address = served
     if world.rank == 1:
