@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
-import os
 
 from mpidist import LATER, Reply, Request, errors
+from mpidist.host_memory import check_free
 from strategy.growth import Creation, Growth
 from strategy.host import Host, Task, workers_of
 from strategy.memory import Memory, Place, needed_bytes
@@ -206,7 +205,10 @@ class Catalogue:
     def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
         """See :meth:`_find_place`; errors name the variable."""
         try:
-            _check_host_has(layout.version_bytes + layout.data_bytes)
+            check_free(
+                layout.version_bytes + layout.data_bytes,
+                "divide the variable by a partitioner, over ps tasks of more hosts",
+            )
             return self._find_place(asked, layout)
         except errors.ResourceExhaustedError as error:
             raise errors.ResourceExhaustedError(
@@ -335,17 +337,3 @@ class Catalogue:
                 self._memory.add(self._host.memory.own(segment), kind)
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-
-
-def _check_host_has(nbytes: int) -> None:
-    """ResourceExhaustedError, where the system would begin and in the end kill a process."""
-    there = _host_bytes()
-    if nbytes > there:
-        raise errors.ResourceExhaustedError(
-            f"its host has {there >> 20} MiB of memory: divide the variable by a partitioner, over "
-            "ps tasks of more hosts"
-        )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpidist import errors
+from mpidist.host_memory import check_free
 from strategy.kernels import Piece, Rule
 from strategy.parts import Origin, whole
 from strategy.shard import BLOCK_BYTES, Array, Bytes, Layout, SharedShard
@@ -79,9 +80,14 @@ class OwnedShard(SharedShard):
             name: ``<name of the optimizer>/<slot>``.
             initial: What it is full of at first.
             dtype: Of a new one; by default the variable's.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for a new one.
         """
         if name not in self.slots:
-            self.slots[name] = np.full(self.layout.size, initial, dtype or self.layout.dtype)
+            kind = np.dtype(dtype or self.layout.dtype)
+            self._check_room(name, kind)
+            self.slots[name] = np.full(self.layout.size, initial, kind)
             if initial:
                 self.initials[name] = initial
         return self.slots[name]
@@ -225,8 +231,19 @@ class OwnedShard(SharedShard):
         """The values in float32, from which an optimizer goes on."""
         key = f"{name}/{WIDE}"
         if key not in self.slots:
+            self._check_room(key, np.dtype(np.float32))
             self.slots[key] = self.flat.astype(np.float32)
         return self.slots[key]
+
+    def _check_room(self, slot: str, dtype: np.dtype[Any]) -> None:
+        nbytes = self.layout.size * dtype.itemsize
+        try:
+            check_free(nbytes, "divide the variable by a partitioner, over ps tasks of more hosts")
+        except errors.ResourceExhaustedError as error:
+            raise errors.ResourceExhaustedError(
+                f"there is no room for {slot!r} of {nbytes} bytes beside variable {self.name!r}: "
+                f"{error.message}"
+            ) from error
 
     def _forget_wide_copies(self, kept: Array) -> None:
         """Drop those that do not take part in a change."""

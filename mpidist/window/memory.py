@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import os
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist import host_memory
 from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
 from mpidist.runtime import together
@@ -121,13 +121,12 @@ def _sizes_with_room(comm: MPI.Intracomm, nbytes: int) -> list[int]:
 
     Open MPI would fail on the rank that has not, and leave the others waiting.
     """
-    total = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    sizes = comm.allgather((nbytes, total))
-    for rank, (wanted, there) in enumerate(sizes):
-        if wanted > there:
+    sizes = comm.allgather((nbytes, host_memory.free()))
+    for rank, (wanted, (left, whose)) in enumerate(sizes):
+        if wanted > left:
             raise ResourceExhaustedError(
-                f"no window of {wanted} bytes for rank {rank}: its host has {there >> 20} MiB "
-                "of memory"
+                f"no window of {wanted} bytes for rank {rank}: its {whose} has {left >> 20} MiB "
+                "of memory left"
             )
     return [wanted for wanted, _ in sizes]
 

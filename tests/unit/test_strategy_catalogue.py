@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpidist import LATER, ClusterSpec, Window, errors
-from strategy import ParameterServerStrategy, catalogue, get_variable
+from mpidist import LATER, ClusterSpec, Window, errors, host_memory
+from strategy import ParameterServerStrategy, get_variable
 from strategy.catalogue import Catalogue
 from strategy.local import local_host
 from strategy.proto import parameter_server_pb2 as pb
@@ -198,16 +198,19 @@ def test_more_memory_than_the_host_has(server, room, elements):
 
 
 def test_the_least_that_is_more_than_the_host_has(server, monkeypatch):
-    monkeypatch.setattr(catalogue, "_host_bytes", lambda: 12 * MIB)
-    with pytest.raises(errors.ResourceExhaustedError, match="its host has 12 MiB"):
+    monkeypatch.setattr(host_memory, "free", lambda: (12 * MIB, "host"))
+    with pytest.raises(
+        errors.ResourceExhaustedError, match="its host has 12 MiB of memory left: divide"
+    ):
         server.create(0)
-    monkeypatch.setattr(catalogue, "_host_bytes", lambda: 12 * MIB + 8 * 12)  # and its versions
+    versions = 8 * 12
+    monkeypatch.setattr(host_memory, "free", lambda: (12 * MIB + versions, "host"))
     assert server.create(0).grow
 
 
 def test_more_memory_than_there_are_addresses(server, monkeypatch):
     """As under a limit to them: this variable takes more than there can be."""
-    monkeypatch.setattr(catalogue, "_host_bytes", lambda: 1 << 62)
+    monkeypatch.setattr(host_memory, "free", lambda: (1 << 62, "host"))
     server.host.room = 0
     match = rf"ps 0 has no room for variable 'v' of {1 << 59} bytes: its process cannot have"
     with pytest.raises(errors.ResourceExhaustedError, match=match):

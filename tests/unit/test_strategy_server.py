@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from _cases.servers import Cluster, variable
 
-from mpidist import errors
+from mpidist import errors, host_memory
 from strategy import optimizers
 from strategy.proto import parameter_server_pb2 as pb
 
@@ -347,3 +347,26 @@ def test_a_first_value_is_no_change_by_others(make):
     variable(cluster.worker(0), "v", 2)
     v = variable(cluster.worker(1), "v", 2)
     assert optimizers.SGD().apply_gradients([(np.ones(2), v)]).result().staleness == (0,)
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])  # inside the message, and through the ring
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_no_memory_for_what_an_optimizer_keeps(make, monkeypatch, size, dtype):
+    weight = variable(make().worker(0), "v", size, "ones", dtype)
+    adam, ones = optimizers.Adam(1.0), np.ones(size, dtype)
+    with monkeypatch.context() as patch:
+        patch.setattr(host_memory, "free", lambda: (0, "container or batch job"))
+        with pytest.raises(errors.ResourceExhaustedError, match="beside variable 'v': its contai"):
+            adam.apply_gradients([(ones, weight)]).wait()
+    np.testing.assert_array_equal(weight, np.ones(size))
+    adam.apply_gradients([(ones, weight)]).wait()
+    np.testing.assert_allclose(weight, np.zeros(size), atol=1e-3)
+
+
+def test_no_memory_for_one_more_variable(make, monkeypatch):
+    strategy = make().worker(0)
+    first = variable(strategy, "v", 1000, "ones")
+    monkeypatch.setattr(host_memory, "free", lambda: (1 << 10, "host"))
+    with pytest.raises(errors.ResourceExhaustedError, match="no room for variable 'w' of 8000"):
+        variable(strategy, "w", 1000, "ones")
+    np.testing.assert_array_equal(first, np.ones(1000))

@@ -1,0 +1,74 @@
+"""How much memory this process may still take, of a host and of control groups."""
+
+import os
+
+import pytest
+
+from mpidist import errors, host_memory
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """Makes the files in which Linux says it: ``system(meminfo, cgroup, {path: text})``."""
+    monkeypatch.setattr(host_memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(host_memory, "_GROUPS", tmp_path / "groups")
+
+    def make(available, groups="", **files):
+        files = {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:  {available >> 10} kB\n"} | files
+        files["proc/self/cgroup"] = groups
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+
+    return make
+
+
+def group(path, limit, used, files=0, version=2):
+    limit_name, use_name, prefix = host_memory._FILES[version]
+    stat = f"anon 5\n{prefix}active_file {files - 3}\n{prefix}inactive_file 3\n"
+    return {
+        f"groups/{path}{limit_name}": f"{limit}\n",
+        f"groups/{path}{use_name}": f"{used}\n",
+        f"groups/{path}memory.stat": stat,
+    }
+
+
+def test_a_host_without_groups(system):
+    system(12 * MIB)
+    assert host_memory.free() == (12 * MIB, "host")
+
+
+def test_the_least_of_all_groups_that_it_is_in(system):
+    files = group("a/b/", "max", 1) | group("a/", 10 * MIB, 7 * MIB, 2 * MIB)
+    system(99 * MIB, "0::/a/b\n", **files, **group("", 8 * MIB, 2 * MIB, 3))
+    assert host_memory.free() == (5 * MIB, "container or batch job")
+
+
+def test_groups_of_the_first_version(system):
+    files = group("memory/job/", 10 * MIB, 7 * MIB, 3, version=1)
+    system(99 * MIB, "4:cpu,memory:/job\n1:pids:/else\n0::/\n", **files)
+    assert host_memory.free() == (3 * MIB + 3, "container or batch job")
+
+
+def test_a_container_that_does_not_see_its_own_path(system):
+    system(99 * MIB, "0::/docker/abc\n", **group("", 10 * MIB, 7 * MIB, 3))
+    assert host_memory.free() == (3 * MIB + 3, "container or batch job")
+
+
+def test_a_group_above_its_limit(system):
+    system(99 * MIB, "0::/\n", **group("", 10 * MIB, 11 * MIB, 3))
+    assert host_memory.free() == (0, "container or batch job")
+
+
+def test_what_is_too_much_is_told(system):
+    system(12 * MIB)
+    host_memory.check_free(12 * MIB, "take less")
+    with pytest.raises(errors.ResourceExhaustedError, match="host has 12 MiB of memory left: take"):
+        host_memory.check_free(12 * MIB + 1, "take less")
+
+
+def test_this_system():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < host_memory.free()[0] < total
