@@ -152,9 +152,75 @@ def handed_over(gpu: int | None) -> Handed | None:
 
 def go_behind(events: Iterable[Handed | None]) -> None:
     """Local. Let what this thread does on GPUs from now on wait for what others have made there."""
-    for gpu, event in filter(None, events):
-        with on_device(gpu, "going on with what a replica has made"):
-            current_stream(gpu).wait_event(event)
+    for handed in filter(None, events):
+        with on_device(handed[0], "going on with what a replica has made"):
+            _wait_for([handed], current_stream(handed[0]))
+
+
+def _wait_for(events: Iterable[Handed | None], stream: Any) -> None:
+    """Let a stream of the current device wait: the default stream is that of whichever it is."""
+    for _, event in filter(None, events):
+        stream.wait_event(event)
+
+
+def usable_elsewhere(value: Any) -> Any:
+    """Local. A value as another thread may use it, behind the event that it is handed over with.
+
+    CuPy's arrays stay on their GPU. Of those of other packages only this thread knows the stream:
+    they come to the host; and so do rows.
+    """
+    if isinstance(value, IndexedSlices) or not _is_of_cupy(value):
+        return rows_on_host(value)
+    return value
+
+
+def can_be_added(values: Sequence[Any]) -> bool:
+    """Local. Whether :func:`added` takes these values; others are added up on the host."""
+    if len(values) == 1 or not all(map(_is_of_cupy, values)):
+        return False
+    return len({(value.shape, value.dtype) for value in values}) == 1 and all(
+        value.dtype.char in "efdFD" and value.flags.c_contiguous for value in values
+    )
+
+
+def added(arrays: Sequence[Any], dtype: np.dtype[Any], divisor: int) -> Array:
+    """Local. The sum of CuPy arrays, in their order, on the GPU of the first, as a host array.
+
+    Args:
+        arrays: See :func:`can_be_added`; on any GPUs.
+        dtype: In which they are added up.
+        divisor: What the sum is divided by.
+
+    Raises:
+        ResourceExhaustedError: That GPU has no memory for the sum.
+        DistBackendError: CUDA failed.
+    """
+    gpu, *others = dict.fromkeys(int(array.device.id) for array in arrays)
+    made = [handed_over(other) for other in others]
+    with on_device(gpu, "adding up what replicas have made") as package:
+        _wait_for(made, current_stream(gpu))
+        total = arrays[0].astype(dtype)
+        for array in arrays[1:]:
+            total += _near(array, gpu, package)
+        if divisor != 1:
+            total /= divisor
+    # This waits until all has been read. The sum may be kept, and pinned memory is dear.
+    return np.array(host_view(total))
+
+
+def _is_of_cupy(value: Any) -> bool:
+    return is_on_gpu(value) and isinstance(value, cupy().ndarray)
+
+
+def _near(array: Any, gpu: int, package: Any) -> Any:
+    """A CuPy array, or a copy of one of another GPU on this one, which is the current one."""
+    there = int(array.device.id)
+    if there == gpu:
+        return array
+    near = package.empty(array.shape, array.dtype)
+    places = (near.data.ptr, gpu, array.data.ptr, there)
+    package.cuda.runtime.memcpyPeerAsync(*places, array.nbytes, current_stream(gpu).ptr)
+    return near
 
 
 def rows_on_host(value: Any) -> Any:

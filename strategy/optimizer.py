@@ -12,7 +12,7 @@ import numpy as np
 
 from mpidist import Work
 from strategy.change import Change, global_norm
-from strategy.gpus import rows_on_host
+from strategy.gpus import usable_elsewhere
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
@@ -140,7 +140,7 @@ class Optimizer:
                 "made outside of strategy.scope()?"
             )
         if context is not None and context.num_replicas_in_sync > 1:
-            pairs = [(rows_on_host(grad), var) for grad, var in pairs]
+            pairs = [(usable_elsewhere(grad), var) for grad, var in pairs]
             work: Work = context.merge_call(self._apply_merged, (_Given(pairs),))
             return work
         return self._apply(strategy, pairs)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpidist import ReduceOp, host_view
 from strategy.array_like import ArrayLike, is_on_gpu, on_host, read
+from strategy.gpus import added, can_be_added
 from strategy.shard import HALVES
 from strategy.slices import IndexedSlices
 
@@ -111,6 +112,9 @@ def local_results(value: Any) -> tuple[Any, ...]:
 def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: bool = False) -> Any:
     """Local. Sum or mean of the values of all replicas, in their order; halves in float32.
 
+    CuPy's arrays of one shape and dtype are added up on the GPU of the first replica, others on the
+    host, with the same result.
+
     Args:
         reduce_op: ``"sum"`` or ``"mean"``, or the ReduceOp.
         value: PerReplica of arrays or numbers, or one of those; of IndexedSlices too, without an
@@ -135,6 +139,10 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: boo
     values = local_results(value)
     if any(isinstance(one, IndexedSlices) for one in values):
         return _rows(op, values, axis, rounded)
+    if axis is None and can_be_added(values):
+        dtype = values[0].dtype
+        total = added(values, _WIDE.get(dtype, dtype), len(values) if op is ReduceOp.MEAN else 1)
+        return _rounded(total, values) if rounded else total
     arrays = [as_array(one) for one in values]
     result = _whole(op, arrays) if axis is None else _along(op, arrays, axis)
     if is_on_gpu(values[0]) and result is arrays[0]:
@@ -183,7 +191,7 @@ def _widened(array: Array) -> Array:
     return array.astype(_WIDE.get(array.dtype, array.dtype), copy=False)
 
 
-def _rounded(result: Any, arrays: Sequence[Array]) -> Any:
+def _rounded(result: Any, arrays: Sequence[Any]) -> Any:
     """A result of arrays, in their dtype if they are halves of one."""
     dtype = arrays[0].dtype
     alike = all(array.dtype == dtype for array in arrays)

@@ -64,8 +64,10 @@ class Device:
 
     def synchronize(self):
         """Carry out all that is queued on it."""
-        for stream in list(_streams.values()):
-            stream.synchronize()
+        with self:
+            for stream in list(_streams.values()):
+                if stream.device_id in (-1, self.id):
+                    stream.synchronize()
 
     def __enter__(self):
         _stack("devices").append(_current_device())
@@ -76,13 +78,33 @@ class Device:
         _local.device = _stack("devices").pop()
 
 
-class Stream:
+class _Queue:
     """What is to be done, in order."""
+
+    def __init__(self):
+        self._steps = deque()
+        self._lock = threading.RLock()
+
+    def add(self, step):
+        with self._lock:
+            self._steps.append(step)
+
+    def go_on(self):
+        """Carry out one step; False if there is none."""
+        with self._lock:
+            if not self._steps:
+                return False
+            self._steps.popleft()()
+            return True
+
+
+class Stream:
+    """A queue of the device on which it was made; the null stream is one of each device."""
 
     def __init__(self, null=False, non_blocking=False, ptds=False):
         self.ptr = 1 if null else 2 if ptds else next(_pointers)
-        self._queue = deque()
-        self._lock = threading.RLock()
+        self.device_id = -1 if null or ptds else _current_device()
+        self._queues = [_Queue() for _ in range(DEVICES)]
         _streams[self.ptr] = self
 
     @classmethod
@@ -90,22 +112,14 @@ class Stream:
         """The stream of a pointer."""
         return _streams[holder.__cuda_stream__()[1]]
 
-    def add(self, step):
-        """Queue a step."""
-        with self._lock:
-            self._queue.append(step)
-
-    def go_on(self):
-        """Carry out one step; False if there is none."""
-        with self._lock:
-            if not self._queue:
-                return False
-            self._queue.popleft()()
-            return True
+    @property
+    def queue(self):
+        """Its steps; of the null stream, those of the current device."""
+        return self._queues[_current_device() if self.device_id < 0 else self.device_id]
 
     def synchronize(self):
         """Carry out all steps."""
-        while self.go_on():
+        while self.queue.go_on():
             pass
 
     def record(self, event=None):
@@ -116,37 +130,48 @@ class Stream:
 
     def wait_event(self, event):
         """Let what follows wait for an event."""
-        self.add(event.synchronize)
+        self.queue.add(event.synchronize)
 
     def use(self):
         """Make it current, until a ``with`` of any stream ends."""
-        _local.stream = self
+        self._check_device()
+        _current_streams()[_current_device()] = self
 
     def __enter__(self):
-        _stack("streams").append(self)
+        self._check_device()
+        _stack("streams").append((_current_device(), self))
         self.use()
         return self
 
     def __exit__(self, *_):
         # As CuPy has it: a stream that use() has made current is forgotten.
-        _stack("streams").pop()
-        _local.stream = _stack("streams")[-1] if _stack("streams") else Stream.null
+        device, _ = _stack("streams").pop()
+        before = [stream for number, stream in _stack("streams") if number == device]
+        _current_streams()[device] = before[-1] if before else Stream.null
+
+    def _check_device(self):
+        if self.device_id not in (-1, _current_device()):
+            raise RuntimeError(f"a stream of device {self.device_id} on {_current_device()}")
 
 
 class Event:
     """Whether a stream has come to where it was recorded."""
 
     def __init__(self, block=False, disable_timing=False):
-        self._stream, self._come, self._recorded = None, 0, 0
+        self._queue, self._come, self._recorded = None, 0, 0
+        self._device = _current_device()
         self.ptr = next(_pointers)
         _events[self.ptr] = self
 
     def record(self, stream=None):
         """Record it."""
-        self._stream = get_current_stream() if stream is None else stream
+        stream = get_current_stream() if stream is None else stream
+        if (_current_device() if stream.device_id < 0 else stream.device_id) != self._device:
+            raise CUDARuntimeError(400)  # an invalid handle
+        self._queue = stream.queue
         self._recorded += 1
         number = self._recorded
-        self._stream.add(lambda: setattr(self, "_come", number))
+        self._queue.add(lambda: setattr(self, "_come", number))
 
     @property
     def done(self):
@@ -201,7 +226,7 @@ def _event_query(pointer):
         return failure[0]
     event = _events[pointer]
     if event._come < event._recorded:
-        event._stream.go_on()
+        event._queue.go_on()
     return 0 if event._come >= event._recorded else 600
 
 
@@ -216,7 +241,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         hosts = [_host_of(one) for one in inputs]
         if out:
             (target,) = out
-            get_current_stream().add(lambda: ufunc(*hosts, out=target._host, casting="unsafe"))
+            get_current_stream().queue.add(
+                lambda: ufunc(*hosts, out=target._host, casting="unsafe")
+            )
             return target
         return _soon(lambda: getattr(ufunc, method)(*hosts, **kwargs))
 
@@ -302,7 +329,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         def change():
             self._host[key] = source
 
-        get_current_stream().add(change)
+        get_current_stream().queue.add(change)
 
     def fill(self, value):
         """Give all elements a value."""
@@ -356,7 +383,7 @@ def _soon(compute):
             get_current_stream().synchronize()
             like = np.asarray(compute())
     result = ndarray(like.shape, like.dtype)
-    get_current_stream().add(lambda: np.copyto(result._host, compute()))
+    get_current_stream().queue.add(lambda: np.copyto(result._host, compute()))
     return result
 
 
@@ -417,7 +444,13 @@ def from_dlpack(value):
 
 def get_current_stream(device_id=-1):
     """This thread's."""
-    return getattr(_local, "stream", None) or Stream.null
+    return _current_streams()[_current_device() if device_id < 0 else device_id]
+
+
+def _current_streams():
+    if not hasattr(_local, "streams_in_use"):
+        _local.streams_in_use = [Stream.null] * DEVICES
+    return _local.streams_in_use
 
 
 def _current_device():
@@ -444,7 +477,13 @@ def _memcpy_async(target, source, size, kind, stream):
     def copy():
         ctypes.memmove(target, source, size)
 
-    _streams[stream].add(copy)
+    _streams[stream].queue.add(copy)
+
+
+def _memcpy_peer_async(target, there, source, here, size, stream):
+    if (_device_of(target), _device_of(source)) != (there, here):
+        raise CUDARuntimeError(1)
+    _memcpy_async(target, source, size, None, stream)
 
 
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
@@ -470,6 +509,7 @@ cuda = types.SimpleNamespace(
         hostAllocPortable=1,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},
         memcpyAsync=_memcpy_async,
+        memcpyPeerAsync=_memcpy_peer_async,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
     ),

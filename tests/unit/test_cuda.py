@@ -299,7 +299,7 @@ def test_a_kernel_that_fails_ends_the_waiting_for_it(xp):
     if xp.__name__ == "cupy":
         pytest.skip("a context that has failed stays so")
     array, lent = xp.zeros(4, "f4"), pinned_pool().lent_bytes()
-    xp.cuda.get_current_stream().add(lambda: xp.failure.append(700))
+    xp.cuda.get_current_stream().queue.add(lambda: xp.failure.append(700))
     with pytest.raises(errors.DistBackendError, match=r"failed on GPU 0: cudaError700"):
         host_view(array)
     gc.collect()

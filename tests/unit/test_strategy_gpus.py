@@ -148,6 +148,60 @@ def test_gradients_on_gpus_are_those_on_the_cpu(xp, gpus, dtype):
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
+def test_gradients_of_replicas_come_to_the_host_as_one(xp, gpus, monkeypatch):
+    downloads = []
+    copy_async = xp.cuda.runtime.memcpyAsync
+
+    def noted(target, source, nbytes, kind, stream):
+        downloads.extend([nbytes] * (kind == xp.cuda.runtime.memcpyDeviceToHost))
+        copy_async(target, source, nbytes, kind, stream)
+
+    with made(xp, gpus, num_replicas_per_worker=3) as strategy, strategy.scope():
+        weight = get_variable("w", (1000,), initializer="zeros", dtype="f4")
+
+        def step():
+            number = get_replica_context().replica_id_in_sync_group
+            grad = xp.asarray(np.full(1000, number + 1, "f4"))
+            optimizers.SGD(1.0).apply_gradients([(grad, weight)]).wait()
+
+        with monkeypatch.context() as patch:
+            if xp.__name__ != "cupy":
+                patch.setattr(xp.cuda.runtime, "memcpyAsync", noted)
+            strategy.run(step)
+        np.testing.assert_array_equal(weight.numpy(), np.full(1000, -2))
+        assert xp.__name__ == "cupy" or downloads == [4000]
+
+
+ODD = {
+    "strided": lambda xp, number: xp.asarray(np.full(2000, number, "f4"))[::2],
+    "integers": lambda xp, number: xp.asarray(np.full(1000, number, "i4")),
+    "of two dtypes": lambda xp, number: xp.asarray(np.full(1000, number, ("f4", "f8")[number])),
+    "one on the host": lambda xp, number: (xp.asarray, np.asarray)[number](np.full(1000, number)),
+    "halves": lambda xp, number: xp.asarray(np.full(1000, number, "f2")),
+    "complex": lambda xp, number: xp.asarray(np.full(1000, number, "c8")),
+    "one element": lambda xp, number: xp.asarray(np.full((), number, "f4")),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_what_is_reduced_on_a_gpu_is_as_on_the_host(xp, kind, op):
+    with made(xp, 2) as strategy:
+
+        def step(place):
+            number = get_replica_context().replica_id_in_sync_group
+            with xp.cuda.Stream(non_blocking=True):
+                value = ODD[kind](xp, number)
+            return xp.asnumpy(value) if place == "host" else value
+
+        there, here = (
+            strategy.reduce(op, strategy.run(step, (place,))) for place in ("gpu", "host")
+        )
+        np.testing.assert_array_equal(there, here)
+        assert np.asarray(there).dtype == np.asarray(here).dtype
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
 def test_a_gradient_is_taken_behind_the_stream_that_computes_it(xp, gpus):
     with made(xp, gpus) as strategy, strategy.scope():
         weight = get_variable("w", (1000,), initializer="zeros", dtype="f4")
