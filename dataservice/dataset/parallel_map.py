@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import queue
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,8 @@ from dataservice.dataset.processes import Processes
 
 # How often who waits for a function looks whether the pass has been given up.
 _LOOK_S = 0.2
+# Elements for each function at once: one that it works on, one that it takes up next or has ready.
+_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,13 @@ class ParallelMapIterator(UnaryIterator):
         super().__init__(node.parent.iterate(context))
         self._node = node
         self._scope = context.scope or Scope()
-        self._pending: deque[tuple[Any, Future[Any]]] = deque()
+        self._pending: deque[_Call] = deque()
         self._ended = False
         self._workers = _Workers(node)
         self._finalizer = weakref.finalize(self, self._workers.close)
 
     def __next__(self) -> Any:
-        while len(self._pending) < self._node.calls and not self._ended:
+        while len(self._pending) < _AHEAD * self._node.calls and not self._ended:
             try:
                 self._begin(next(self._parent))
             except StopIteration:
@@ -78,21 +79,22 @@ class ParallelMapIterator(UnaryIterator):
                 self._begin(Failure(error))
         if not self._pending:
             raise StopIteration
-        number = 0 if self._node.deterministic else self._first_ready()
-        future = self._pending[number][1]
-        while not future.done():
-            concurrent.futures.wait([future], _LOOK_S)
+        call = self._pending[0] if self._node.deterministic else self._first_ready()
+        while not call.done:
+            call.wait(_LOOK_S)
             if self._scope.closed:
                 raise StopIteration
-        del self._pending[number]
+        self._pending.remove(call)
+        if call.error is None:
+            return call.value
         try:
-            return future.result()
+            raise call.error
         finally:
-            del future  # the traceback of its error refers to this frame
+            del call  # the traceback of its error refers to this frame
 
     def get_state(self) -> tuple[list[Any], bool, Any]:
         """Local. See :class:`ElementIterator`; what functions are at work on is begun again."""
-        return [element for element, _ in self._pending], self._ended, super().get_state()
+        return [call.element for call in self._pending], self._ended, super().get_state()
 
     def set_state(self, state: tuple[list[Any], bool, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
@@ -109,20 +111,50 @@ class ParallelMapIterator(UnaryIterator):
         super().close()
 
     def _begin(self, element: Any) -> None:
+        call = _Call(element)
+        self._pending.append(call)
         if isinstance(element, Failure):
-            future: Future[Any] = Future()
-            future.set_exception(element.error)
+            call.error = element.error
+            self._workers.end(call)
         else:
-            future = self._workers.submit(element)
-        self._pending.append((element, future))
+            self._workers.submit(call)
 
-    def _first_ready(self) -> int:
-        futures = [future for _, future in self._pending]
-        while not any(future.done() for future in futures):
-            concurrent.futures.wait(futures, _LOOK_S, FIRST_COMPLETED)
+    def _first_ready(self) -> _Call:
+        while (call := self._workers.next_ended(_LOOK_S)) is None:
             if self._scope.closed:
                 raise StopIteration
-        return next(number for number, future in enumerate(futures) if future.done())
+        return call
+
+
+class _Call:
+    """A function's work on an element; one thread waits for it.
+
+    Waiting costs more than most functions, so it is done by a lock alone. Each wait has a lock of
+    its own, which is released once: whoever has gone meanwhile is woken for nothing.
+    """
+
+    __slots__ = ("_bell", "done", "element", "error", "value")
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self._bell: threading.Lock | None = None
+
+    def end(self) -> None:
+        """The value or the error is there."""
+        self.done = True
+        bell = self._bell
+        if bell is not None:
+            bell.release()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is done, at most so long."""
+        bell = _locked()
+        self._bell = bell
+        if not self.done:
+            bell.acquire(timeout=seconds)
 
 
 class _Workers:
@@ -135,17 +167,36 @@ class _Workers:
         self._function = node.function
         self._processes = Processes(node.function, node.calls) if node.processes else None
         self._calls = node.calls
-        self._work: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        # Those that have ended, where the first to end goes first, and the lock of who waits.
+        self._ended: deque[_Call] | None = None if node.deterministic else deque()
+        self._bells: deque[threading.Lock] = deque()
         self._started = 0
         self._closed = False
 
-    def submit(self, element: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._work.put((element, future))
+    def submit(self, call: _Call) -> None:
+        self._work.put(call)
         if self._started < self._calls:
             self._started += 1
             threading.Thread(target=self._run, name="dataservice-map", daemon=True).start()
-        return future
+
+    def next_ended(self, seconds: float) -> _Call | None:
+        """The next one that has ended, or None after so long."""
+        assert self._ended is not None
+        if not self._ended:
+            self._bells.clear()
+            bell = _locked()
+            self._bells.append(bell)
+            if not self._ended:
+                bell.acquire(timeout=seconds)
+        return self._ended.popleft() if self._ended else None
+
+    def end(self, call: _Call) -> None:
+        call.end()
+        if self._ended is not None:
+            self._ended.append(call)
+            with suppress(IndexError):  # nobody waits
+                self._bells.pop().release()
 
     def close(self) -> None:
         self._closed = True
@@ -155,14 +206,21 @@ class _Workers:
             self._processes.close()
 
     def _run(self) -> None:
-        while (item := self._work.get()) is not None and not self._closed:
-            element, future = item
+        while (call := self._work.get()) is not None and not self._closed:
             try:
-                future.set_result(_mapped(self._processes or self._function, element))
+                call.value = _mapped(self._processes or self._function, call.element)
             except BaseException as error:
-                future.set_exception(error)
+                call.error = error
+            self.end(call)
             # Who waits for work keeps nothing; and an error's traceback refers to this frame.
-            del item, element, future
+            del call
+
+
+def _locked() -> threading.Lock:
+    """For who waits: held already, since others may release it as soon as they see it."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 def _mapped(function: Callable[..., Any], element: Any) -> Any:
