@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -11,44 +12,62 @@ from dataservice.dataset.node import ElementIterator, Node
 class StageTimes:
     """Times of the nodes of a pass, of one in so many elements that come out of it.
 
+    Nodes of one kind count together: functions make new ones for every element.
+
     Attributes:
         on: Whether the element that is being made is one of those; who makes elements says so.
     """
 
     def __init__(self) -> None:
         self.on = False
-        self._spent: dict[int, tuple[Node, list[float]]] = {}
+        self._stages: dict[str, _Stage] = {}
+        self._local = threading.local()
 
     def watch(self, node: Node, elements: ElementIterator) -> ElementIterator:
         """Local. See :class:`Stages`."""
-        # A node below repeat has many passes.
-        _, spent = self._spent.setdefault(id(node), (node, [0.0]))
-        return TimedIterator(elements, self, spent)
+        name = type(node).__name__.lower()
+        stage = self._stages.get(name)
+        if stage is None:
+            stage = self._stages.setdefault(name, _Stage(_depth(node)))
+        return TimedIterator(elements, self, stage)
 
-    def own_seconds(self) -> list[tuple[str, float]]:
-        """Local. Each node's name, and the seconds spent in it alone, from the sources on.
+    def timed(self, stage: _Stage, elements: ElementIterator) -> Any:
+        """Local. The next element; the time that it takes, but for that of nodes below, is added.
 
         What runs beside it, as below ``prefetch``, counts where it runs.
         """
-        # A copy, because the pass goes on and may meet new nodes.
-        known = [*self._spent.values()]
-        known.sort(key=lambda each: _depth(each[0]))
-        result = []
-        for node, spent in known:
-            below = (self._spent.get(id(each)) for each in _below(node))
-            seconds = spent[0] - sum(each[1][0] for each in below if each is not None)
-            result.append((type(node).__name__.lower(), max(seconds, 0.0)))
-        return result
+        local = self._local
+        outer: float = getattr(local, "below", 0.0)
+        local.below, began = 0.0, time.perf_counter()
+        try:
+            return next(elements)
+        finally:
+            seconds = time.perf_counter() - began
+            stage.seconds += seconds - local.below
+            local.below = outer + seconds
+
+    def own_seconds(self) -> list[tuple[str, float]]:
+        """Local. The kinds of nodes, and the seconds spent in them alone, from the sources on."""
+        # A copy, because the pass goes on and may meet new ones.
+        known = [*self._stages.items()]
+        known.sort(key=lambda each: each[1].depth)
+        return [(name, stage.seconds) for name, stage in known]
 
 
-def _below(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node is over."""
-    parent = getattr(node, "parent", None)
-    return getattr(node, "parents", ()) if parent is None else (parent,)
+class _Stage:
+    """Attributes: how many nodes are below the first of a kind, and the seconds spent in all."""
+
+    __slots__ = ("depth", "seconds")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.seconds = 0.0
 
 
 def _depth(node: Node) -> int:
-    return 1 + max(map(_depth, _below(node)), default=0)
+    parent = getattr(node, "parent", None)
+    below: tuple[Node, ...] = getattr(node, "parents", ()) if parent is None else (parent,)
+    return 1 + max(map(_depth, below), default=0)
 
 
 class TimedIterator(ElementIterator):
@@ -57,22 +76,18 @@ class TimedIterator(ElementIterator):
     Args:
         elements: The pass.
         times: Says whether to.
-        spent: Where to add the seconds.
+        stage: Where to add the seconds.
     """
 
-    def __init__(self, elements: ElementIterator, times: StageTimes, spent: list[float]) -> None:
+    def __init__(self, elements: ElementIterator, times: StageTimes, stage: _Stage) -> None:
         self._elements = elements
         self._times = times
-        self._spent = spent
+        self._stage = stage
 
     def __next__(self) -> Any:
         if not self._times.on:
             return next(self._elements)
-        began = time.perf_counter()
-        try:
-            return next(self._elements)
-        finally:
-            self._spent[0] += time.perf_counter() - began
+        return self._times.timed(self._stage, self._elements)
 
     def get_state(self) -> Any:
         """Local. See :class:`ElementIterator`."""

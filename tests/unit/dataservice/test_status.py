@@ -1,6 +1,8 @@
 """What a service says of itself, and of the time that its stages take."""
 
+import gc
 import time
+import weakref
 
 import pytest
 from _cases.endpoints import wait_until
@@ -99,3 +101,37 @@ def test_stages_count_what_is_theirs_alone(monkeypatch):
     # Each look at the clock is a second: the innermost has one, each around it two of its own, for
     # seven elements and the ends of the passes.
     assert times.own_seconds() == [("range", 9.0), ("map", 18.0), ("repeat", 17.0)]
+
+
+def test_datasets_that_functions_make_count_together_and_leave_nothing(monkeypatch):
+    clock = iter(range(100_000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    times = StageTimes()
+    times.on = True
+    made = weakref.WeakSet()
+
+    def make(x):
+        made.add((dataset := Dataset.range(3).map(lambda y: y)).node)
+        return dataset
+
+    node = Dataset.range(500).flat_map(make).node
+    with node.iterate(Context((0,), stages=times)) as elements:
+        assert sum(1 for _ in elements) == 1500
+        gc.collect()
+        assert len(made) < 5
+    seconds = dict(times.own_seconds())
+    assert set(seconds) == {"range", "map", "interleave"}
+    # 501 looks for elements that a dataset is made of, and 4 for those of each.
+    assert seconds["range"] == 501 + 500 * 4
+    assert seconds["map"] == 2 * 500 * 4
+
+
+def test_stages_on_a_thread_of_their_own():
+    times = StageTimes()
+    times.on = True
+    node = Dataset.range(4).map(lambda x: time.sleep(0.01)).prefetch(1).node
+    with node.iterate(Context((0,), stages=times)) as elements:
+        list(elements)
+    seconds = dict(times.own_seconds())
+    assert seconds["map"] >= 0.04
+    assert min(seconds.values()) >= 0
