@@ -7,7 +7,7 @@ from _cases.data_readers import numbers, read, reading
 from dataservice import Dataset, distribute
 
 SHARDS = 4
-LENGTH = 6000
+LENGTH = 4000
 
 
 def pieces(x):
@@ -60,10 +60,16 @@ def in_turn(readers, count=None):
     return [np.asarray(element).tolist() for element in got]
 
 
+ALONE = {}  # what a process has seen; it is the same every time
+
+
 def alone(make_service, name, **options):
     """The order that a single worker and consumer see."""
-    with reading(*consumers(name, make_service(1).target, 1, **options)) as readers:
-        return in_turn(readers)
+    key = name, *sorted(options.items())
+    if key not in ALONE:
+        with reading(*consumers(name, make_service(1).target, 1, **options)) as readers:
+            ALONE[key] = in_turn(readers)
+    return ALONE[key]
 
 
 def model(name, length, shards):
