@@ -10,6 +10,10 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.outbox.outbox import AHEAD_BYTES, AHEAD_ELEMENTS, Answer, Outbox, how_many
 from mpidist.errors import FailedPreconditionError
 
+# Elements for each consumer that are made before the first is asked for; then as many more as have
+# been: many parts that all made theirs would keep those waiting who ask for the first of each.
+_EARLY = 32
+
 
 @dataclass
 class _Cursor:
@@ -76,12 +80,15 @@ class WindowOutbox(Outbox):
 
     def _has_room(self) -> bool:
         # What has been given stays until it is used, and takes as much room as consumers give it.
-        given = dict(self._marks)
+        given, furthest = dict(self._marks), max(self._marks.values())
         for cursor in self._cursors.values():
             given[cursor.consumer] = max(given[cursor.consumer], cursor.position)
+            furthest = max(furthest, cursor.next_wanted() or cursor.position)
         ahead = self._produced - max(min(given.values()), self._base)
+        early = self._produced - furthest - (furthest - self.start)
         return ahead < 2 * self._consumers or (
-            ahead < AHEAD_ELEMENTS * self._consumers
+            early < _EARLY * self._consumers
+            and ahead < AHEAD_ELEMENTS * self._consumers
             and self._bytes < (1 + self._consumers) * self._limit
         )
 

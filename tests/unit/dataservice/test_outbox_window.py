@@ -1,8 +1,10 @@
 """Elements for consumers that say which they want."""
 
 import threading
+import time
 
 import numpy as np
+import pytest
 from _cases.data_outbox import Box
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,3 +169,51 @@ def test_a_failure_comes_after_what_was_made():
     assert box.seek(0).elements == [1]
     assert box.ask().body.failure
     assert box.told == 0
+
+
+@pytest.mark.parametrize("consumers", [1, 3])
+def test_no_more_is_made_early_than_has_been_asked_for(consumers):
+    box, early = make(consumers), 32 * consumers
+    runner = threading.Thread(target=put_all, args=(box, 100_000), daemon=True)
+    runner.start()
+    made = wait_until(box, early)
+    # One consumer alone gets on, and the others need not have begun.
+    for last in range(3):
+        box.ask(consumer_index=consumers - 1, most=1000, hold=False)
+        made = wait_until(box, 2 * made + early)
+        assert runner.is_alive(), last
+    if consumers > 1:
+        while box.outbox.produced < 4096 * consumers:
+            box.ask(consumer_index=consumers - 1, most=1000, hold=False)
+        wait_until(box, 4096 * consumers)
+    box.outbox.close(CancelledError("stopped"))
+    runner.join(10)
+
+
+def wait_until(box, count):
+    """Until there is no room after so many."""
+    deadline = time.monotonic() + 20
+    while box.outbox.produced < count or box.outbox._has_room():
+        assert time.monotonic() < deadline, box.outbox.produced
+    assert box.outbox.produced == count
+    return count
+
+
+@pytest.mark.parametrize("period", [40, 1000])
+def test_who_wants_one_that_is_far_gets_it(period):
+    box = make()
+    runner = threading.Thread(target=put_all, args=(box, 5000), daemon=True)
+    runner.start()
+    request = box.seek(0, period, period - 1)
+    deadline = time.monotonic() + 20
+    while request.body is None:
+        assert time.monotonic() < deadline
+    assert request.elements[0] == period - 1
+    box.outbox.close(CancelledError("stopped"))
+    runner.join(10)
+
+
+def put_all(box, count):
+    for number in range(count):
+        if not box.outbox.put(number):
+            return
