@@ -29,12 +29,12 @@ def check_free(nbytes: int, remedy: str) -> None:
     Raises:
         ResourceExhaustedError: The host, or the container or batch job, has no more so many.
     """
-    left, whose = free()
+    left, whose = free_memory()
     if nbytes > left:
         raise ResourceExhaustedError(f"its {whose} has {left >> 20} MiB of memory left: {remedy}")
 
 
-def free() -> tuple[int, str]:
+def free_memory() -> tuple[int, str]:
     """Local. How many bytes can be had now, and who has no more: ``"host"``, or what limits us."""
     return min([(_free_of_host(), "host"), *_free_of_groups()])
 

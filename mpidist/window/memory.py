@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import host_memory
 from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
+from mpidist.host_memory import free_memory
 from mpidist.runtime import together
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _sizes_with_room(comm: MPI.Intracomm, nbytes: int) -> list[int]:
 
     Open MPI would fail on the rank that has not, and leave the others waiting.
     """
-    sizes = comm.allgather((nbytes, host_memory.free()))
+    sizes = comm.allgather((nbytes, free_memory()))
     for rank, (wanted, (left, whose)) in enumerate(sizes):
         if wanted > left:
             raise ResourceExhaustedError(

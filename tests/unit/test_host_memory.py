@@ -37,29 +37,29 @@ def group(path, limit, used, files=0, version=2):
 
 def test_a_host_without_groups(system):
     system(12 * MIB)
-    assert host_memory.free() == (12 * MIB, "host")
+    assert host_memory.free_memory() == (12 * MIB, "host")
 
 
 def test_the_least_of_all_groups_that_it_is_in(system):
     files = group("a/b/", "max", 1) | group("a/", 10 * MIB, 7 * MIB, 2 * MIB)
     system(99 * MIB, "0::/a/b\n", **files, **group("", 8 * MIB, 2 * MIB, 3))
-    assert host_memory.free() == (5 * MIB, "container or batch job")
+    assert host_memory.free_memory() == (5 * MIB, "container or batch job")
 
 
 def test_groups_of_the_first_version(system):
     files = group("memory/job/", 10 * MIB, 7 * MIB, 3, version=1)
     system(99 * MIB, "4:cpu,memory:/job\n1:pids:/else\n0::/\n", **files)
-    assert host_memory.free() == (3 * MIB + 3, "container or batch job")
+    assert host_memory.free_memory() == (3 * MIB + 3, "container or batch job")
 
 
 def test_a_container_that_does_not_see_its_own_path(system):
     system(99 * MIB, "0::/docker/abc\n", **group("", 10 * MIB, 7 * MIB, 3))
-    assert host_memory.free() == (3 * MIB + 3, "container or batch job")
+    assert host_memory.free_memory() == (3 * MIB + 3, "container or batch job")
 
 
 def test_a_group_above_its_limit(system):
     system(99 * MIB, "0::/\n", **group("", 10 * MIB, 11 * MIB, 3))
-    assert host_memory.free() == (0, "container or batch job")
+    assert host_memory.free_memory() == (0, "container or batch job")
 
 
 def test_what_is_too_much_is_told(system):
@@ -71,4 +71,4 @@ def test_what_is_too_much_is_told(system):
 
 def test_this_system():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < host_memory.free()[0] < total
+    assert 0 < host_memory.free_memory()[0] < total

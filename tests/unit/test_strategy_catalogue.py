@@ -198,19 +198,19 @@ def test_more_memory_than_the_host_has(server, room, elements):
 
 
 def test_the_least_that_is_more_than_the_host_has(server, monkeypatch):
-    monkeypatch.setattr(host_memory, "free", lambda: (12 * MIB, "host"))
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (12 * MIB, "host"))
     with pytest.raises(
         errors.ResourceExhaustedError, match="its host has 12 MiB of memory left: divide"
     ):
         server.create(0)
     versions = 8 * 12
-    monkeypatch.setattr(host_memory, "free", lambda: (12 * MIB + versions, "host"))
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (12 * MIB + versions, "host"))
     assert server.create(0).grow
 
 
 def test_more_memory_than_there_are_addresses(server, monkeypatch):
     """As under a limit to them: this variable takes more than there can be."""
-    monkeypatch.setattr(host_memory, "free", lambda: (1 << 62, "host"))
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (1 << 62, "host"))
     server.host.room = 0
     match = rf"ps 0 has no room for variable 'v' of {1 << 59} bytes: its process cannot have"
     with pytest.raises(errors.ResourceExhaustedError, match=match):

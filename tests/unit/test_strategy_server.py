@@ -355,7 +355,7 @@ def test_no_memory_for_what_an_optimizer_keeps(make, monkeypatch, size, dtype):
     weight = variable(make().worker(0), "v", size, "ones", dtype)
     adam, ones = optimizers.Adam(1.0), np.ones(size, dtype)
     with monkeypatch.context() as patch:
-        patch.setattr(host_memory, "free", lambda: (0, "container or batch job"))
+        patch.setattr(host_memory, "free_memory", lambda: (0, "container or batch job"))
         with pytest.raises(errors.ResourceExhaustedError, match="beside variable 'v': its contai"):
             adam.apply_gradients([(ones, weight)]).wait()
     np.testing.assert_array_equal(weight, np.ones(size))
@@ -366,7 +366,7 @@ def test_no_memory_for_what_an_optimizer_keeps(make, monkeypatch, size, dtype):
 def test_no_memory_for_one_more_variable(make, monkeypatch):
     strategy = make().worker(0)
     first = variable(strategy, "v", 1000, "ones")
-    monkeypatch.setattr(host_memory, "free", lambda: (1 << 10, "host"))
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (1 << 10, "host"))
     with pytest.raises(errors.ResourceExhaustedError, match="no room for variable 'w' of 8000"):
         variable(strategy, "w", 1000, "ones")
     np.testing.assert_array_equal(first, np.ones(1000))

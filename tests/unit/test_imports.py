@@ -1,0 +1,38 @@
+"""Every module can be the first of all that a program imports."""
+
+import pkgutil
+import subprocess
+import sys
+
+import mpidist
+
+# Children of one process that has numpy, but nothing of ours.
+EACH_FIRST = """
+import importlib, os, sys, traceback
+import numpy
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            traceback.print_exc()
+            print("failed:", name, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_each_module_first():
+    """Those of mpidist: with any other, all of its package is imported first."""
+    modules = pkgutil.walk_packages(mpidist.__path__, "mpidist.")
+    names = [each.name for each in modules if not each.name.endswith("__main__")]
+    assert len(names) > 100
+    ended = subprocess.run(
+        [sys.executable, "-c", EACH_FIRST, *names, "strategy", "dataservice"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (ended.stdout, ended.returncode) == ("", 0), ended.stderr
