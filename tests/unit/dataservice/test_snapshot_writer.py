@@ -98,7 +98,9 @@ def rows(elements):
     return [int(element[0]) for element in elements]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 40))]
+)
 def test_killed_twice_and_taken_up(tmp_path, all_calls, seed):
     path = create(tmp_path / "snapshot")
     chance = random.Random(seed)
