@@ -6,6 +6,8 @@ take much asks here first, and can say what does not fit.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -41,40 +43,48 @@ def free_memory() -> tuple[int, str]:
 
 def _free_of_host() -> int:
     """What can be had without writing to a disk that is there for want of memory."""
-    with open(_PROC / "meminfo") as file:
-        facts = dict(line.split(":") for line in file)
-    return int(facts["MemAvailable"].split()[0]) << 10
+    try:
+        facts = dict(line.split(":") for line in (_PROC / "meminfo").read_text().splitlines())
+        return int(facts["MemAvailable"].split()[0]) << 10
+    except (OSError, ValueError, LookupError):  # an old kernel, or one that tells less
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_of_groups() -> Iterator[tuple[int, str]]:
     """What is left of the limits of control groups, by which containers and batch jobs are held."""
     for group, (limit_name, use_name, prefix) in _control_groups():
         try:
-            limit = (group / limit_name).read_text().strip()
-            if limit == "max":
-                continue
+            limit = int((group / limit_name).read_text())
             used = int((group / use_name).read_text())
-            facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except OSError:  # the root has no limit; of others' groups a container sees nothing
+        except (OSError, ValueError):  # it has none, or is not to be seen in a container
             continue
-        files = sum(int(facts[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
-        yield max(int(limit) - used + files, 0), "container or batch job"
+        yield max(limit - used + _file_pages(group, prefix), 0), "container or batch job"
+
+
+def _file_pages(group: Path, prefix: str) -> int:
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+        facts = dict(line.split() for line in lines)
+        return sum(int(facts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _control_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """The groups of this process that limit memory, with those that they are in."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # a system without control groups
+    except (OSError, ValueError):  # a system without control groups
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        own = PurePosixPath(path.lstrip("/"))
         if not controllers:
-            root, names = _GROUPS, _FILES[2]
+            roots, names = [_GROUPS, _GROUPS / "unified"], _FILES[2]
         elif "memory" in controllers.split(","):
-            root, names = _GROUPS / "memory", _FILES[1]
+            roots, names = [_GROUPS / "memory"], _FILES[1]
         else:
             continue
-        own = PurePosixPath(path).relative_to("/")
-        for part in (own, *own.parents):
+        for root, part in itertools.product(roots, (own, *own.parents)):
             yield root / part, names

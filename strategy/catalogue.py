@@ -205,10 +205,8 @@ class Catalogue:
     def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
         """See :meth:`_find_place`; errors name the variable."""
         try:
-            check_free(
-                layout.version_bytes + layout.data_bytes,
-                "divide the variable by a partitioner, over ps tasks of more hosts",
-            )
+            if not self._kind(asked):  # segments are sparse: a page is taken when it is written
+                _check_room(layout)
             return self._find_place(asked, layout)
         except errors.ResourceExhaustedError as error:
             raise errors.ResourceExhaustedError(
@@ -228,6 +226,8 @@ class Catalogue:
             return self._memory.carve(*lengths, one_sided=kind)
         except errors.ResourceExhaustedError as error:
             problem = error
+        if kind:
+            _check_room(layout)
         if asked.name not in self._grown_for and self._growth_bytes(asked):
             if self._mates[kind]:
                 return None
@@ -337,3 +337,10 @@ class Catalogue:
                 self._memory.add(self._host.memory.own(segment), kind)
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
+
+
+def _check_room(layout: Layout) -> None:
+    check_free(
+        layout.version_bytes + layout.data_bytes,
+        "divide the variable by a partitioner, over ps tasks of more hosts",
+    )

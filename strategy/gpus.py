@@ -179,7 +179,7 @@ def can_be_added(values: Sequence[Any]) -> bool:
     if len(values) == 1 or not all(map(_is_of_cupy, values)):
         return False
     return len({(value.shape, value.dtype) for value in values}) == 1 and all(
-        value.dtype.char in "efdFD" and value.flags.c_contiguous for value in values
+        value.dtype.char in "efd" and value.flags.c_contiguous for value in values
     )
 
 

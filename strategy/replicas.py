@@ -185,6 +185,7 @@ def call_for_each_replica(
             named = {key: own_value(value, number) for key, value in kwargs.items()}
             if context.gpu is not None:
                 make_current(context.gpu)
+                go_behind(begun)
             result = fn(*own, **named)
             made[number] = handed_over(context.gpu)
             return result
@@ -192,8 +193,10 @@ def call_for_each_replica(
             _replica.reset(token)
 
     made: list[Handed | None] = [None] * count
+    begun: list[Handed | None] = []
     if count == 1:
         return call(0)
+    begun = [handed_over(gpu) for gpu in sorted(set(strategy.gpus))]
     results: list[Any] = [None] * count
     problems: list[BaseException | None] = [None] * count
 

@@ -112,18 +112,22 @@ class ParallelMapIterator(UnaryIterator):
 
     def _begin(self, element: Any) -> None:
         call = _Call(element)
-        self._pending.append(call)
         if isinstance(element, Failure):
-            call.error = element.error
-            self._workers.end(call)
+            call.error, call.done = element.error, True
         else:
             self._workers.submit(call)
+        self._pending.append(call)
 
     def _first_ready(self) -> _Call:
-        while (call := self._workers.next_ended(_LOOK_S)) is None:
+        # Failures of what is below are not known to the workers, whom threads keep: the pass, which
+        # the frames of an error refer to, would live as long as they.
+        for pending in self._pending:
+            if isinstance(pending.element, Failure):
+                return pending
+        while (ended := self._workers.next_ended(_LOOK_S)) is None:
             if self._scope.closed:
                 raise StopIteration
-        return call
+        return ended
 
 
 class _Call:
@@ -175,10 +179,10 @@ class _Workers:
         self._closed = False
 
     def submit(self, call: _Call) -> None:
-        self._work.put(call)
-        if self._started < self._calls:
-            self._started += 1
+        if self._started < self._calls:  # before there is something that nobody would work on
             threading.Thread(target=self._run, name="dataservice-map", daemon=True).start()
+            self._started += 1
+        self._work.put(call)
 
     def next_ended(self, seconds: float) -> _Call | None:
         """The next one that has ended, or None after so long."""
@@ -190,13 +194,6 @@ class _Workers:
             if not self._ended:
                 bell.acquire(timeout=seconds)
         return self._ended.popleft() if self._ended else None
-
-    def end(self, call: _Call) -> None:
-        call.end()
-        if self._ended is not None:
-            self._ended.append(call)
-            with suppress(IndexError):  # nobody waits
-                self._bells.pop().release()
 
     def close(self) -> None:
         self._closed = True
@@ -211,7 +208,11 @@ class _Workers:
                 call.value = _mapped(self._processes or self._function, call.element)
             except BaseException as error:
                 call.error = error
-            self.end(call)
+            call.end()
+            if self._ended is not None:
+                self._ended.append(call)
+                with suppress(IndexError):  # nobody waits
+                    self._bells.pop().release()
             # Who waits for work keeps nothing; and an error's traceback refers to this frame.
             del call
 

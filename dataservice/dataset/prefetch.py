@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # How long close() waits for a user's function to return.
 _CLOSE_S = 5.0
+_OVER = object()
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class PrefetchIterator(ElementIterator):
     def __init__(self, parent: Node, context: Context, size: int) -> None:
         self._channel = _Channel(size)
         self._starting = threading.Lock()
+        # The error that ends the pass, if one does. Once it has been raised its frames refer to the
+        # pass: so the channel must not have it, for the finalizer keeps that one.
+        self._ending: list[Failure] = []
         if context.scope is not None:
             context.scope.add(self._channel)
         below = dataclasses.replace(context, scope=self._channel.scope)
@@ -54,7 +58,7 @@ class PrefetchIterator(ElementIterator):
         # The thread knows the channel only, lest it keep a dropped iterator alive.
         self._thread = threading.Thread(
             target=_fill,
-            args=(self._channel, self._parent),
+            args=(self._channel, self._parent, self._ending),
             name="dataservice-prefetch",
             daemon=True,
         )
@@ -65,12 +69,24 @@ class PrefetchIterator(ElementIterator):
             with self._starting:
                 if self._thread.ident is None:
                     self._thread.start()
-        return self._channel.take()
+        element = self._channel.take()
+        if element is _OVER:
+            if not self._ending:
+                raise StopIteration
+            element = self._ending[0]
+        if not isinstance(element, Failure):
+            return element
+        try:
+            raise element.error
+        finally:
+            del element  # the error's traceback refers to this frame
 
     def get_state(self) -> tuple[list[Any], bool, Failure | None, Any]:
         """Local. See :class:`ElementIterator`; the elements made ahead are a part of it."""
         with self._channel.making:
-            return *self._channel.content(), self._parent.get_state()
+            elements, ended = self._channel.content()
+            failure = self._ending[0] if ended and self._ending else None
+            return elements, ended, failure, self._parent.get_state()
 
     def set_state(self, state: tuple[list[Any], bool, Failure | None, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
@@ -79,7 +95,8 @@ class PrefetchIterator(ElementIterator):
         for element in elements:
             self._channel.add(element)
         if ended:
-            self._channel.finish(failure)
+            self._ending += [] if failure is None else [failure]
+            self._channel.finish()
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
@@ -111,7 +128,6 @@ class _Channel:
         self._size = size
         self._ended = False
         self.closed = False
-        self._failure: Failure | None = None
 
     def wait_for_room(self) -> bool:
         """Wait until one more may be made; False if nobody wants it."""
@@ -125,32 +141,24 @@ class _Channel:
                 self._elements.append(element)
                 self._changed.notify_all()
 
-    def content(self) -> tuple[list[Any], bool, Failure | None]:
-        """The elements that wait, whether they are the last, and what every one after them is."""
+    def content(self) -> tuple[list[Any], bool]:
+        """The elements that wait, and whether they are the last."""
         with self._changed:
-            return list(self._elements), self._ended, self._failure
+            return list(self._elements), self._ended
 
-    def finish(self, failure: Failure | None) -> None:
+    def finish(self) -> None:
         with self._changed:
-            if not self._ended:  # a state may have said so before
-                self._ended, self._failure = True, failure
+            self._ended = True
             self._changed.notify_all()
 
     def take(self) -> Any:
+        """The next element, or a Failure in its place; behind the last, _OVER."""
         with self._changed:
             self._changed.wait_for(lambda: self._elements or self._ended or self.closed)
-            element = self._failure
-            if self._elements:
-                self._changed.notify_all()
-                element = self._elements.popleft()
-            elif element is None:
-                raise StopIteration
-            if isinstance(element, Failure):
-                try:
-                    raise element.error
-                finally:
-                    del element  # the error's traceback refers to this frame
-            return element
+            if not self._elements:
+                return _OVER
+            self._changed.notify_all()
+            return self._elements.popleft()
 
     def close(self) -> None:
         with self._changed:
@@ -160,7 +168,7 @@ class _Channel:
         self.scope.close()
 
 
-def _fill(channel: _Channel, elements: ElementIterator) -> None:
+def _fill(channel: _Channel, elements: ElementIterator, ending: list[Failure]) -> None:
     last: Exception | None = None
     try:
         with elements:
@@ -177,6 +185,5 @@ def _fill(channel: _Channel, elements: ElementIterator) -> None:
                         channel.add(Failure(error))
                         last = error
     except BaseException as error:
-        channel.finish(Failure(error))
-    else:
-        channel.finish(None)
+        ending.append(Failure(error))
+    channel.finish()

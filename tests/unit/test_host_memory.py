@@ -62,6 +62,49 @@ def test_a_group_above_its_limit(system):
     assert host_memory.free_memory() == (0, "container or batch job")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("memory.stat", ""),
+        ("memory.stat", "anon 5\nactive_file\n"),
+        ("memory.stat", None),
+        ("memory.max", ""),
+        ("memory.max", "many"),
+        ("memory.current", None),
+    ],
+)
+def test_a_group_that_tells_less(system, tmp_path, name, text):
+    system(99 * MIB, "0::/\n", **group("", 10 * MIB, 7 * MIB, 3))
+    if text is None:
+        (tmp_path / "groups" / name).unlink()
+    else:
+        (tmp_path / "groups" / name).write_text(text)
+    expected = 3 * MIB if name == "memory.stat" else 99 * MIB
+    assert host_memory.free_memory()[0] == expected
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "nonsense", "0::", "0:://x\n", "4:memory:\n"])
+def test_odd_lists_of_groups(system, text):
+    system(12 * MIB, text)
+    assert host_memory.free_memory() == (12 * MIB, "host")
+
+
+@pytest.mark.parametrize("text", ["", "MemFree: 5 kB\n", "a headline\nMemAvailable: 5 kB\n", None])
+def test_a_host_that_tells_less(system, tmp_path, text):
+    system(12 * MIB)
+    if text is None:
+        (tmp_path / "proc" / "meminfo").unlink()
+    else:
+        (tmp_path / "proc" / "meminfo").write_text(text)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert host_memory.free_memory() == (total, "host")
+
+
+def test_the_second_version_beside_the_first(system):
+    system(99 * MIB, "0::/a\n", **group("unified/a/", 10 * MIB, 7 * MIB, 3))
+    assert host_memory.free_memory() == (3 * MIB + 3, "container or batch job")
+
+
 def test_what_is_too_much_is_told(system):
     system(12 * MIB)
     host_memory.check_free(12 * MIB, "take less")

@@ -228,6 +228,24 @@ def test_a_segment_of_the_server_alone_that_cannot_be(server, monkeypatch):
     assert pb.CreateReply.FromString(reply.body).private
 
 
+@pytest.mark.parametrize("one_sided", [True, False])
+def test_pages_of_a_segment_count_when_they_are_taken(server, monkeypatch, one_sided):
+    """One for one-sided operations is zeroed when it is made; others are sparse."""
+    monkeypatch.setattr(server.host, "mates", lambda index, one_sided=False: [])
+    alone = Catalogue(server.host, 0)
+    mode = pb.Mode(name="async", one_sided=one_sided)
+    alone.attach(Asked(pb.AttachRequest(worker=0, workers=1, shared=True, mode=mode), []))
+    assert alone.create(Asked(server.creation(0), [])) is not LATER
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (0, "host"))
+    more = Asked(server.creation(0, name="w", shape=[MIB], ordinal=2), [])
+    if one_sided:
+        reply = pb.CreateReply.FromString(alone.create(more).body)
+        assert (reply.segment, reply.private) == (1, False)
+    else:
+        with pytest.raises(errors.ResourceExhaustedError, match="its host has 0 MiB"):
+            alone.create(more)
+
+
 def test_a_variable_that_is_far_too_large_in_local_mode():
     host = local_host()
     with contextlib.closing(host.endpoint), ParameterServerStrategy(server=host).scope():

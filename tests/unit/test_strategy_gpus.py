@@ -343,6 +343,27 @@ def test_what_replicas_hand_on_is_behind_their_streams(xp):
         np.testing.assert_array_equal(strategy.reduce("sum", result), np.full(1000, 40))
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_replicas_begin_behind_the_stream_of_the_caller(xp, gpus):
+    with made(xp, gpus, num_replicas_per_worker=2) as strategy:
+
+        def step(value):
+            return float(xp.asnumpy(value).min())
+
+        def queued():
+            value = xp.zeros(1000, "f4")
+            for _ in range(20):
+                value += 1
+            return value
+
+        before = xp.cuda.get_current_stream()
+        xp.cuda.Stream(non_blocking=True).use()
+        try:
+            assert strategy.run(step, (queued(),)).values == (20, 20)
+        finally:
+            before.use()
+
+
 def test_what_is_made_in_a_merge_call_is_behind_its_stream(xp):
     with made(xp, 1, num_replicas_per_worker=2) as strategy:
         merging, read = [], threading.Event()

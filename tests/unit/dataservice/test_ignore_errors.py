@@ -5,6 +5,9 @@ import itertools
 import logging
 import os
 import pickle
+import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -245,6 +248,45 @@ def test_a_pass_that_raised_and_is_dropped_is_in_no_circle(above, no_thread_is_l
     assert [int(next(elements)) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
         next(elements)
+
+
+def generate_three():
+    yield from range(3)
+    raise OSError("gone")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "above",
+    [
+        lambda d: d.prefetch(2),
+        lambda d: d.prefetch(2).prefetch(2),
+        lambda d: d.map(abs, num_parallel_calls=2),
+        lambda d: d.map(abs, num_parallel_calls=2, deterministic=False),
+        lambda d: d.prefetch(2).map(abs, num_parallel_calls=2),
+        lambda d: d.map(abs, num_parallel_calls=2).prefetch(2).ignore_errors(),
+    ],
+)
+def test_a_pass_that_cannot_go_on_is_collected(above, times):
+    """Its error is raised again each time, and so is a part of a circle; no thread may hold it."""
+    dropped = []
+
+    def use():
+        elements = iter(above(Dataset.from_generator(generate_three)))
+        dropped.append(weakref.ref(elements._elements))
+        for _ in range(times):
+            with pytest.raises(OSError, match="gone"):
+                list(elements)
+
+    before = set(threading.enumerate())
+    use()
+    deadline = time.monotonic() + 20
+    while dropped[0]() is not None:  # a thread may be about to end
+        assert time.monotonic() < deadline
+        gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 # Counts and limits

@@ -138,6 +138,26 @@ def test_nothing_runs_when_it_is_closed(processes):
         assert all(one._process.poll() is not None for one in workers._processes._all)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_thread_that_cannot_be_started(monkeypatch, deterministic, threads):
+    left, start = [None] * threads, threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "dataservice-map":
+            if not left:
+                raise RuntimeError("can't start new thread")
+            left.pop()
+        start(thread)
+
+    elements = iter(Dataset.range(4).map(lambda i: i, 3, deterministic))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            list(elements)
+    elements.close()
+
+
 @pytest.mark.parametrize("place", [0, 1, 5, 9, 10, 12])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_states(place, deterministic):
