@@ -149,7 +149,15 @@ class DistributedIterator(ElementIterator):
                 raise StopIteration
             self._start()
         assert self._fetch is not None
-        return self._fetch.stream.next(self._fetch.thread.is_alive)
+        stream = self._fetch.stream
+        try:
+            return stream.next(self._fetch.thread.is_alive)
+        except BaseException:
+            if stream.over:
+                # There is nothing to close any more; and the frames of the error, which the stream
+                # keeps, refer to this iterator: it would live as long as the finalizer.
+                self._finalizer.detach()
+            raise
 
     def get_state(self) -> bytes:
         """Local. Where all consumers of the job are that have had as many elements as this one.

@@ -3,7 +3,10 @@
 Where servers are processes and are killed, see test_chaos.py.
 """
 
+import gc
 import threading
+import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -254,3 +257,20 @@ def test_consumers_of_one_job_while_workers_come_and_go(make_service, consumers)
     for reader in readers:
         reader.join(60)
     check(numbers(element for mine in found for element in mine), "shared", 3)
+
+
+@pytest.mark.parametrize("reading_as", READINGS)
+def test_an_iterator_that_raised_and_is_dropped_is_collected(make_service, reading_as):
+    service, dropped = make_service(1), []
+
+    def use():
+        elements = iter(make(service, reading_as, Dataset.range(9).map(lambda x: 1 // int(x - 3))))
+        dropped.append(weakref.ref(elements._elements))
+        with pytest.raises(ZeroDivisionError):
+            list(elements)
+
+    use()
+    deadline = time.monotonic() + 20
+    while dropped[0]() is not None:  # a thread may be about to end
+        assert time.monotonic() < deadline
+        gc.collect()
