@@ -32,6 +32,12 @@ handler arrives at the caller as the same class.
 """
 
 
+def type_name(value: object) -> str:
+    """Local. What kind of thing a value is, for messages: ``"int"``, ``"cupy.ndarray"``."""
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
 class Error(RuntimeError):
     """Base of every error that mpidist, strategy and dataservice raise by themselves."""
 

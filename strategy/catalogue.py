@@ -6,10 +6,9 @@ import contextlib
 import itertools
 
 from mpidist import LATER, Reply, Request, errors
-from mpidist.host_memory import check_free
 from strategy.growth import Creation, Growth
 from strategy.host import Host, Task, workers_of
-from strategy.memory import Memory, Place, needed_bytes
+from strategy.memory import Memory, Place, check_room, needed_bytes
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.served import (
@@ -206,7 +205,7 @@ class Catalogue:
         """See :meth:`_find_place`; errors name the variable."""
         try:
             if not self._kind(asked):  # segments are sparse: a page is taken when it is written
-                _check_room(layout)
+                check_room(layout.version_bytes + layout.data_bytes)
             return self._find_place(asked, layout)
         except errors.ResourceExhaustedError as error:
             raise errors.ResourceExhaustedError(
@@ -227,7 +226,7 @@ class Catalogue:
         except errors.ResourceExhaustedError as error:
             problem = error
         if kind:
-            _check_room(layout)
+            check_room(sum(lengths))
         if asked.name not in self._grown_for and self._growth_bytes(asked):
             if self._mates[kind]:
                 return None
@@ -337,10 +336,3 @@ class Catalogue:
                 self._memory.add(self._host.memory.own(segment), kind)
         for request in others:
             request.reply(pb.GrowReply().SerializeToString())
-
-
-def _check_room(layout: Layout) -> None:
-    check_free(
-        layout.version_bytes + layout.data_bytes,
-        "divide the variable by a partitioner, over ps tasks of more hosts",
-    )

@@ -169,9 +169,9 @@ def usable_elsewhere(value: Any) -> Any:
     CuPy's arrays stay on their GPU. Of those of other packages only this thread knows the stream:
     they come to the host; and so do rows.
     """
-    if isinstance(value, IndexedSlices) or not _is_of_cupy(value):
-        return rows_on_host(value)
-    return value
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(on_host(value.values), on_host(value.indices))
+    return value if _is_of_cupy(value) else on_host(value)
 
 
 def can_be_added(values: Sequence[Any]) -> bool:
@@ -221,13 +221,6 @@ def _near(array: Any, gpu: int, package: Any) -> Any:
     places = (near.data.ptr, gpu, array.data.ptr, there)
     package.cuda.runtime.memcpyPeerAsync(*places, array.nbytes, current_stream(gpu).ptr)
     return near
-
-
-def rows_on_host(value: Any) -> Any:
-    """Local. :func:`on_host`, also of rows; for what another thread shall use."""
-    if isinstance(value, IndexedSlices):
-        return IndexedSlices(on_host(value.values), on_host(value.indices))
-    return on_host(value)
 
 
 def _host(spec: ClusterSpec, task: Task) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Arena, Window, errors
+from mpidist.host_memory import check_free
 from strategy.host import Host
 
 Bytes = NDArray[np.uint8]
@@ -96,6 +97,11 @@ class Memory:
         memory = Window.private(nbytes).local
         arena = Arena(nbytes, memory)
         return Place(memory, tuple(arena.carve(length) for length in lengths), None)
+
+
+def check_room(nbytes: int) -> None:
+    """Local. ResourceExhaustedError where the system would begin, and in the end kill a process."""
+    check_free(nbytes, "divide the variable by a partitioner, over ps tasks of more hosts")
 
 
 def needed_bytes(*lengths: int) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpidist import errors
-from mpidist.host_memory import check_free
 from strategy.kernels import Piece, Rule
+from strategy.memory import check_room
 from strategy.parts import Origin, whole
 from strategy.shard import BLOCK_BYTES, Array, Bytes, Layout, SharedShard
 
@@ -238,7 +238,7 @@ class OwnedShard(SharedShard):
     def _check_room(self, slot: str, dtype: np.dtype[Any]) -> None:
         nbytes = self.layout.size * dtype.itemsize
         try:
-            check_free(nbytes, "divide the variable by a partitioner, over ps tasks of more hosts")
+            check_room(nbytes)
         except errors.ResourceExhaustedError as error:
             raise errors.ResourceExhaustedError(
                 f"there is no room for {slot!r} of {nbytes} bytes beside variable {self.name!r}: "

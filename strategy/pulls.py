@@ -86,7 +86,7 @@ class Pulls:
                     version = _version(asked.popleft())
             while asked:
                 version = _version(asked.popleft())
-        except errors.AbortedError:
+        except errors.Error:
             for work in asked:  # they may still be written into the array
                 work.block(float("inf"))
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.cuda import make_current
 from strategy.array_like import read
-from strategy.gpus import Handed, brought_like, go_behind, handed_over, rows_on_host
+from strategy.gpus import Handed, brought_like, go_behind, handed_over, usable_elsewhere
 from strategy.reductions import gathered, local_results, mapped, own_value, reduced, regrouped
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ReplicaContext:
     def _merged(self, merge_fn: Callable[..., Any], value: Any, kwargs: Mapping[str, Any]) -> Any:
         # Variables would meet as one, as if there were but one value.
         own = mapped(read, value)
-        result = self.merge_call(merge_fn, (mapped(rows_on_host, own),), kwargs)
+        result = self.merge_call(merge_fn, (mapped(usable_elsewhere, own),), kwargs)
         return mapped(lambda part, like: brought_like(part, like, self.gpu), result, own)
 
     def first_or_known(self, name: str, create: Callable[[], Variable]) -> Variable:

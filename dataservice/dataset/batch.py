@@ -12,7 +12,7 @@ import numpy as np
 from dataservice.dataset import tree
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, stacked
-from mpidist.errors import InvalidArgumentError
+from mpidist.errors import InvalidArgumentError, type_name
 
 # Dtypes whose item size differs from element to element.
 _FLEXIBLE = "OSUV"
@@ -115,10 +115,9 @@ class _Stack:
 
 def _column(leaf: Any, size: int) -> np.ndarray[Any, Any] | list[Any]:
     if not isinstance(leaf, np.ndarray | np.generic):
-        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
         raise InvalidArgumentError(
-            f"cannot batch {kind} objects; make map return arrays or numbers of the host "
-            "(prefetch_to_device comes last)"
+            f"cannot batch {type_name(leaf)} objects; make map return arrays or numbers of the "
+            "host (prefetch_to_device comes last)"
         )
     if leaf.dtype.kind in _FLEXIBLE:
         return []

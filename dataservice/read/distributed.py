@@ -152,10 +152,10 @@ class DistributedIterator(ElementIterator):
         stream = self._fetch.stream
         try:
             return stream.next(self._fetch.thread.is_alive)
-        except BaseException:
-            if stream.over:
-                # There is nothing to close any more; and the frames of the error, which the stream
-                # keeps, refer to this iterator: it would live as long as the finalizer.
+        except Exception as error:
+            if error is stream.error:
+                # Its thread has left. The frames of the error, which the stream keeps, refer to
+                # this iterator: it would live as long as the finalizer.
                 self._finalizer.detach()
             raise
 
@@ -199,6 +199,8 @@ class DistributedIterator(ElementIterator):
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         self._finalizer()
+        if self._fetch is not None:  # the finalizer may have been given up
+            self._fetch.close()
 
     def _start(self) -> None:
         if not self._finalizer.alive:

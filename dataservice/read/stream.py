@@ -121,6 +121,11 @@ class Stream(ABC):
         """Local. Whether :meth:`finish` was called: nothing new comes."""
         return self._over
 
+    @property
+    def error(self) -> BaseException | None:
+        """Local. What ended the stream, if that was an error."""
+        return self._error
+
     def check(self) -> None:
         """Local. Raise what ended the stream, if that was an error."""
         if self._error is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist.endpoint.address import Address
+from mpidist.errors import type_name
 from mpidist.proto.mpidist_pb2 import Failure
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
         raise TypeError("buffers must be a list of arrays, not one array: put it in brackets")
     for array in buffers:
         if not isinstance(array, np.ndarray):
-            kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
-            raise TypeError(f"a buffer must be a NumPy array, not {kind}")
+            raise TypeError(f"a buffer must be a NumPy array, not {type_name(array)}")
         if array.dtype.hasobject:
             raise TypeError(f"a buffer of dtype {array.dtype} holds Python objects")
         if not array.flags.c_contiguous:

@@ -19,7 +19,8 @@ for name in sys.argv[1:]:
             traceback.print_exc()
             print("failed:", name, flush=True)
         os._exit(0)
-    os.waitpid(child, 0)
+    if os.waitpid(child, 0)[1]:
+        print("died:", name, flush=True)
 """
 
 

@@ -172,6 +172,37 @@ def test_gradients_of_replicas_come_to_the_host_as_one(xp, gpus, monkeypatch):
         assert xp.__name__ == "cupy" or downloads == [4000]
 
 
+class OfAnotherPackage:
+    """An array whose stream only the thread that has computed it knows, as torch's; who looks?"""
+
+    def __init__(self, array):
+        self._facts = array.__cuda_array_interface__
+        self._array = array
+        self.shape, self.dtype = array.shape, array.dtype
+        self.looked = set()
+
+    @property
+    def __cuda_array_interface__(self):
+        self.looked.add(threading.get_ident())
+        return self._facts
+
+
+def test_arrays_of_other_packages_are_read_by_the_thread_that_has_computed_them(xp):
+    with made(xp, 1, num_replicas_per_worker=2) as strategy, strategy.scope():
+        weight = get_variable("w", (1000,), initializer="zeros", dtype="f4")
+
+        def step():
+            number = get_replica_context().replica_id_in_sync_group
+            grad = OfAnotherPackage(xp.asarray(np.full(1000, number, "f4")))
+            total = get_replica_context().all_reduce("sum", grad)
+            optimizers.SGD(1.0).apply_gradients([(grad, weight)]).wait()
+            assert grad.looked == {threading.get_ident()}
+            return float(xp.asnumpy(total)[0])
+
+        assert strategy.run(step).values == (1, 1)
+        np.testing.assert_array_equal(weight.numpy(), np.full(1000, -0.5))
+
+
 ODD = {
     "strided": lambda xp, number: xp.asarray(np.full(2000, number, "f4"))[::2],
     "integers": lambda xp, number: xp.asarray(np.full(1000, number, "i4")),

@@ -104,7 +104,8 @@ def test_a_reader_that_is_slow_begins_again_and_gets_the_whole_in_the_end(make, 
     np.testing.assert_array_equal(weight.read_value(), np.arange(1000))
 
 
-def test_nothing_is_written_any_more_when_a_reader_begins_again(make):
+@pytest.mark.parametrize("kind", [errors.AbortedError, errors.ResourceExhaustedError])
+def test_nothing_is_written_any_more_when_a_reader_begins_again_or_fails(make, kind):
     asked = []
 
     class Connection:
@@ -112,16 +113,20 @@ def test_nothing_is_written_any_more_when_a_reader_begins_again(make):
 
         def start(self, method, message, buffers=(), into=()):
             assert all(work.is_completed() for reading, work in asked if reading < message.reading)
-            aborts = message.reading == 1 and message.start == 0
-            error = errors.AbortedError("begin again") if aborts else None
+            error = kind("a piece") if (message.reading, message.start) == (1, 0) else None
             reply = Reply(pb.ReadReply(version=message.reading).SerializeToString())
             work = Work(method, lambda work, deadline: work.complete(reply, error))
             asked.append((message.reading, work))
             return work
 
-    remote = SimpleNamespace(number=0)
-    assert pulls.Pulls(Connection()).in_pieces(remote, np.empty(SIZE)) == 2
-    assert {reading for reading, _ in asked} == {1, 2}
+    begin, remote = pulls.Pulls(Connection()).in_pieces, SimpleNamespace(number=0)
+    if kind is errors.AbortedError:
+        assert begin(remote, np.empty(SIZE)) == 2
+        assert {reading for reading, _ in asked} == {1, 2}
+    else:
+        with pytest.raises(kind, match="a piece"):
+            begin(remote, np.empty(SIZE))
+        assert all(work.is_completed() for _, work in asked)
 
 
 def test_readers_follow_each_other(make):

@@ -57,7 +57,7 @@ def make_service():
             return service
 
         yield make
-    soon, late = (time.monotonic() + limit for limit in (1, 20))
+    soon, late = (time.monotonic() + limit for limit in (1, 10))
     while threads():
         assert time.monotonic() < late, f"threads are left: {threads()}"
         if time.monotonic() > soon:

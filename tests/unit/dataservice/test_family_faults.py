@@ -14,6 +14,7 @@ from _cases.data_readers import numbers, read, reading
 
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute, service_status
 from dataservice.calls import Caller
+from dataservice.read.consumer import Consumer
 from mpidist.errors import UnavailableError
 
 OFF, DYNAMIC = "parallel_epochs", "distributed_epoch"
@@ -274,3 +275,34 @@ def test_an_iterator_that_raised_and_is_dropped_is_collected(make_service, readi
     while dropped[0]() is not None:  # a thread may be about to end
         assert time.monotonic() < deadline
         gc.collect()
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("reading_as", READINGS)
+def test_who_comes_to_the_end_waits_until_the_consumer_has_left(
+    make_service, monkeypatch, reading_as, how
+):
+    leaving, may_leave, leave = threading.Event(), threading.Event(), Consumer._leave
+
+    def slowly(consumer):
+        leaving.set()
+        assert may_leave.wait(20)
+        leave(consumer)
+
+    monkeypatch.setattr(Consumer, "_leave", slowly)
+    dataset = make(make_service(1), reading_as)
+
+    def use():
+        elements = iter(dataset)
+        assert len(list(elements)) == LENGTH
+        if how == "close":
+            elements.close()
+
+    user = threading.Thread(target=use)
+    user.start()
+    assert leaving.wait(20)
+    user.join(0.1)
+    assert user.is_alive()
+    may_leave.set()
+    user.join(20)
+    assert not user.is_alive()

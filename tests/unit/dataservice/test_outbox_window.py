@@ -183,7 +183,9 @@ def test_no_more_is_made_early_than_has_been_asked_for(consumers):
         made = wait_until(box, 2 * made + early)
         assert runner.is_alive(), last
     if consumers > 1:
+        deadline = time.monotonic() + 20
         while box.outbox.produced < 4096 * consumers:
+            assert time.monotonic() < deadline
             box.ask(consumer_index=consumers - 1, most=1000, hold=False)
         wait_until(box, 4096 * consumers)
     box.outbox.close(CancelledError("stopped"))

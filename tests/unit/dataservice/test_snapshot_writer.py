@@ -99,7 +99,7 @@ def rows(elements):
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 40))]
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 40))]
 )
 def test_killed_twice_and_taken_up(tmp_path, all_calls, seed):
     path = create(tmp_path / "snapshot")
