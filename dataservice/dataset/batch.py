@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dataservice.dataset import tree
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.batches import BatchNode, Stack
+from dataservice.dataset.node import Node
 from dataservice.dataset.spec import Spec, stacked
 from mpidist.errors import InvalidArgumentError, type_name
 
@@ -19,8 +18,8 @@ _FLEXIBLE = "OSUV"
 
 
 @dataclass(frozen=True)
-class Batch(UnaryNode):
-    """Stacks ``batch_size`` elements; the last batch may be smaller.
+class Batch(BatchNode):
+    """Stacks ``batch_size`` elements.
 
     Attributes:
         parent: The node below.
@@ -36,61 +35,34 @@ class Batch(UnaryNode):
         if self.batch_size < 1:
             raise ValueError(f"batch needs a batch_size of at least 1, not {self.batch_size}")
 
-    def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
-        count = self.parent.cardinality()
-        if count < 0:
-            return count
-        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
-
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         return stacked(self.parent.element_spec(), self.batch_size if self.drop_remainder else None)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        return BatchIterator(self.parent.iterate(context), self.batch_size, self.drop_remainder)
-
-
-class BatchIterator(UnaryIterator):
-    """One pass; holds nothing between two batches."""
-
-    def __init__(self, parent: ElementIterator, size: int, drop_remainder: bool) -> None:
-        super().__init__(parent)
-        self._size = size
-        self._drop = drop_remainder
-
-    def __next__(self) -> Any:
-        first = next(self._parent)
-        stack = _Stack(first, self._size)
-        rest = itertools.islice(self._parent, self._size - 1)
-        for element in rest:
-            try:
-                stack.append(element)
-            except InvalidArgumentError:
-                deque(rest, maxlen=0)  # the next batch begins where it would have begun
-                raise
-        if stack.rows < self._size and self._drop:
-            raise StopIteration
-        return stack.result()
+    def stack(self) -> Stack:
+        """Local. See :class:`BatchNode`."""
+        return _Stack(self.batch_size)
 
 
 class _Stack:
     """Rows of a batch, written in place as they come."""
 
-    def __init__(self, first: Any, size: int) -> None:
-        self._first = first
-        self._structure = tree.structure(first)
-        self._columns = [_column(leaf, size) for leaf in tree.flatten(first)]
-        self.rows = 0
-        self.append(first)
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._rows = 0
+        self._first: Any = None
+        self._structure: Any = None
+        self._columns: list[np.ndarray[Any, Any] | list[Any]] = []
 
     def append(self, element: Any) -> None:
         leaves = tree.flatten(element)
-        if len(leaves) != len(self._columns) or tree.structure(element) != self._structure:
+        if not self._rows:
+            self._first, self._structure = element, tree.structure(element)
+            self._columns = [_column(leaf, self._size) for leaf in leaves]
+        elif len(leaves) != len(self._columns) or tree.structure(element) != self._structure:
             raise InvalidArgumentError(
                 f"cannot batch elements of different structure: element 0 has "
-                f"{self._structure!r}, element {self.rows} has {tree.structure(element)!r}"
+                f"{self._structure!r}, element {self._rows} has {tree.structure(element)!r}"
             )
         for component, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
             if isinstance(column, list):
@@ -99,15 +71,15 @@ class _Stack:
             if leaf.shape != column.shape[1:] or leaf.dtype != column.dtype:
                 raise InvalidArgumentError(
                     f"cannot batch arrays of different kinds in component {component}: element 0 "
-                    f"has {column.dtype}{list(column.shape[1:])}, element {self.rows} has "
+                    f"has {column.dtype}{list(column.shape[1:])}, element {self._rows} has "
                     f"{leaf.dtype}{list(leaf.shape)}"
                 )
-            column[self.rows] = leaf
-        self.rows += 1
+            column[self._rows] = leaf
+        self._rows += 1
 
     def result(self) -> Any:
         columns = [
-            np.stack(column) if isinstance(column, list) else column[: self.rows]
+            np.stack(column) if isinstance(column, list) else column[: self._rows]
             for column in self._columns
         ]
         return tree.unflatten(self._first, columns)

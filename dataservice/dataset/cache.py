@@ -59,7 +59,7 @@ class Cache(UnaryNode):
     @property
     def one_to_one(self) -> bool:
         """Local. See :class:`Node`."""
-        return self.parent.one_to_one
+        return not self.path and self.parent.one_to_one and self.parent.steady
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
@@ -68,10 +68,10 @@ class Cache(UnaryNode):
                 "every worker would write its own part into the file, unless elements are kept in "
                 "memory (no filename), or once for all with distributed_save"
             )
-        if not self.parent.one_to_one:
+        if not self.one_to_one:
             raise self.cannot_be_split(
                 "elements are kept by the index of the source that they are made of, which takes "
-                "cache before filter, shuffle, batch and repeat"
+                "cache before filter, shuffle, interleave, repeat and mixtures"
             )
         return super().source_indices()
 

@@ -177,6 +177,9 @@ class Dataset(Transformations):
     ) -> Dataset:
         """Local. Elements of several datasets, drawn at random.
 
+        Under ``"distributed_epoch"`` the order of draws is that of one process; it takes datasets
+        without filter, shuffle, interleave and repeat, and does not stop on the first empty one.
+
         Args:
             datasets: The datasets.
             weights: How likely each is, compared with the others; by default all alike.

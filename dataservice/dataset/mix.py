@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
+from dataservice.dataset.draws import Draws, bounds
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -19,6 +20,7 @@ from dataservice.dataset.node import (
 )
 from dataservice.dataset.several import SeveralIterator, SeveralNode
 from dataservice.dataset.spec import Spec
+from dataservice.dataset.split_sample import SplitSampleIterator
 from mpidist.errors import InvalidArgumentError
 
 
@@ -49,6 +51,8 @@ class _Mix(SeveralNode):
 class Sample(_Mix):
     """Draws the next element's node at random.
 
+    Where the nodes are one to one, so is their mixture: element i is the same whoever makes it.
+
     Attributes:
         weights: How likely each is, compared with the others.
         seed: Fixes the order of each pass; None differs from run to run.
@@ -56,7 +60,6 @@ class Sample(_Mix):
 
     weights: tuple[float, ...]
     seed: int | None
-    _fixed: int = dataclass_field(repr=False, compare=False, default=0)
 
     @classmethod
     def of(
@@ -78,7 +81,7 @@ class Sample(_Mix):
                 f"weights must be one number of at least 0 for each of {len(parents)} datasets, "
                 f"and not all be 0, not {weights!r}"
             )
-        return cls(parents, stop_on_empty, tuple(given), seed, secrets.randbits(63))
+        return cls(parents, stop_on_empty, tuple(given), seed)
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
@@ -90,8 +93,34 @@ class Sample(_Mix):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        own = (*context.seed, self._fixed) if self.seed is None else (self.seed,)
-        return SampleIterator(self, context, (*own, *context.passes))
+        # Of the description as text, so that all processes draw the same.
+        own = (*context.seed, crc32(self.summary().encode()))
+        entropy = (*(own if self.seed is None else (self.seed,)), *context.passes)
+        if context.feed is None:
+            return SampleIterator(self, context, entropy)
+        lengths = [len(parent.source_indices()) for parent in self.parents]
+        draws = Draws(lengths, self.weights, entropy)
+        return SplitSampleIterator(self.parents, draws, context, context.feed)
+
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`."""
+        return not self.stop_on_empty and all(parent.one_to_one for parent in self.parents)
+
+    @property
+    def steady(self) -> bool:
+        """Local. See :class:`Node`."""
+        return False
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; the numbers of its elements."""
+        if not self.one_to_one:
+            raise self.cannot_be_split(
+                "elements are drawn by their numbers, which takes stop_on_empty_dataset=False, and "
+                "datasets without filter, shuffle, interleave and repeat, which can come after"
+            )
+        pairs = zip(self.parents, self.weights, strict=True)
+        return range(sum(len(parent.source_indices()) for parent, weight in pairs if weight))
 
     def further(self) -> list[str]:
         """Local. See :class:`SeveralNode`."""
@@ -134,19 +163,21 @@ class SampleIterator(_MixIterator):
 
     def __init__(self, node: Sample, context: Context, entropy: tuple[int, ...]) -> None:
         super().__init__(node, context)
-        self._weights = np.array(node.weights)
+        self._weights = node.weights
         self._random = np.random.default_rng(entropy)
+        self._bounds: list[float] | None = None
 
     def __next__(self) -> Any:
         while True:
-            weights = np.where(self._ended, 0.0, self._weights)
-            total = weights.sum()
-            if not total:
+            if self._bounds is None:
+                self._bounds = bounds(self._weights, self._ended).tolist()
+            if not self._bounds[-1]:
                 raise StopIteration
-            drawn = np.searchsorted(np.cumsum(weights), self._random.random() * total, "right")
-            there, element = self._take(int(drawn))
+            drawn = bisect_right(self._bounds, self._random.random() * self._bounds[-1])
+            there, element = self._take(drawn)
             if there:
                 return element
+            self._bounds = None
 
     def get_state(self) -> Any:
         """Local. See :class:`ElementIterator`."""
@@ -155,6 +186,7 @@ class SampleIterator(_MixIterator):
     def set_state(self, state: Any) -> None:
         """Local. See :class:`ElementIterator`."""
         self._random.bit_generator.state, below = state
+        self._bounds = None
         super().set_state(below)
 
 

@@ -79,13 +79,15 @@ class Context:
     """What one pass depends on besides the description.
 
     Attributes:
-        seed: Randomness of the nodes that have no seed of their own.
+        seed: Randomness of the nodes that have no seed of their own; the same for all processes
+            that evaluate parts of the pass.
         passes: The numbers of the passes around this one, outermost first: of the iteration, then
             one for each ``repeat`` that is open.
         feed: Gives the source indices that this process shall evaluate in the pass of the given
             number; None evaluates all of them.
         scope: Takes what waits for others in the pass; None if nobody else can give it up.
         stages: Measures the nodes; None if nobody wants to know.
+        part: Tells the randomness of this process from that of others, where orders need not agree.
     """
 
     seed: tuple[int, ...]
@@ -93,6 +95,7 @@ class Context:
     feed: Feed | None = None
     scope: Scope | None = None
     stages: Stages | None = None
+    part: tuple[int, ...] = ()
 
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""
@@ -203,6 +206,11 @@ class Node(ABC):
         return False
 
     @property
+    def steady(self) -> bool:
+        """Local. Whether element i is the same in every pass; asked where it is one to one."""
+        return True
+
+    @property
     def distributed(self) -> bool:
         """Local. Whether a data service deals the elements out to several consumers."""
         return False
@@ -246,6 +254,11 @@ class UnaryNode(Node):
         return self.parent.element_spec()
 
     @property
+    def steady(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.steady
+
+    @property
     def distributed(self) -> bool:
         """Local. See :class:`Node`."""
         return self.parent.distributed
@@ -272,8 +285,8 @@ class UnaryNode(Node):
         if not self.parent.one_to_one:
             raise UnimplementedError(
                 f"{self.summary()} cannot be split between workers, because each would apply "
-                f"{type(self).__name__.lower()} to its own part; move it before shuffle, batch "
-                "and repeat, or after distribute"
+                f"{type(self).__name__.lower()} to its own part; move it before filter, "
+                "shuffle, interleave and repeat, or after distribute"
             )
         return self.parent.source_indices()[indices]
 

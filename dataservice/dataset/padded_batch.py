@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dataservice.dataset import tree
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.batches import BatchNode, Stack
+from dataservice.dataset.node import Node
 from dataservice.dataset.spec import ArraySpec, Spec
 from mpidist.errors import InvalidArgumentError
 
@@ -141,9 +141,23 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     return result
 
 
+class _Stack:
+    """Elements, to be filled up when all are there."""
+
+    def __init__(self, padding: Padding) -> None:
+        self._padding = padding
+        self._elements: list[Any] = []
+
+    def append(self, element: Any) -> None:
+        self._elements.append(element)
+
+    def result(self) -> Any:
+        return self._padding.stack(self._elements)
+
+
 @dataclass(frozen=True)
-class PaddedBatch(UnaryNode):
-    """Stacks ``batch_size`` elements; the last batch may be smaller.
+class PaddedBatch(BatchNode):
+    """Stacks ``batch_size`` elements, filled up.
 
     Attributes:
         parent: The node below.
@@ -163,32 +177,11 @@ class PaddedBatch(UnaryNode):
                 f"padded_batch needs a batch_size of at least 1, not {self.batch_size}"
             )
 
-    def cardinality(self) -> int:
-        """Local. See :class:`Node`."""
-        count = self.parent.cardinality()
-        if count < 0:
-            return count
-        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
-
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         rows = self.batch_size if self.drop_remainder else None
         return self.padding.spec(self.parent.element_spec(), rows)
 
-    def iterate(self, context: Context) -> ElementIterator:
-        """Local. See :class:`Node`."""
-        return PaddedBatchIterator(self, context)
-
-
-class PaddedBatchIterator(UnaryIterator):
-    """One pass; holds nothing between two batches."""
-
-    def __init__(self, node: PaddedBatch, context: Context) -> None:
-        super().__init__(node.parent.iterate(context))
-        self._node = node
-
-    def __next__(self) -> Any:
-        elements = list(itertools.islice(self._parent, self._node.batch_size))
-        if not elements or (self._node.drop_remainder and len(elements) < self._node.batch_size):
-            raise StopIteration
-        return self._node.padding.stack(elements)
+    def stack(self) -> Stack:
+        """Local. See :class:`BatchNode`."""
+        return _Stack(self.padding)

@@ -15,6 +15,11 @@ class SeveralNode(Node):
     parents: tuple[Node, ...]
 
     @property
+    def steady(self) -> bool:
+        """Local. See :class:`Node`."""
+        return all(parent.steady for parent in self.parents)
+
+    @property
     def distributed(self) -> bool:
         """Local. See :class:`Node`."""
         return any(parent.distributed for parent in self.parents)

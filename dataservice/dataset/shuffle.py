@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import (
+    Context,
+    ElementIterator,
+    Feed,
+    Node,
+    Splits,
+    UnaryIterator,
+    UnaryNode,
+)
+from dataservice.dataset.permutation import Permutation
+from dataservice.dataset.runs import AT_ONCE, Chosen, SplitIterator
 
 
 @dataclass(frozen=True)
@@ -44,17 +55,39 @@ class Shuffle(UnaryNode):
         # Passes that must agree without a seed need one that belongs to the description.
         return cls(parent, buffer_size, seed, reshuffle, secrets.randbits(63))
 
+    @property
+    def one_to_one(self) -> bool:
+        """Local. See :class:`Node`; where it shuffles all, element i is the i-th of an order."""
+        return self.parent.one_to_one and 0 <= self.parent.cardinality() <= self.buffer_size
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; where it shuffles all, places in its order."""
+        below = self.parent.source_indices()
+        return range(len(below)) if self.one_to_one else below
+
+    @property
+    def steady(self) -> bool:
+        """Local. See :class:`Node`."""
+        return False
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        entropy: tuple[int, ...]
+        if context.feed is not None and self.one_to_one:
+            entropy = self._entropy(replace(context, part=()))
+            return SplitShuffleIterator(self.parent, entropy, context, context.feed)
+        return ShuffleIterator(
+            self.parent.iterate(context), self.buffer_size, self._entropy(context)
+        )
+
+    def _entropy(self, context: Context) -> tuple[int, ...]:
+        """What the order of a pass depends on."""
         if not self.reshuffle_each_iteration:
-            entropy = (self._fixed if self.seed is None else self.seed,)
-        elif self.seed is None:
+            return (self._fixed if self.seed is None else self.seed,)
+        if self.seed is None:
             # Of the description as text alone, so that a state means the same to another process.
-            entropy = (*context.seed, crc32(self.summary().encode()), *context.passes)
-        else:
-            entropy = (self.seed, *context.passes)
-        return ShuffleIterator(self.parent.iterate(context), self.buffer_size, entropy)
+            own = (*context.seed, *context.part)
+            return (*own, crc32(self.summary().encode()), *context.passes)
+        return (self.seed, *context.passes)
 
 
 class ShuffleIterator(UnaryIterator):
@@ -97,3 +130,47 @@ class ShuffleIterator(UnaryIterator):
         self._random.bit_generator.state, buffer, self._drained, below = state
         self._buffer = list(buffer)
         super().set_state(below)
+
+
+class SplitShuffleIterator(SplitIterator):
+    """A pass over some splits of a sequence that is shuffled as a whole; nothing is held.
+
+    Args:
+        parent: The node below, one to one.
+        entropy: What the order depends on.
+        context: Of the pass.
+        feed: Of the context.
+    """
+
+    def __init__(
+        self, parent: Node, entropy: tuple[int, ...], context: Context, feed: Feed
+    ) -> None:
+        super().__init__(context, feed)
+        self._parent = parent
+        self._below = parent.source_indices()
+        self._order = Permutation(len(self._below), entropy)
+        self._chosen: Chosen | None = None
+
+    def _element(self, index: int) -> Any:
+        if self._chosen is None:
+            number, position = self._indices.place
+            runs = _drawn(self._splits, number, position - 1, self._order, self._below)
+            self._chosen = Chosen(self._parent, self._context, runs)
+        return self._chosen.next()
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._chosen is not None:
+            self._chosen.close()
+            self._chosen = None
+
+
+def _drawn(
+    splits: Splits, number: int, position: int, order: Permutation, below: range
+) -> Iterator[range]:
+    """The indices of the elements of an order, from a place among the splits on."""
+    while split := splits.split(number):
+        for start in range(position, len(split), AT_ONCE):
+            for place in order.at(split[start : start + AT_ONCE]).tolist():
+                yield below[place : place + 1]
+        number, position = number + 1, 0

@@ -69,11 +69,15 @@ class SplitReader:
             split = self._splits.split(self._number + 1)
             if not split:
                 raise StopIteration
+            # In this order for those who look at the place from other threads.
+            self._split, self._position = split, 0
             self._number += 1
-            self._split = split
-            self._position = 0
         self._position += 1
         return self._split[self._position - 1]
+
+    def go_back(self) -> None:
+        """Local. Have the index that was given last given again."""
+        self._position -= 1
 
     @property
     def place(self) -> tuple[int, int]:

@@ -7,15 +7,13 @@ element that has been made once is not made again in this process, whichever spl
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import replace
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Splits
-from dataservice.dataset.runs import AT_ONCE, Remembered, Runs
-from dataservice.dataset.source import SplitReader
+from dataservice.dataset.node import Context, Feed, Node, Splits
+from dataservice.dataset.runs import AT_ONCE, Chosen, SplitIterator
 
 
-class SplitCacheIterator(ElementIterator):
+class SplitCacheIterator(SplitIterator):
     """A pass over some splits: what is kept is given, the rest is made and kept.
 
     Args:
@@ -26,54 +24,35 @@ class SplitCacheIterator(ElementIterator):
     """
 
     def __init__(self, parent: Node, kept: dict[int, Any], context: Context, feed: Feed) -> None:
+        super().__init__(context, feed)
         self._parent = parent
         self._kept = kept
-        self._context = context
-        self._splits = Remembered(feed(context.passes))
-        self._indices = SplitReader(self._splits)
-        self._runs = Runs(iter(()))
-        self._pass: ElementIterator | None = None
+        self._chosen: Chosen | None = None
 
-    def __next__(self) -> Any:
-        index = self._indices.next()
-        if not self._is_coming(index):
+    def _element(self, index: int) -> Any:
+        chosen = self._chosen
+        if chosen is None or not chosen.is_next(index):
             # An element may be None.
             if index in self._kept:
                 return self._kept[index]
-            self._begin()
-        assert self._pass is not None
-        try:
-            element = next(self._pass)
-        finally:
-            if self._is_coming(index):
-                self._runs.coming.popleft()
+            chosen = self._begin()
+        element = chosen.next()
         self._kept[index] = element
         return element
 
-    def get_state(self) -> tuple[int, int]:
-        """Local. See :class:`ElementIterator`; who goes on has other elements, or none, kept."""
-        return self._indices.get_state()
-
-    def set_state(self, state: tuple[int, int]) -> None:
-        """Local. See :class:`ElementIterator`."""
-        self._indices.set_state(state)
-
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
-        if self._pass is not None:
-            self._pass.close()
-            self._pass = None
+        if self._chosen is not None:
+            self._chosen.close()
+            self._chosen = None
 
-    def _is_coming(self, index: int) -> bool:
-        coming = self._runs.coming
-        return bool(coming) and coming[0] == index
-
-    def _begin(self) -> None:
+    def _begin(self) -> Chosen:
         """Have what is not kept made, from the index on that has been read last."""
         self.close()
         number, position = self._indices.place
-        self._runs = Runs(_missing(self._splits, self._kept, number, position - 1))
-        self._pass = self._parent.iterate(replace(self._context, feed=self._runs.feed))
+        runs = _missing(self._splits, self._kept, number, position - 1)
+        self._chosen = Chosen(self._parent, self._context, runs)
+        return self._chosen
 
 
 def _missing(splits: Splits, kept: Container[int], number: int, position: int) -> Iterator[range]:

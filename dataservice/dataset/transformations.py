@@ -72,6 +72,10 @@ class Transformations(ABC):
     ) -> Self:
         """Local. Random order: each element is drawn from the next ``buffer_size`` ones.
 
+        Under ``"distributed_epoch"`` workers shuffle what they have; but if ``buffer_size`` is at
+        least the number of elements, known by their indices, the order is one of the whole source,
+        and nothing is held.
+
         Args:
             buffer_size: Elements held to draw from.
             seed: Makes the order the same in every run.
@@ -84,6 +88,10 @@ class Transformations(ABC):
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Local. Consecutive elements stacked into arrays of shape (batch_size, ...).
+
+        Under ``"distributed_epoch"`` batches are those of one process; behind filter,
+        interleave, repeat and a shuffle of less than all they are each worker's own, and each one's
+        last may be smaller.
 
         Args:
             batch_size: Elements in a batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.dataset import tree
@@ -17,8 +17,8 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.runs import AT_ONCE, Remembered, Runs
-from dataservice.dataset.source import IndexedSource, SplitReader
+from dataservice.dataset.runs import AT_ONCE, Chosen, FeedFailed, SplitIterator
+from dataservice.dataset.source import IndexedSource
 from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import UnknownError
 
@@ -92,7 +92,7 @@ class Window(UnaryNode):
         if not self.parent.one_to_one:
             raise self.cannot_be_split(
                 "windows would end where the parts do, unless window is before filter, shuffle, "
-                "batch and repeat"
+                "interleave and repeat"
             )
         return range(self._count(len(self.parent.source_indices())))
 
@@ -157,7 +157,7 @@ class WindowIterator(UnaryIterator):
                 self._held.append(element)
 
 
-class SplitWindowIterator(ElementIterator):
+class SplitWindowIterator(SplitIterator):
     """A pass over the windows of some splits, whose elements the pass below makes once each.
 
     Args:
@@ -167,22 +167,19 @@ class SplitWindowIterator(ElementIterator):
     """
 
     def __init__(self, node: Window, context: Context, feed: Feed) -> None:
+        super().__init__(context, feed)
         self._node = node
-        self._context = context
         self._below = node.parent.source_indices()
-        self._splits = Remembered(feed(context.passes))
-        self._windows = SplitReader(self._splits)
         self._held: dict[int, Any] = {}  # by place below
         self._told: set[int] = set()  # places whose errors have been raised
-        self._runs: Runs | None = None
-        self._pass: ElementIterator | None = None
+        self._chosen: Chosen | None = None
 
-    def __next__(self) -> Any:
-        node, window = self._node, self._windows.next()
+    def _element(self, window: int) -> Any:
+        node = self._node
         first = window * node.shift
         places = range(first, min(first + node.spread, len(self._below)), node.stride)
         self._held = {place: held for place, held in self._held.items() if place >= first}
-        elements = [self._element(place) for place in places]
+        elements = [self._held_at(place) for place in places]
         for place, element in zip(places, elements, strict=True):
             if isinstance(element, Failure):
                 if place in self._told:
@@ -195,41 +192,30 @@ class SplitWindowIterator(ElementIterator):
                     del element, elements  # the error's traceback refers to this frame
         return node.of(elements)
 
-    def _element(self, place: int) -> Any:
-        if self._pass is None:
-            number, position = self._windows.place
-            runs = self._runs = Runs(
-                self._below[needed.start : needed.stop]
-                for needed in _needed(self._splits, number, position - 1, self._node, self._below)
-            )
-            context = replace(self._context, feed=runs.feed)
-            self._pass = self._node.parent.iterate(context)
-        assert self._runs is not None
+    def _held_at(self, place: int) -> Any:
+        if self._chosen is None:
+            number, position = self._indices.place
+            below = self._below  # what the pass below holds must not refer to this one: a circle
+            needed = _needed(self._splits, number, position - 1, self._node, below)
+            runs = (below[places.start : places.stop] for places in needed)
+            self._chosen = Chosen(self._node.parent, self._context, runs)
         while place not in self._held:
             try:
-                element = next(self._pass)
-            except StopIteration:
+                element = self._chosen.next()
+            except (StopIteration, FeedFailed):
                 raise
             except Exception as error:  # every window that it is in fails
-                if not self._runs.coming:
-                    raise
                 element = Failure(error)
-            self._held[self._below.index(self._runs.coming.popleft())] = element
+            self._held[self._below.index(self._chosen.index)] = element
             del element  # the frames of its error refer to this one
         return self._held[place]
 
-    def get_state(self) -> tuple[int, int]:
-        """Local. See :class:`ElementIterator`; who goes on makes what is held again."""
-        return self._windows.get_state()
-
-    def set_state(self, state: tuple[int, int]) -> None:
-        """Local. See :class:`ElementIterator`."""
-        self._windows.set_state(state)
-
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
-        if self._pass is not None:
-            self._pass.close()
+        if self._chosen is not None:
+            self._chosen.close()
+            self._chosen = None
+        self._held = {}
 
 
 def _needed(

@@ -44,7 +44,7 @@ class Zip(SeveralNode):
         if not self.one_to_one:
             raise self.cannot_be_split(
                 "elements that belong together would come to different workers, unless zip is "
-                "before filter, shuffle, batch and repeat"
+                "before filter, shuffle, interleave and repeat"
             )
         return range(min(len(parent.source_indices()) for parent in self.parents))
 

@@ -187,7 +187,8 @@ class Runner(TaskThread):
         outbox = self._outbox
         assert outbox is not None
         feed = self._feed(task, node)
-        context = Context(_seed(task), (task.repetition,), feed, self._scope, self._stages)
+        common = ((task.seed,), (task.repetition,))
+        context = Context(*common, feed, self._scope, self._stages, _part(task))
         self._checkpoints = checkpoints = Checkpoints(task.checkpoint)
         with node.iterate(context) as elements:
             if task.checkpoint.state:
@@ -229,9 +230,7 @@ class Runner(TaskThread):
         self._tell_end(progress)
 
 
-def _seed(task: pb.Task) -> tuple[int, ...]:
-    """Randomness of what has no seed of its own."""
-    if task.policy in (pb.DATA, pb.FILE_OR_DATA, pb.HINT):
-        # All parts must see the same order, for each takes its own elements of it.
-        return (task.seed,)
-    return (task.seed, task.part)
+def _part(task: pb.Task) -> tuple[int, ...]:
+    """What tells the randomness of a task from that of others."""
+    # Static parts must all see the same order, for each takes its own elements of it.
+    return () if task.policy in (pb.DATA, pb.FILE_OR_DATA, pb.HINT) else (task.part,)

@@ -273,7 +273,7 @@ def test_selections_of_the_source(count, data):
     "make",
     [
         lambda d: d.shuffle(3).take(2),
-        lambda d: d.batch(2).skip(1),
+        lambda d: d.filter(bool).batch(2).skip(1),
         lambda d: d.repeat().shard(2, 0),
     ],
 )

@@ -1,5 +1,7 @@
 """deterministic=True: one order, whatever number of workers and consumers, and what they suffer."""
 
+import itertools
+
 import numpy as np
 import pytest
 from _cases.data_readers import numbers, read, reading
@@ -18,6 +20,8 @@ PIPELINES = {
     "map": lambda ds: ds.map(lambda x: x * 3),
     "batch": lambda ds: ds.batch(4),
     "batch without a remainder": lambda ds: ds.batch(7, drop_remainder=True),
+    "shuffled batches": lambda ds: ds.shuffle(LENGTH, seed=7).batch(4),
+    "batches of what is left": lambda ds: ds.filter(lambda x: x % 5 < 2).batch(4),
     "filter": lambda ds: ds.filter(lambda x: x % 5 < 2),
     "filter that leaves parts empty": lambda ds: ds.filter(lambda x: x % 4 == 1),
     "filter at the end": lambda ds: ds.filter(lambda x: x < 300 or x % 4 == 2),
@@ -32,8 +36,10 @@ PIPELINES = {
     "empty": lambda ds: ds.filter(lambda x: x < 0),
     "all": lambda ds: ds.filter(lambda x: x % 3).shuffle(9, seed=1).flat_map(pieces).batch(3),
 }
-# What shuffles does so differently in each part; windows are dealt out as they are in the whole.
-DIFFERENT = ["shuffle", "shuffles of a repeat", "cache", "windows", "all"]
+# Dealt out as they are in the whole.
+WHOLE = ["map", "batch", "batch without a remainder", "windows"]
+# What shuffles does so differently in each part, or in one process.
+DIFFERENT = ["shuffle", "shuffles of a repeat", "shuffled batches", "cache", "all", *WHOLE[1:]]
 CHURN = ["filter", "flat_map", "repeat", "cache", "windows", "all"]
 
 
@@ -95,6 +101,21 @@ def test_any_number_of_workers_and_consumers(make_service, name, workers, count)
 @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in DIFFERENT])
 def test_the_order_is_that_of_the_parts_in_turn(make_service, name, shards):
     assert alone(make_service, name, length=300, shards=shards) == model(name, 300, shards)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5, 16])
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_order_is_that_of_one_process(make_service, name, shards):
+    assert alone(make_service, name, length=300, shards=shards) == model(name, 300, 1)
+
+
+@pytest.mark.parametrize("shards", [2, 5, 16])
+def test_a_shuffle_of_all_does_not_depend_on_the_parts(make_service, shards):
+    name = "shuffled batches"
+    order = alone(make_service, name, length=300, shards=shards)
+    assert order == alone(make_service, name, length=300, shards=1)
+    assert sorted(itertools.chain(*order)) == list(range(300))
+    assert set(map(len, order)) == {4}
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 17])

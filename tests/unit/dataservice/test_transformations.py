@@ -359,13 +359,16 @@ def test_sources():
 def test_sources_can_be_shared_by_index_only():
     assert Dataset.from_source([1, 2]).node.source_indices() == range(2)
     for dataset in (
-        Dataset.zip(Dataset.range(2), Dataset.range(2).shuffle(2)),
+        Dataset.zip(Dataset.range(3), Dataset.range(3).shuffle(2)),
         Dataset.range(2).concatenate(Dataset.range(2).repeat(2)),
-        Dataset.range(2).batch(2).enumerate(),
-        Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(2)]),
+        Dataset.range(3).shuffle(2).batch(2).enumerate(),
+        Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(3).shuffle(2)]),
+        Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(2)]).cache(),
+        Dataset.range(2).shuffle(2).batch(1).cache(),
         Dataset.range(2).repeat(2).cache(),
         Dataset.range(2).cache("never written"),
-        Dataset.range(2).shuffle(2).window(2),
+        Dataset.range(2).cache("never written").shuffle(2),
+        Dataset.range(3).shuffle(2).window(2),
     ):
         with pytest.raises(UnimplementedError, match="cannot be split between workers"):
             dataset.node.source_indices()

@@ -1,0 +1,144 @@
+"""Which of several sequences each element of a mixture is of, from any place on. Pure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.intp]
+
+Drawn = tuple[Any, tuple[int, ...], tuple[bool, ...]]
+"""What is known after some draws: the state of the generator of random numbers, how many elements
+of each sequence there have been, and which of them are known to have no more."""
+
+BLOCK = 1 << 14
+"""How many elements are drawn at once."""
+
+_KNOWN = 64
+_KEPT = 8
+
+
+def bounds(weights: Sequence[float], ended: Sequence[bool] | NDArray[np.bool_]) -> NDArray[Any]:
+    """Local. The sequence of a random number below the last of them is the first with more.
+
+    Args:
+        weights: How likely each sequence is.
+        ended: Which of them have no more; the last bound is 0 if none has.
+    """
+    return np.cumsum(np.where(ended, 0.0, weights))
+
+
+class Draws:
+    """The draws of a pass over a mixture of sequences that are as long as is said.
+
+    One random number an element, and one more where a sequence is found at its end: the same as
+    drawn one by one while the sequences are read. Threads may share it.
+
+    Args:
+        lengths: Of the sequences.
+        weights: How likely each is.
+        entropy: What the draws depend on.
+        block: How many are drawn at once.
+
+    Attributes:
+        size: The same.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        weights: Sequence[float],
+        entropy: Sequence[int],
+        block: int = BLOCK,
+    ) -> None:
+        self.size = block
+        self._lengths = np.array(lengths)
+        self._weights = weights
+        self._random = np.random.default_rng(entropy)
+        none = len(lengths)
+        begin = (self._random.bit_generator.state, (0,) * none, (False,) * none)
+        self._known: dict[int, Drawn] = {0: begin}  # by the number of the block that follows
+        self._blocks: dict[int, tuple[Numbers, Numbers]] = {}
+        self._lock = threading.Lock()
+
+    def before(self, number: int) -> Drawn:
+        """Local. What is known before a block."""
+        with self._lock:
+            return self._before(number)
+
+    def begin_at(self, number: int, drawn: Drawn) -> None:
+        """Local. Take over what is known before a block, so that nobody draws those before it."""
+        with self._lock:
+            _keep(self._known, number, drawn, _KNOWN)
+
+    def block(self, number: int) -> tuple[Numbers, Numbers]:
+        """Local. The elements of a block: the sequence of each, and its place there."""
+        with self._lock:
+            block = self._blocks.get(number)
+            if block is None:
+                drawn = self._before(number)
+                sequences, after = self._draw(drawn)
+                _keep(self._known, number + 1, after, _KNOWN)
+                block = sequences, _places(sequences, np.array(drawn[1]))
+            _keep(self._blocks, number, block, _KEPT)
+            return block
+
+    def _before(self, number: int) -> Drawn:
+        nearest = max(known for known in self._known if known <= number)
+        drawn = self._known[nearest]
+        for _ in range(nearest, number):
+            _, drawn = self._draw(drawn)
+        _keep(self._known, number, drawn, _KNOWN)
+        return drawn
+
+    def _draw(self, drawn: Drawn) -> tuple[Numbers, Drawn]:
+        """A block by what is known before it: the sequences of its elements, and what is then."""
+        state, *known = drawn
+        random, (counts, ended) = self._random, map(np.array, known)
+        random.bit_generator.state = state
+        parts: list[Numbers] = [np.empty(0, np.intp)]
+        left = self.size
+        while left:
+            limits = bounds(self._weights, ended)
+            if not limits[-1]:
+                break
+            before = random.bit_generator.state
+            found = np.searchsorted(limits, random.random(left) * limits[-1], "right")
+            fine = _until_end(found, self._lengths - counts)
+            parts.append(found[:fine])
+            counts += np.bincount(found[:fine], minlength=len(counts))
+            left -= fine
+            if fine < len(found):  # this draw finds a sequence at its end
+                ended[found[fine]] = True
+                random.bit_generator.state = before
+                random.random(fine + 1)
+        after = (random.bit_generator.state, tuple(counts.tolist()), tuple(ended.tolist()))
+        return np.concatenate(parts), after
+
+
+def _until_end(drawn: Numbers, left: Numbers) -> int:
+    """How many draws there are before the first of a sequence that has none left."""
+    over = np.flatnonzero(np.bincount(drawn, minlength=len(left)) > left)
+    ends = [np.flatnonzero(drawn == number)[left[number]] for number in over]
+    return int(min(ends, default=len(drawn)))
+
+
+def _places(sequences: Numbers, counts: Numbers) -> Numbers:
+    """The place of each element in its sequence, of which there have been some before."""
+    order = np.argsort(sequences, kind="stable")
+    own = np.bincount(sequences, minlength=len(counts))
+    places = np.empty(len(sequences), np.intp)
+    places[order] = np.arange(len(sequences)) + np.repeat(counts - (np.cumsum(own) - own), own)
+    return places
+
+
+def _keep(kept: dict[int, Any], number: int, value: Any, limit: int) -> None:
+    """Keep what was used last, by its number, and that of number 0: all others come from there."""
+    kept.pop(number, None)
+    kept[number] = value
+    for oldest in [each for each in kept if each][: max(len(kept) - limit, 0)]:
+        del kept[oldest]

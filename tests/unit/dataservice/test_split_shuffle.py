@@ -1,0 +1,100 @@
+"""shuffle under 'distributed_epoch': one that shuffles all is an order of the source's indices."""
+
+import itertools
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+from _cases.data_readers import MADE, counted, numbers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataservice import Dataset, distribute
+from dataservice.dataset.node import Context
+from dataservice.dataset.permutation import LISTED, Permutation
+from dataservice.dataset.source import Whole
+
+MODE = "distributed_epoch"
+
+
+@pytest.mark.parametrize("listed", [-1, LISTED])
+@given(st.one_of(st.integers(0, 300), st.integers(65_530, 70_000)), st.integers(0, 99), st.data())
+def test_an_order_has_every_number_once(listed, length, seed, data):
+    order = Permutation(length, (seed,), listed)
+    whole = order.at(range(length))
+    assert np.array_equal(np.sort(whole), np.arange(length))
+    start = data.draw(st.integers(0, length))
+    step = data.draw(st.integers(1, 5))
+    some = range(start, length, step)
+    assert np.array_equal(Permutation(length, (seed,), listed).at(some), whole[start::step])
+
+
+@pytest.mark.parametrize("length", [65_537, (1 << 21) + 1, (1 << 40) - 1, 1 << 62])
+def test_large_orders_are_inside_and_without_repetition(length):
+    found = Permutation(length, (1, 2)).at(range(length - 50_000, length))
+    assert len(np.unique(found)) == 50_000
+    assert 0 <= found.min() <= found.max() < length
+    # Neighbours are as far from each other as at random: a third of the length on average.
+    gaps = np.abs(np.diff(found.astype(np.float64))) / length
+    assert abs(gaps.mean() - 1 / 3) < 0.01
+    assert not np.array_equal(found, Permutation(length, (1, 3)).at(range(length - 50_000, length)))
+
+
+def test_small_orders_are_all_as_likely():
+    found = Counter(tuple(Permutation(4, (seed,)).at(range(4))) for seed in range(24_000))
+    assert len(found) == 24
+    assert max(abs(count - 1000) for count in found.values()) < 200  # six deviations
+
+
+def by_index(dataset, passes=(0,), part=()):
+    node = dataset.node
+    feed = lambda passes: Whole(node.source_indices())  # noqa: E731
+    return numbers(node.iterate(Context((1,), passes, feed, part=part)))
+
+
+def test_what_an_order_depends_on():
+    seeded, without, fixed = (
+        Dataset.range(50).shuffle(50, seed=3),
+        Dataset.range(50).shuffle(50),
+        Dataset.range(50).shuffle(50, reshuffle_each_iteration=False),
+    )
+    for dataset in (seeded, without, fixed):
+        assert sorted(by_index(dataset)) == list(range(50)) != by_index(dataset)
+        # What tells workers from each other must not show.
+        assert by_index(dataset, part=(1,)) == by_index(dataset, part=(2,))
+        assert (by_index(dataset) == by_index(dataset, (1,))) == (dataset is fixed)
+
+
+def test_a_shuffle_of_less_than_all_stays_in_its_part():
+    node = Dataset.range(50).shuffle(49).node
+    assert not node.one_to_one
+    assert node.source_indices() == range(50)
+
+
+def test_nothing_is_made_before_its_turn():
+    MADE.clear()
+    node = Dataset.range(1000).map(counted).shuffle(1000).node
+    elements = node.iterate(Context((1,), (0,), lambda passes: Whole(range(1000))))
+    first = numbers(itertools.islice(elements, 5))
+    assert first == MADE
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_of_a_service(make_service, workers):
+    target = make_service(workers).target
+    dataset = Dataset.range(100).shuffle(100, seed=1).batch(8).repeat(2)
+    found = [batch.tolist() for batch in dataset.apply(distribute(MODE, target))]
+    assert sorted(map(len, found)) == [4, 4, *[8] * 24]
+    assert Counter(itertools.chain(*found)) == Counter(list(range(100)) * 2)
+
+
+def test_a_fixed_order_does_not_depend_on_the_number_of_parts(make_service):
+    target = make_service(2).target
+    fixed = partial(distribute, MODE, target, deterministic=True)
+    dataset = Dataset.range(100).shuffle(100, seed=1).batch(8).map(str)
+    orders = [
+        [str(batch) for batch in dataset.apply(fixed(num_shards=parts))] for parts in (1, 3, 16)
+    ]
+    assert orders[0] == orders[1] == orders[2]
+    assert len(orders[0]) == 13
