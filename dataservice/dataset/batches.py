@@ -17,7 +17,7 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.runs import AT_ONCE, Chosen, FeedFailed, SplitIterator
+from dataservice.dataset.runs import AT_ONCE, FeedFailed, SplitUnaryIterator
 from mpidist.errors import InvalidArgumentError
 
 
@@ -96,7 +96,7 @@ class BatchIterator(UnaryIterator):
         return stack.result()
 
 
-class SplitBatchIterator(SplitIterator):
+class SplitBatchIterator(SplitUnaryIterator):
     """A pass over the batches of some splits.
 
     Args:
@@ -106,22 +106,16 @@ class SplitBatchIterator(SplitIterator):
     """
 
     def __init__(self, node: BatchNode, context: Context, feed: Feed) -> None:
-        super().__init__(context, feed)
+        super().__init__(node.parent, context, feed)
         self._node = node
-        self._below = node.parent.source_indices()
-        self._chosen: Chosen | None = None
 
     def _element(self, batch: int) -> Any:
         size = self._node.batch_size
-        if self._chosen is None:
-            number, position = self._indices.place
-            runs = _elements_of(self._splits, number, position - 1, size, self._below)
-            self._chosen = Chosen(self._node.parent, self._context, runs)
         stack = self._node.stack()
         failed: Exception | None = None
         for _ in range(min(size, len(self._below) - batch * size)):
             try:
-                element = self._chosen.next()
+                element = self._next_below()
                 if failed is None:
                     stack.append(element)
             except (StopIteration, FeedFailed):
@@ -135,11 +129,8 @@ class SplitBatchIterator(SplitIterator):
                 failed = None  # its traceback refers to this frame
         return stack.result()
 
-    def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
-        if self._chosen is not None:
-            self._chosen.close()
-            self._chosen = None
+    def _runs(self, number: int, position: int) -> Iterator[range]:
+        return _elements_of(self._splits, number, position, self._node.batch_size, self._below)
 
 
 def _elements_of(

@@ -68,12 +68,13 @@ class Cache(UnaryNode):
                 "every worker would write its own part into the file, unless elements are kept in "
                 "memory (no filename), or once for all with distributed_save"
             )
+        below = super().source_indices()
         if not self.one_to_one:
             raise self.cannot_be_split(
-                "elements are kept by the index of the source that they are made of, which takes "
-                "cache before filter, shuffle, interleave, repeat and mixtures"
+                "elements are kept by the index of the source that they are made of; move cache "
+                "before what drops, reorders, flattens, mixes or repeats elements"
             )
-        return super().source_indices()
+        return below
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

@@ -37,6 +37,11 @@ class Concatenate(SeveralNode):
         """Local. See :class:`Node`."""
         return all(parent.one_to_one for parent in self.parents)
 
+    @property
+    def random_access(self) -> bool:
+        """Local. See :class:`Node`; passes below begin one after the other."""
+        return False
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`; those of the first node, then those of the next."""
         if any(_repeats(parent) for parent in self.parents):
@@ -103,7 +108,7 @@ class ConcatenateIterator(ElementIterator):
     def _begin(self) -> None:
         if self._begun == len(self._parents):
             raise StopIteration
-        parent, context = self._parents[self._begun], self._context
+        parent, context = self._parents[self._begun], self._context.branch(self._begun)
         if context.feed is not None:
             start = sum(len(before.source_indices()) for before in self._parents[: self._begun])
             splits = context.feed(context.passes)

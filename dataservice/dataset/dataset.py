@@ -177,8 +177,9 @@ class Dataset(Transformations):
     ) -> Dataset:
         """Local. Elements of several datasets, drawn at random.
 
-        Under ``"distributed_epoch"`` the order of draws is that of one process; it takes datasets
-        without filter, shuffle, interleave and repeat, and does not stop on the first empty one.
+        Under ``"distributed_epoch"`` the order of draws is that of one process; this takes datasets
+        of which nothing drops, reorders, flattens or repeats elements, and no stop on the first
+        that is empty.
 
         Args:
             datasets: The datasets.

@@ -20,6 +20,7 @@ BLOCK = 1 << 14
 
 _KNOWN = 64
 _KEPT = 8
+_FEW = 64
 
 
 def bounds(weights: Sequence[float], ended: Sequence[bool] | NDArray[np.bool_]) -> NDArray[Any]:
@@ -101,30 +102,33 @@ class Draws:
         random, (counts, ended) = self._random, map(np.array, known)
         random.bit_generator.state = state
         parts: list[Numbers] = [np.empty(0, np.intp)]
-        left = self.size
+        left = most = self.size
         while left:
             limits = bounds(self._weights, ended)
             if not limits[-1]:
                 break
             before = random.bit_generator.state
-            found = np.searchsorted(limits, random.random(left) * limits[-1], "right")
-            fine = _until_end(found, self._lengths - counts)
+            numbers = random.random(min(left, most))
+            found = np.searchsorted(limits, numbers * limits[-1], "right")
+            fine = _until_end(found, counts, self._lengths)
             parts.append(found[:fine])
             counts += np.bincount(found[:fine], minlength=len(counts))
             left -= fine
+            most = 2 * most
             if fine < len(found):  # this draw finds a sequence at its end
                 ended[found[fine]] = True
                 random.bit_generator.state = before
                 random.random(fine + 1)
+                most = _FEW  # perhaps others end soon, too
         after = (random.bit_generator.state, tuple(counts.tolist()), tuple(ended.tolist()))
         return np.concatenate(parts), after
 
 
-def _until_end(drawn: Numbers, left: Numbers) -> int:
-    """How many draws there are before the first of a sequence that has none left."""
-    over = np.flatnonzero(np.bincount(drawn, minlength=len(left)) > left)
-    ends = [np.flatnonzero(drawn == number)[left[number]] for number in over]
-    return int(min(ends, default=len(drawn)))
+def _until_end(found: Numbers, counts: Numbers, lengths: Numbers) -> int:
+    """How many draws there are before the first of a sequence that has no more."""
+    if np.all(counts + np.bincount(found, minlength=len(counts)) <= lengths):
+        return len(found)
+    return int(np.argmax(_places(found, counts) >= lengths[found]))
 
 
 def _places(sequences: Numbers, counts: Numbers) -> Numbers:

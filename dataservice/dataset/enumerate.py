@@ -27,9 +27,10 @@ class Enumerate(UnaryNode):
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
+        below = self.parent.source_indices()
         if not self.parent.one_to_one:
             raise self.cannot_be_split("every worker would count its own elements")
-        return range(self.parent.cardinality())
+        return range(len(below))
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""

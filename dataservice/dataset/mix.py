@@ -76,10 +76,11 @@ class Sample(_Mix):
         """
         given = [1.0] * len(parents) if weights is None else [float(one) for one in weights]
         fine = len(given) == len(parents) and all(0 <= one < np.inf for one in given)
-        if not fine or (parents and not sum(given)):
+        # Draws are made below the sum, with all the digits that a number can have.
+        if not fine or (parents and not np.finfo(float).tiny <= sum(given) < np.inf):
             raise ValueError(
                 f"weights must be one number of at least 0 for each of {len(parents)} datasets, "
-                f"and not all be 0, not {weights!r}"
+                f"and not all be 0, nor their sum too large, not {weights!r}"
             )
         return cls(parents, stop_on_empty, tuple(given), seed)
 
@@ -97,7 +98,9 @@ class Sample(_Mix):
         own = (*context.seed, crc32(self.summary().encode()))
         entropy = (*(own if self.seed is None else (self.seed,)), *context.passes)
         if context.feed is None:
-            return SampleIterator(self, context, entropy)
+            # Copies of a worker each are not the same.
+            own = context.part if self.seed is None else ()
+            return SampleIterator(self, context, (*entropy, *own))
         lengths = [len(parent.source_indices()) for parent in self.parents]
         draws = Draws(lengths, self.weights, entropy)
         return SplitSampleIterator(self.parents, draws, context, context.feed)
@@ -112,15 +115,21 @@ class Sample(_Mix):
         """Local. See :class:`Node`."""
         return False
 
+    @property
+    def random_access(self) -> bool:
+        """Local. See :class:`Node`; to draw from any place on takes long."""
+        return False
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`; the numbers of its elements."""
+        lengths = [len(parent.source_indices()) for parent in self.parents]
         if not self.one_to_one:
             raise self.cannot_be_split(
-                "elements are drawn by their numbers, which takes stop_on_empty_dataset=False, and "
-                "datasets without filter, shuffle, interleave and repeat, which can come after"
+                "elements are drawn by their numbers, which takes stop_on_empty_dataset=False; "
+                "move what drops, reorders, flattens or repeats elements behind it"
             )
-        pairs = zip(self.parents, self.weights, strict=True)
-        return range(sum(len(parent.source_indices()) for parent, weight in pairs if weight))
+        pairs = zip(lengths, self.weights, strict=True)
+        return range(sum(length for length, weight in pairs if weight))
 
     def further(self) -> list[str]:
         """Local. See :class:`SeveralNode`."""
@@ -199,6 +208,10 @@ class Choose(_Mix):
     """
 
     choice: Node
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`."""
+        raise self.cannot_be_split("where a choice falls depends on all choices before it")
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

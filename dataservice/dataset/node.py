@@ -211,6 +211,11 @@ class Node(ABC):
         return True
 
     @property
+    def random_access(self) -> bool:
+        """Local. Whether elements can be had in any order; asked where it is one to one."""
+        return True
+
+    @property
     def distributed(self) -> bool:
         """Local. Whether a data service deals the elements out to several consumers."""
         return False
@@ -259,6 +264,11 @@ class UnaryNode(Node):
         return self.parent.steady
 
     @property
+    def random_access(self) -> bool:
+        """Local. See :class:`Node`."""
+        return self.parent.random_access
+
+    @property
     def distributed(self) -> bool:
         """Local. See :class:`Node`."""
         return self.parent.distributed
@@ -282,13 +292,13 @@ class UnaryNode(Node):
 
     def _selected(self, indices: slice) -> range:
         """The parent's source indices of the elements that a slice selects."""
+        below = self.parent.source_indices()
         if not self.parent.one_to_one:
-            raise UnimplementedError(
-                f"{self.summary()} cannot be split between workers, because each would apply "
-                f"{type(self).__name__.lower()} to its own part; move it before filter, "
-                "shuffle, interleave and repeat, or after distribute"
+            raise self.cannot_be_split(
+                f"each would apply {type(self).__name__.lower()} to its own part; move it before "
+                "what drops, reorders, flattens or repeats elements"
             )
-        return self.parent.source_indices()[indices]
+        return below[indices]
 
 
 class UnaryIterator(ElementIterator):

@@ -17,7 +17,7 @@ _ROUNDS = 8
 class Permutation:
     """A random order of 0, 1, ..., ``length - 1``.
 
-    Up to two million numbers are shuffled, in 8 MB that all parts of a pass share. More are
+    Up to two million numbers are shuffled, in 8 MB that the parts in a process share. More are
     enciphered, with no memory: a Feistel network (Luby and Rackoff, SIAM J.
     Comput. 17, 1988) permutes the next larger power of 4, and is applied again to what comes out
     too large (cycle walking; Black and Rogaway, CT-RSA 2002).

@@ -186,4 +186,5 @@ def _fill(channel: _Channel, elements: ElementIterator, ending: list[Failure]) -
                         last = error
     except BaseException as error:
         ending.append(Failure(error))
+    last = None  # its traceback refers to this frame
     channel.finish()

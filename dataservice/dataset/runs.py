@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,9 @@ from dataservice.dataset.source import SplitReader
 
 AT_ONCE = 4096
 """How many indices are chosen at once, at most."""
+
+NEAR = 64
+"""Up to so many indices are looked through for the next one that is needed, before a pass ends."""
 
 
 class Remembered:
@@ -29,21 +31,38 @@ class Remembered:
     def __init__(self, splits: Splits) -> None:
         self._splits = splits
         self._known: dict[int, range] = {}
-        self._lock = threading.Lock()
+        self._oldest = 0
+        self._looking = threading.Lock()
+        self._asking = threading.Lock()
 
     def split(self, number: int) -> range:
         """Local. See :class:`Splits`."""
-        with self._lock:
-            if number not in self._known:
-                self._known[number] = self._splits.split(number)
-            return self._known[number]
+        known = self._known.get(number)
+        if known is None:
+            with self._asking:
+                known = self._known.get(number)
+                if known is None:
+                    known = self._known[number] = self._splits.split(number)
+        return known
+
+    def split_from(self, number: int) -> tuple[int, range]:
+        """Local. The split of this number, or the first one that is still read; and its number."""
+        with self._looking:
+            number = max(number, self._oldest)
+            known = self._known.get(number)
+        # One that is not known has not been read: so it can be asked for.
+        return number, self.split(number) if known is None else known
 
     def mark(self, number: int) -> None:
-        """Local. See :class:`Splits`; what comes before is forgotten."""
-        for known in list(self._known):
-            if known < number:
-                self._known.pop(known, None)
+        """Local. See :class:`Splits`."""
         self._splits.mark(number)
+
+    def forget_before(self, number: int) -> None:
+        """Local. Nobody reads those before this one any more."""
+        with self._looking:
+            self._oldest = number
+            for known in [known for known in self._known if known < number]:
+                del self._known[known]
 
 
 class Runs:
@@ -53,15 +72,17 @@ class Runs:
     it, for every element takes all of them.
 
     Args:
-        runs: Not empty; gone through as the pass asks.
+        runs: Not empty; gone through as the pass asks. What it raises ends it.
     """
 
     def __init__(self, runs: Iterator[range]) -> None:
         self._source = runs
-        self._runs: deque[range] = deque()
+        self._runs: dict[int, range] = {}
+        self._count = 0
         self._first = 0  # number of the first run that is kept
         self._used = 0  # indices of that run whose elements have been given
-        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self.error: Exception | None = None
 
     def feed(self, passes: Passes) -> Splits:
         """Local. Gives these splits."""
@@ -69,14 +90,21 @@ class Runs:
 
     def split(self, number: int) -> range:
         """Local. See :class:`Splits`."""
-        with self._lock:
-            while number >= self._first + len(self._runs):
-                run = next(self._source, range(0))
-                if not run:
-                    return run
-                self._runs.append(run)
-            assert number >= self._first, "a run that has been forgotten is asked for"
-            return self._runs[number - self._first]
+        if number >= self._count:
+            with self._asking:
+                while number >= self._count:
+                    if self.error is not None:
+                        raise self.error
+                    try:
+                        run = next(self._source, range(0))
+                    except Exception as error:
+                        self.error = error
+                        raise
+                    if not run:
+                        return run
+                    self._runs[self._count] = run
+                    self._count += 1
+        return self._runs[number]
 
     def mark(self, number: int) -> None:
         """Local. See :class:`Splits`."""
@@ -87,15 +115,15 @@ class Runs:
 
         None if it has given all that it was asked for.
         """
-        return self._runs[0][self._used] if self._runs else None
+        run = self._runs.get(self._first)
+        return None if run is None else run[self._used]
 
     def go_on(self) -> None:
         """Local. The pass has given the element of the index that was coming."""
         self._used += 1
-        if self._used == len(self._runs[0]):
-            with self._lock:
-                self._runs.popleft()
-                self._first, self._used = self._first + 1, 0
+        if self._used == len(self._runs[self._first]):
+            del self._runs[self._first]
+            self._first, self._used = self._first + 1, 0
 
 
 class FeedFailed(Exception):
@@ -138,10 +166,12 @@ class Chosen:
         try:
             element = next(self._pass)
         except StopIteration:
+            if self._runs.error is not None:
+                raise FeedFailed(self._runs.error) from None
             raise
         except Exception as error:
             if self._runs.coming is None:
-                raise FeedFailed(error) from None
+                raise FeedFailed(self._runs.error or error) from None
             self._go_on()
             raise
         self._go_on()
@@ -151,15 +181,16 @@ class Chosen:
         """Local. Whether the pass has been told that the element of this index is the next one."""
         return self._runs.coming == index
 
+    def close(self) -> None:
+        """Local. End the pass; idempotent."""
+        self._pass.close()
+        self._runs.error = None  # its traceback refers to the runs
+
     def _go_on(self) -> None:
         coming = self._runs.coming
         assert coming is not None
         self.index = coming
         self._runs.go_on()
-
-    def close(self) -> None:
-        """Local. End the pass; idempotent."""
-        self._pass.close()
 
 
 class SplitIterator(ElementIterator):
@@ -172,11 +203,18 @@ class SplitIterator(ElementIterator):
 
     def __init__(self, context: Context, feed: Feed) -> None:
         self._context = context
-        self._splits = Remembered(feed(context.passes))
+        splits = feed(context.passes)
+        self._is_nested = isinstance(splits, Runs)
+        self._splits = Remembered(splits)
         self._indices = SplitReader(self._splits)
+        self._reading = -1
 
     def __next__(self) -> Any:
         index = self._indices.next()
+        reading, _ = self._indices.last
+        if reading != self._reading:
+            self._reading = reading
+            self._splits.forget_before(reading)
         try:
             return self._element(index)
         except FeedFailed as failed:
@@ -199,3 +237,38 @@ class SplitIterator(ElementIterator):
     def set_state(self, state: Any) -> None:
         """Local. See :class:`ElementIterator`."""
         self._indices.set_state(state)
+
+
+class SplitUnaryIterator(SplitIterator):
+    """Such a pass over a node over one other.
+
+    Args:
+        parent: The node below; one to one.
+        context: Of the pass.
+        feed: Of the context.
+    """
+
+    def __init__(self, parent: Node, context: Context, feed: Feed) -> None:
+        super().__init__(context, feed)
+        self._parent = parent
+        self._below = parent.source_indices()
+        self._chosen: Chosen | None = None
+
+    def _next_below(self) -> Any:
+        """The next of the elements that elements are made of; see :meth:`Chosen.next`."""
+        if self._chosen is None:
+            self._chosen = Chosen(self._parent, self._context, self._runs(*self._indices.last))
+        return self._chosen.next()
+
+    @abstractmethod
+    def _runs(self, number: int, position: int) -> Iterator[range]:
+        """The indices of what elements are made of, from a place among the splits on.
+
+        It must not refer to this pass, which would be a circle.
+        """
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        if self._chosen is not None:
+            self._chosen.close()
+            self._chosen = None

@@ -20,6 +20,11 @@ class SeveralNode(Node):
         return all(parent.steady for parent in self.parents)
 
     @property
+    def random_access(self) -> bool:
+        """Local. See :class:`Node`."""
+        return all(parent.random_access for parent in self.parents)
+
+    @property
     def distributed(self) -> bool:
         """Local. See :class:`Node`."""
         return any(parent.distributed for parent in self.parents)

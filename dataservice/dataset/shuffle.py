@@ -21,7 +21,7 @@ from dataservice.dataset.node import (
     UnaryNode,
 )
 from dataservice.dataset.permutation import Permutation
-from dataservice.dataset.runs import AT_ONCE, Chosen, SplitIterator
+from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,19 @@ class Shuffle(UnaryNode):
 
     @property
     def one_to_one(self) -> bool:
-        """Local. See :class:`Node`; where it shuffles all, element i is the i-th of an order."""
-        return self.parent.one_to_one and 0 <= self.parent.cardinality() <= self.buffer_size
+        """Local. See :class:`Node`; where it shuffles all, element i is the i-th of an order.
+
+        But an order for all passes without a seed is this process's own, so that states of parts
+        must have it.
+        """
+        has_order = self.seed is not None or self.reshuffle_each_iteration
+        below = self.parent
+        return (
+            has_order
+            and below.one_to_one
+            and below.random_access
+            and 0 <= below.cardinality() <= self.buffer_size
+        )
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`; where it shuffles all, places in its order."""
@@ -68,7 +79,7 @@ class Shuffle(UnaryNode):
     @property
     def steady(self) -> bool:
         """Local. See :class:`Node`."""
-        return False
+        return not self.reshuffle_each_iteration and self.parent.steady
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
@@ -132,7 +143,7 @@ class ShuffleIterator(UnaryIterator):
         super().set_state(below)
 
 
-class SplitShuffleIterator(SplitIterator):
+class SplitShuffleIterator(SplitUnaryIterator):
     """A pass over some splits of a sequence that is shuffled as a whole; nothing is held.
 
     Args:
@@ -145,24 +156,14 @@ class SplitShuffleIterator(SplitIterator):
     def __init__(
         self, parent: Node, entropy: tuple[int, ...], context: Context, feed: Feed
     ) -> None:
-        super().__init__(context, feed)
-        self._parent = parent
-        self._below = parent.source_indices()
+        super().__init__(parent, context, feed)
         self._order = Permutation(len(self._below), entropy)
-        self._chosen: Chosen | None = None
 
     def _element(self, index: int) -> Any:
-        if self._chosen is None:
-            number, position = self._indices.place
-            runs = _drawn(self._splits, number, position - 1, self._order, self._below)
-            self._chosen = Chosen(self._parent, self._context, runs)
-        return self._chosen.next()
+        return self._next_below()
 
-    def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
-        if self._chosen is not None:
-            self._chosen.close()
-            self._chosen = None
+    def _runs(self, number: int, position: int) -> Iterator[range]:
+        return _drawn(self._splits, number, position, self._order, self._below)
 
 
 def _drawn(

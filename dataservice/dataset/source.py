@@ -80,14 +80,14 @@ class SplitReader:
         self._position -= 1
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Number of the split that is being read, and how much of it has been."""
-        return self._number, self._position
+    def last(self) -> tuple[int, int]:
+        """Number of the split that is being read, and where in it the index is given last."""
+        return self._number, self._position - 1
 
     def get_state(self) -> tuple[int, int]:
         """Local. Where it is; the splits before that are needed no more."""
         self._splits.mark(max(self._number, 0))
-        return self.place
+        return self._number, self._position
 
     def set_state(self, state: tuple[int, int]) -> None:
         """Local. Go on from there."""

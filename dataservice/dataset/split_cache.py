@@ -10,10 +10,10 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from dataservice.dataset.node import Context, Feed, Node, Splits
-from dataservice.dataset.runs import AT_ONCE, Chosen, SplitIterator
+from dataservice.dataset.runs import AT_ONCE, NEAR, SplitUnaryIterator
 
 
-class SplitCacheIterator(SplitIterator):
+class SplitCacheIterator(SplitUnaryIterator):
     """A pass over some splits: what is kept is given, the rest is made and kept.
 
     Args:
@@ -24,48 +24,44 @@ class SplitCacheIterator(SplitIterator):
     """
 
     def __init__(self, parent: Node, kept: dict[int, Any], context: Context, feed: Feed) -> None:
-        super().__init__(context, feed)
-        self._parent = parent
+        super().__init__(parent, context, feed)
         self._kept = kept
-        self._chosen: Chosen | None = None
 
     def _element(self, index: int) -> Any:
-        chosen = self._chosen
-        if chosen is None or not chosen.is_next(index):
+        if self._chosen is None or not self._chosen.is_next(index):
             # An element may be None.
             if index in self._kept:
                 return self._kept[index]
-            chosen = self._begin()
-        element = chosen.next()
+            self.close()
+        element = self._next_below()
         self._kept[index] = element
         return element
 
-    def close(self) -> None:
-        """Local. See :class:`ElementIterator`."""
-        if self._chosen is not None:
-            self._chosen.close()
-            self._chosen = None
-
-    def _begin(self) -> Chosen:
-        """Have what is not kept made, from the index on that has been read last."""
-        self.close()
-        number, position = self._indices.place
-        runs = _missing(self._splits, self._kept, number, position - 1)
-        self._chosen = Chosen(self._parent, self._context, runs)
-        return self._chosen
+    def _runs(self, number: int, position: int) -> Iterator[range]:
+        # In the order of a node above, splits are short, and nobody else could begin with others.
+        return _missing(self._splits, self._kept, number, position, NEAR * self._is_nested)
 
 
-def _missing(splits: Splits, kept: Container[int], number: int, position: int) -> Iterator[range]:
+def _missing(
+    splits: Splits, kept: Container[int], number: int, position: int, ahead: int
+) -> Iterator[range]:
     """Runs of indices that are not kept, from a place on, until there is none for a while.
 
-    So no split is taken ahead, before others who could begin with it, that has nothing to be made.
+    So no split is taken ahead, before others who could begin with it, that has nothing to be made,
+    unless it begins in the next ``ahead`` indices.
     """
+    passed = 0
     while split := splits.split(number):
         while position < len(split):
             near = range(position, min(position + AT_ONCE, len(split)))
             first = next((place for place in near if split[place] not in kept), None)
             if first is None:
-                return
+                passed += len(near)
+                if passed > ahead:
+                    return
+                position = near.stop
+                continue
+            passed = 0
             rest = range(first, near.stop)
             position = next((place for place in rest if split[place] in kept), near.stop)
             yield split[first:position]

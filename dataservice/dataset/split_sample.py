@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dataservice.dataset.draws import Drawn, Draws, Numbers
-from dataservice.dataset.node import Context, Feed, Node, Splits
-from dataservice.dataset.runs import AT_ONCE, Chosen, SplitIterator
+from dataservice.dataset.node import Context, Feed, Node
+from dataservice.dataset.runs import AT_ONCE, NEAR, Chosen, Remembered, SplitIterator
 from dataservice.dataset.source import SplitReader
 
 
@@ -28,12 +28,12 @@ class SplitSampleIterator(SplitIterator):
         self._parents = parents
         self._draws = draws
         self._contexts = [context.branch(number) for number in range(len(parents))]
-        self._chosen: list[Chosen | None] = [None] * len(parents)
+        self._passes: list[Chosen | None] = [None] * len(parents)
 
     def _element(self, index: int) -> Any:
         number, within = divmod(index, self._draws.size)
         which = int(self._draws.block(number)[0][within])
-        for chosen in (self._chosen[which], None):
+        for chosen in (self._passes[which], None):
             chosen = chosen or self._begin(which)
             try:
                 return chosen.next()
@@ -57,7 +57,7 @@ class SplitSampleIterator(SplitIterator):
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
-        for which in range(len(self._chosen)):
+        for which in range(len(self._passes)):
             self._end(which)
 
     def _begin(self, which: int) -> Chosen:
@@ -68,34 +68,47 @@ class SplitSampleIterator(SplitIterator):
         below = parent.source_indices()
         runs = (below[run.start : run.stop] for run in places)
         chosen = Chosen(parent, self._contexts[which], runs)
-        self._chosen[which] = chosen
+        self._passes[which] = chosen
         return chosen
 
     def _end(self, which: int) -> None:
-        chosen, self._chosen[which] = self._chosen[which], None
+        chosen, self._passes[which] = self._passes[which], None
         if chosen is not None:
             chosen.close()
 
 
-def _places_ahead(reader: SplitReader, splits: Splits, draws: Draws, which: int) -> Iterator[range]:
+def _places_ahead(
+    reader: SplitReader, splits: Remembered, draws: Draws, which: int
+) -> Iterator[range]:
     """Where the elements of a mixture are in one of its nodes, from the last one read on.
 
-    It goes no further than the split behind the one that is being read: others could begin with
-    those after it, while elements of this node may be few.
+    It goes no further than the split behind the one that is being read, unless splits are short:
+    others could begin with those after it, while elements of this node may be few.
     """
-    number, position = reader.place
-    position -= 1
-    while number <= reader.place[0] + 1 and (split := splits.split(number)):
+    number, position = reader.last
+    lengths: dict[int, int] = {}
+    while _is_near(number, reader.last[0], lengths):
+        found, split = splits.split_from(number)
+        if not split:
+            return
+        number, position = found, position if found == number else 0
+        lengths[number] = len(split)
         while position < len(split):
-            yield from _consecutive(_places(draws, split[position : position + AT_ONCE], which))
-            position += AT_ONCE
             # What has been read has no element of this node that has not been asked for.
-            reading, read = reader.place
+            reading, read = reader.last
             if reading > number:
                 break
-            if reading == number:
-                position = max(position, read - 1)
-        number, position = max(number + 1, reader.place[0]), 0
+            position = max(position, read if reading == number else 0)
+            yield from _consecutive(_places(draws, split[position : position + AT_ONCE], which))
+            position += AT_ONCE
+        number, position = number + 1, 0
+
+
+def _is_near(number: int, reading: int, lengths: dict[int, int]) -> bool:
+    """Whether a split may be looked at; lengths are of those that have been."""
+    for read in [each for each in lengths if each <= reading]:
+        del lengths[read]
+    return number <= reading + 1 or sum(lengths.values()) < NEAR
 
 
 def _places(draws: Draws, indices: range, which: int) -> Numbers:

@@ -73,8 +73,8 @@ class Transformations(ABC):
         """Local. Random order: each element is drawn from the next ``buffer_size`` ones.
 
         Under ``"distributed_epoch"`` workers shuffle what they have; but if ``buffer_size`` is at
-        least the number of elements, known by their indices, the order is one of the whole source,
-        and nothing is held.
+        least the number of elements, which are known by their indices and in no order, the order
+        is one of the whole source, and no elements are held.
 
         Args:
             buffer_size: Elements held to draw from.
@@ -89,8 +89,9 @@ class Transformations(ABC):
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
         """Local. Consecutive elements stacked into arrays of shape (batch_size, ...).
 
-        Under ``"distributed_epoch"`` batches are those of one process; behind filter,
-        interleave, repeat and a shuffle of less than all they are each worker's own, and each one's
+        Under ``"distributed_epoch"`` batches are those of one process, unless an element cannot be
+        made: it fails its batch, and the next one begins where it would have begun. Behind what
+        drops, reorders, flattens or repeats elements they are each worker's own, and each one's
         last may be smaller.
 
         Args:

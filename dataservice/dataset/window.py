@@ -17,7 +17,7 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.runs import AT_ONCE, Chosen, FeedFailed, SplitIterator
+from dataservice.dataset.runs import AT_ONCE, FeedFailed, SplitUnaryIterator
 from dataservice.dataset.source import IndexedSource
 from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import UnknownError
@@ -87,14 +87,20 @@ class Window(UnaryNode):
         """Local. See :class:`Node`."""
         return self.parent.one_to_one
 
+    @property
+    def random_access(self) -> bool:
+        """Local. See :class:`Node`; the elements of windows that overlap are held."""
+        return False
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`; the numbers of the windows."""
+        below = self.parent.source_indices()
         if not self.parent.one_to_one:
             raise self.cannot_be_split(
-                "windows would end where the parts do, unless window is before filter, shuffle, "
-                "interleave and repeat"
+                "windows would end where the parts do; move window before what drops, reorders, "
+                "flattens or repeats elements"
             )
-        return range(self._count(len(self.parent.source_indices())))
+        return range(self._count(len(below)))
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -157,7 +163,7 @@ class WindowIterator(UnaryIterator):
                 self._held.append(element)
 
 
-class SplitWindowIterator(SplitIterator):
+class SplitWindowIterator(SplitUnaryIterator):
     """A pass over the windows of some splits, whose elements the pass below makes once each.
 
     Args:
@@ -167,12 +173,10 @@ class SplitWindowIterator(SplitIterator):
     """
 
     def __init__(self, node: Window, context: Context, feed: Feed) -> None:
-        super().__init__(context, feed)
+        super().__init__(node.parent, context, feed)
         self._node = node
-        self._below = node.parent.source_indices()
         self._held: dict[int, Any] = {}  # by place below
         self._told: set[int] = set()  # places whose errors have been raised
-        self._chosen: Chosen | None = None
 
     def _element(self, window: int) -> Any:
         node = self._node
@@ -193,28 +197,26 @@ class SplitWindowIterator(SplitIterator):
         return node.of(elements)
 
     def _held_at(self, place: int) -> Any:
-        if self._chosen is None:
-            number, position = self._indices.place
-            below = self._below  # what the pass below holds must not refer to this one: a circle
-            needed = _needed(self._splits, number, position - 1, self._node, below)
-            runs = (below[places.start : places.stop] for places in needed)
-            self._chosen = Chosen(self._node.parent, self._context, runs)
         while place not in self._held:
             try:
-                element = self._chosen.next()
+                element = self._next_below()
             except (StopIteration, FeedFailed):
                 raise
             except Exception as error:  # every window that it is in fails
                 element = Failure(error)
+            assert self._chosen is not None
             self._held[self._below.index(self._chosen.index)] = element
             del element  # the frames of its error refer to this one
         return self._held[place]
 
+    def _runs(self, number: int, position: int) -> Iterator[range]:
+        below = self._below
+        needed = _needed(self._splits, number, position, self._node, below)
+        return (below[places.start : places.stop] for places in needed)
+
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
-        if self._chosen is not None:
-            self._chosen.close()
-            self._chosen = None
+        super().close()
         self._held = {}
 
 

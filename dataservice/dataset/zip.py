@@ -41,12 +41,13 @@ class Zip(SeveralNode):
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`; index i stands for element i of each."""
+        lengths = [len(parent.source_indices()) for parent in self.parents]
         if not self.one_to_one:
             raise self.cannot_be_split(
-                "elements that belong together would come to different workers, unless zip is "
-                "before filter, shuffle, interleave and repeat"
+                "elements that belong together would come to different workers; move zip before "
+                "what drops, reorders, flattens or repeats elements"
             )
-        return range(min(len(parent.source_indices()) for parent in self.parents))
+        return range(min(lengths))
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -79,7 +80,10 @@ class ZipIterator(SeveralIterator):
             except Exception as error:  # the others go on too, to stay in step
                 failed = failed or error
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                failed = None  # its traceback refers to this frame
         return tree.unflatten(self._structure, elements)
 
     def get_state(self) -> tuple[bool, Any]:

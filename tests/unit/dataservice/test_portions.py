@@ -138,6 +138,15 @@ DATASETS = {
     "a shuffle of a mixture": Dataset.sample_from_datasets(
         [Dataset.range(9).shuffle(9), Dataset.range(20, 24)], seed=7
     ).shuffle(13),
+    "a shuffle of a concatenate": Dataset.range(6).concatenate(LETTERS).shuffle(99, seed=1),
+    "a shuffle of batches of a concatenate": LETTERS.concatenate(LETTERS).batch(4).shuffle(9),
+    "a shuffle of a zip with a concatenate": Dataset.zip(
+        Dataset.range(20), LETTERS.concatenate(LETTERS)
+    ).shuffle(20, seed=1),
+    "a shuffle of windows": Dataset.range(30).window(3).map(str_of).shuffle(99, seed=0),
+    "a shuffle of windows that overlap": Dataset.range(20).window(3, 1).map(str_of).shuffle(20),
+    "a shuffle of what is kept": Dataset.range(30).map(abs, 2).cache().shuffle(30, seed=1),
+    "a shuffle for all passes": LETTERS.shuffle(10, reshuffle_each_iteration=False),
     "a generator": Dataset.from_generator(range, (6,)),
 }
 

@@ -1,6 +1,7 @@
 """batch under 'distributed_epoch': batches are numbered, and dealt out whole."""
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
+from dataservice.dataset import runs
 from dataservice.dataset.node import Context
+from dataservice.dataset.runs import Remembered
 from dataservice.dataset.source import Whole
 from mpidist.errors import InvalidArgumentError, UnavailableError
 
@@ -76,43 +79,105 @@ def test_a_batch_that_failed_leaves_nothing():
 
 
 class Unreachable:
-    """Splits of which the second cannot be had at first."""
+    """Splits of four batches each, of which one cannot be had at first."""
 
-    def __init__(self):
-        self.failures = 1
+    def __init__(self, indices, missing):
+        self.indices, self.missing = indices, missing
 
     def __call__(self, passes):
         return self
 
     def split(self, number):
-        if number == 1 and self.failures:
-            self.failures -= 1
+        if number == self.missing:
+            self.missing = None
             raise UnavailableError("no dispatcher")
-        return (range(2), range(2, 4), range(0))[number]
+        return self.indices[4 * number : 4 * number + 4]
 
     def mark(self, number):
         pass
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda d: d.prefetch(9).batch(2),
-        lambda d: d.batch(2),
-        lambda d: d.prefetch(9).window(2).flat_map(lambda window: window.batch(2)),
-    ],
-)
-def test_splits_that_could_not_be_had_are_asked_for_again(make, no_thread_is_left_behind):
+PIPELINES = {
+    "batch": lambda d: d.batch(2),
+    "prefetch and batch": lambda d: d.prefetch(9).batch(2),
+    "batches of batches": lambda d: d.map(abs, 2).batch(2).batch(2),
+    "batches of what is ahead": lambda d: d.prefetch(9).batch(2).prefetch(9).batch(1),
+    "shuffled batches": lambda d: d.map(abs, 2).batch(2).shuffle(99, seed=1),
+    "shuffled twice": lambda d: d.prefetch(9).shuffle(99, 1).prefetch(9).shuffle(99, 2),
+    "numbers": lambda d: d.map(abs, 3).enumerate().batch(1),
+    "a zip": lambda d: Dataset.zip(d.prefetch(9), d).batch(2),
+    "windows": lambda d: d.prefetch(9).window(2).map(lambda window: list(map(int, window))),
+    "windows of batches": lambda d: d.map(abs, 2).batch(2).window(2).map(lambda w: len(list(w))),
+    "a mixture": lambda d: Dataset.sample_from_datasets([d.map(abs, 2).batch(2), d], seed=1),
+    "what is kept": lambda d: d.map(abs, 2).batch(2).cache().batch(2),
+}
+
+
+@pytest.mark.parametrize("missing", range(3))
+@pytest.mark.parametrize("name", PIPELINES)
+def test_splits_that_could_not_be_had_are_asked_for_again(name, missing, no_thread_is_left_behind):
+    node = PIPELINES[name](Dataset.range(32)).node
+    deal = Unreachable(node.source_indices(), missing)
     found, failed = [], 0
-    with make(Dataset.range(8)).node.iterate(Context((1,), (0,), Unreachable())) as batches:
+    with node.iterate(Context((1,), (0,), deal)) as elements:
         while True:
             try:
-                found.append(next(batches).tolist())
+                found.append(str(next(elements)))
             except StopIteration:
                 break
             except UnavailableError:
                 failed += 1
-    assert (found, failed) == ([[0, 1], [2, 3], [4, 5], [6, 7]], 1)
+    whole = node.iterate(Context((1,), (0,), lambda passes: Whole(node.source_indices())))
+    assert found == [str(element) for element in whole]
+    assert failed == 1 or (failed == 0 and 4 * missing >= len(node.source_indices()))
+
+
+def test_what_is_ready_does_not_wait_for_the_next_split():
+    asked, go = threading.Event(), threading.Event()
+
+    class Slow(Unreachable):
+        def split(self, number):
+            if number == 1:
+                asked.set()
+                assert go.wait(20)
+            return super().split(number)
+
+    for make in (lambda d: d.prefetch(9).batch(2), lambda d: d.prefetch(9).shuffle(99, seed=1)):
+        asked.clear()
+        go.clear()
+        node = make(Dataset.range(16)).node
+        with node.iterate(Context((1,), (0,), Slow(node.source_indices(), None))) as elements:
+            first = [next(elements) for _ in range(4)]
+            assert asked.wait(20)
+            go.set()
+            assert len(first + list(elements)) == len(node.source_indices())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: d.batch(1).shuffle(4000, seed=1),
+        lambda d: d.shuffle(4000, 1).shuffle(4000, 2),
+        lambda d: d.batch(2).batch(1).enumerate(),
+        lambda d: Dataset.sample_from_datasets([d.batch(1), d.shuffle(4000, 1)], seed=1),
+    ],
+)
+def test_nothing_is_held_of_splits_that_have_been_read(make, monkeypatch):
+    made = []
+
+    class Counted(Remembered):
+        def __init__(self, splits):
+            super().__init__(splits)
+            made.append(self)
+
+    monkeypatch.setattr(runs, "Remembered", Counted)
+    node = make(Dataset.range(4000)).node
+    deal = Unreachable(node.source_indices(), None)
+    with node.iterate(Context((1,), (0,), deal)) as elements:
+        for _ in range(1500):
+            next(elements)
+    assert made
+    assert max(len(splits._known) for splits in made) < 40
 
 
 @pytest.mark.parametrize("calls", [None, 2])

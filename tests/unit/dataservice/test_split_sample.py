@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
-from dataservice.dataset import mix
+from dataservice.dataset import mix, split_sample
 from dataservice.dataset.draws import Draws
 from dataservice.dataset.node import Context
+from dataservice.dataset.runs import Chosen
 from dataservice.dataset.source import Whole
 from mpidist.errors import UnimplementedError
 
@@ -105,8 +106,42 @@ def test_no_split_is_taken_long_before_its_turn(ahead, no_thread_is_left_behind)
         found = []
         for index in range(405):
             found.append(int(next(elements)))
-            assert max(deal.asked) <= index // 9 + (1 if ahead else 0)
+            assert max(deal.asked) <= index // 9 + (1 + 64 // 9 + 1 if ahead else 0)
     assert found == numbers(node.iterate(Context((1,), (0,))))
+
+
+def test_many_that_end_soon():
+    sources = [Dataset.range(i, i + 3) for i in range(3000)]
+    node = Dataset.sample_from_datasets(sources, seed=1).node
+    part = range(8990, 9000)
+    mine = numbers(node.iterate(Context((1,), (0,), lambda passes: Whole(part))))
+    assert mine == numbers(node.iterate(Context((1,), (0,))))[8990:]
+
+
+def test_passes_below_go_on_over_short_splits(monkeypatch):
+    begun = []
+    monkeypatch.setattr(split_sample, "Chosen", lambda *args: begun.append(1) or Chosen(*args))
+    sources = [Dataset.range(100).map(abs, 4), Dataset.range(100, 200).map(abs, 4)]
+    node = Dataset.sample_from_datasets(sources, seed=1).node
+    deal = Asked(*(range(i, i + 2) for i in range(0, 200, 2)))
+    assert len(numbers(node.iterate(Context((1,), (0,), deal)))) == 200
+    assert len(begun) == 2
+
+
+def test_mixtures_without_seed_are_not_alike():
+    def mixture():
+        return Dataset.sample_from_datasets([Dataset.range(40), Dataset.range(100, 140)])
+
+    copies = [numbers(mixture().node.iterate(Context((1,), part=(part,)))) for part in (1, 2)]
+    assert copies[0] != copies[1]
+    both = numbers(mixture().concatenate(mixture()).node.iterate(Context((1,))))
+    assert both[:80] != both[80:]
+
+
+@pytest.mark.parametrize("weights", [[5e-324] * 2, [1e308] * 2, [np.nan, 1], [1]])
+def test_weights_that_cannot_be_drawn_by(weights):
+    with pytest.raises(ValueError, match="weights must be"):
+        Dataset.sample_from_datasets([Dataset.range(2)] * 2, weights)
 
 
 @pytest.mark.parametrize("calls", [None, 2])

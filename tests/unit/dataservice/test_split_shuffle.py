@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
+from dataservice.dataset import runs
 from dataservice.dataset.node import Context
 from dataservice.dataset.permutation import LISTED, Permutation
+from dataservice.dataset.runs import Chosen
 from dataservice.dataset.source import Whole
 
 MODE = "distributed_epoch"
@@ -57,9 +59,10 @@ def test_what_an_order_depends_on():
     seeded, without, fixed = (
         Dataset.range(50).shuffle(50, seed=3),
         Dataset.range(50).shuffle(50),
-        Dataset.range(50).shuffle(50, reshuffle_each_iteration=False),
+        Dataset.range(50).shuffle(50, seed=4, reshuffle_each_iteration=False),
     )
     for dataset in (seeded, without, fixed):
+        assert dataset.node.one_to_one
         assert sorted(by_index(dataset)) == list(range(50)) != by_index(dataset)
         # What tells workers from each other must not show.
         assert by_index(dataset, part=(1,)) == by_index(dataset, part=(2,))
@@ -98,3 +101,34 @@ def test_a_fixed_order_does_not_depend_on_the_number_of_parts(make_service):
     ]
     assert orders[0] == orders[1] == orders[2]
     assert len(orders[0]) == 13
+
+
+def test_an_order_for_all_passes_is_in_the_state_unless_it_has_a_seed():
+    def make():
+        return Dataset.range(20).shuffle(20, reshuffle_each_iteration=False).node
+
+    context = Context((1,), (0,), lambda passes: Whole(range(20)))
+    before, after = make().iterate(context), make().iterate(context)
+    found = numbers(itertools.islice(before, 10))
+    after.set_state(before.get_state())
+    assert sorted(found + numbers(after)) == list(range(20))
+
+
+def test_a_shuffle_for_all_passes_may_be_kept():
+    dataset = Dataset.range(20).shuffle(20, 1, reshuffle_each_iteration=False).cache()
+    orders = [by_index(dataset, (number,)) for number in range(2)]
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(20))
+
+
+def test_what_is_kept_does_not_end_the_pass_below(monkeypatch):
+    begun = []
+    monkeypatch.setattr(runs, "Chosen", lambda *args: begun.append(1) or Chosen(*args))
+    dataset = Dataset.range(500).map(counted, 4).cache()
+    list(dataset.node.iterate(Context((1,), (0,), lambda passes: Whole(range(250)))))
+    MADE.clear()
+    begun.clear()
+    shuffled = dataset.shuffle(500, seed=1)
+    assert sorted(by_index(shuffled)) == list(range(500))
+    assert sorted(MADE) == list(range(250, 500))
+    assert len(begun) < 6
