@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from dataservice.dataset.failure import FeedFailed
 from dataservice.dataset.node import (
     Context,
     ElementIterator,
@@ -17,7 +18,7 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.runs import AT_ONCE, FeedFailed, SplitUnaryIterator
+from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
 from mpidist.errors import InvalidArgumentError
 
 

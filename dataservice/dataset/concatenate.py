@@ -79,22 +79,27 @@ class ConcatenateIterator(ElementIterator):
             except StopIteration:
                 self.close()
 
-    def get_state(self) -> tuple[int, int, Any]:
+    def get_state(self) -> tuple[int, int, int, Any]:
         """Local. See :class:`ElementIterator`."""
         if self._pass is None:
             if self._context.feed is not None:
                 self._context.feed(self._context.passes).mark(self._first)
-            return self._begun, self._first, None
-        return self._begun, self._first, (self._pass.get_state(),)
+            return self._begun, self._first, self._first, None
+        within = (self._pass.get_state(),)
+        # The pass may have come to its end ahead of who reads it, and ask for nothing then.
+        following = self._first if self._portion is None else self._portion.following
+        return self._begun, self._first, following, within
 
-    def set_state(self, state: tuple[int, int, Any]) -> None:
+    def set_state(self, state: tuple[int, int, int, Any]) -> None:
         """Local. See :class:`ElementIterator`."""
-        self._begun, self._first, within = state
+        self._begun, self._first, following, within = state
         if within is not None:
             self._begun -= 1
             self._begin()
             assert self._pass is not None
             self._pass.set_state(within[0])
+            if self._portion is not None:
+                self._portion.following = max(self._portion.following, following)
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""

@@ -9,7 +9,7 @@ from dataservice.dataset.ignore_errors import Count, CountingContext
 from dataservice.dataset.node import Context, ElementIterator, Node
 from mpidist.errors import DataLossError, InvalidArgumentError
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class DatasetIterator(ElementIterator):

@@ -45,8 +45,8 @@ class Portion:
         return self._indices[own.start - self._start : own.stop - self._start : own.step]
 
     def mark(self, number: int) -> None:
-        """Local. See :class:`Splits`."""
-        self._splits.mark(self._first + number)
+        """Local. See :class:`Splits`; the node after this one may begin in a split that is over."""
+        self._splits.mark(min(self._first + number, self.following))
 
 
 class _Marked:

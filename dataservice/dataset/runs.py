@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from dataservice.dataset.failure import FeedFailed
 from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Passes, Splits
 from dataservice.dataset.source import SplitReader
 
@@ -42,7 +43,9 @@ class Remembered:
             with self._asking:
                 known = self._known.get(number)
                 if known is None:
-                    known = self._known[number] = self._splits.split(number)
+                    known = self._splits.split(number)
+                    with self._looking:
+                        self._known[number] = known
         return known
 
     def split_from(self, number: int) -> tuple[int, range]:
@@ -72,7 +75,11 @@ class Runs:
     it, for every element takes all of them.
 
     Args:
-        runs: Not empty; gone through as the pass asks. What it raises ends it.
+        runs: Not empty; gone through as the pass asks. What it raises ends it, and is raised as
+            FeedFailed, whoever asks.
+
+    Attributes:
+        error: What it has raised.
     """
 
     def __init__(self, runs: Iterator[range]) -> None:
@@ -82,7 +89,7 @@ class Runs:
         self._first = 0  # number of the first run that is kept
         self._used = 0  # indices of that run whose elements have been given
         self._asking = threading.Lock()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def feed(self, passes: Passes) -> Splits:
         """Local. Gives these splits."""
@@ -93,18 +100,23 @@ class Runs:
         if number >= self._count:
             with self._asking:
                 while number >= self._count:
-                    if self.error is not None:
-                        raise self.error
-                    try:
-                        run = next(self._source, range(0))
-                    except Exception as error:
-                        self.error = error
-                        raise
+                    run = self._next_run()
                     if not run:
                         return run
                     self._runs[self._count] = run
                     self._count += 1
         return self._runs[number]
+
+    def _next_run(self) -> range:
+        if self.error is None:
+            try:
+                return next(self._source, range(0))
+            except FeedFailed as failed:
+                self.error = failed.error
+            except Exception as error:
+                # Its frames, and whoever called them, would be in a circle with it.
+                self.error = error.with_traceback(None)
+        raise FeedFailed(self.error)
 
     def mark(self, number: int) -> None:
         """Local. See :class:`Splits`."""
@@ -124,18 +136,6 @@ class Runs:
         if self._used == len(self._runs[self._first]):
             del self._runs[self._first]
             self._first, self._used = self._first + 1, 0
-
-
-class FeedFailed(Exception):
-    """Splits could not be had.
-
-    Args:
-        error: Why.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 class Chosen:
@@ -169,22 +169,24 @@ class Chosen:
             if self._runs.error is not None:
                 raise FeedFailed(self._runs.error) from None
             raise
+        except FeedFailed:
+            raise
         except Exception as error:
-            if self._runs.coming is None:
-                raise FeedFailed(self._runs.error or error) from None
+            if self._runs.coming is None:  # it is no element's
+                raise FeedFailed(error) from None
             self._go_on()
             raise
         self._go_on()
         return element
 
-    def is_next(self, index: int) -> bool:
-        """Local. Whether the pass has been told that the element of this index is the next one."""
-        return self._runs.coming == index
+    @property
+    def coming(self) -> int | None:
+        """Local. See :class:`Runs`."""
+        return self._runs.coming
 
     def close(self) -> None:
         """Local. End the pass; idempotent."""
         self._pass.close()
-        self._runs.error = None  # its traceback refers to the runs
 
     def _go_on(self) -> None:
         coming = self._runs.coming

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Any
 
-from dataservice.dataset.node import Context, Feed, Node, Splits
-from dataservice.dataset.runs import AT_ONCE, NEAR, SplitUnaryIterator
+from dataservice.dataset.failure import FeedFailed
+from dataservice.dataset.node import Context, Feed, Node
+from dataservice.dataset.runs import AT_ONCE, NEAR, Remembered, SplitUnaryIterator
 
 
 class SplitCacheIterator(SplitUnaryIterator):
@@ -28,14 +29,34 @@ class SplitCacheIterator(SplitUnaryIterator):
         self._kept = kept
 
     def _element(self, index: int) -> Any:
-        if self._chosen is None or not self._chosen.is_next(index):
-            # An element may be None.
-            if index in self._kept:
-                return self._kept[index]
+        coming = None if self._chosen is None else self._chosen.coming
+        if coming != index and index in self._kept:  # an element may be None
+            return self._kept[index]
+        if coming not in (None, index):
+            self.close()  # another pass has made what this one was told of
+        try:
+            return self._make(index)
+        except StopIteration:  # what was missing for a while has been made
             self.close()
-        element = self._next_below()
-        self._kept[index] = element
-        return element
+        return self._make(index)
+
+    def _make(self, index: int) -> Any:
+        """The next element that is missing: of this index, unless another pass makes it now."""
+        try:
+            element = self._next_below()
+        except (StopIteration, FeedFailed):
+            raise
+        except Exception:
+            assert self._chosen is not None
+            if self._chosen.index == index:
+                raise
+        else:
+            assert self._chosen is not None
+            self._kept[self._chosen.index] = element
+            if self._chosen.index == index:
+                return element
+        self.close()
+        return self._kept[index]
 
     def _runs(self, number: int, position: int) -> Iterator[range]:
         # In the order of a node above, splits are short, and nobody else could begin with others.
@@ -43,7 +64,7 @@ class SplitCacheIterator(SplitUnaryIterator):
 
 
 def _missing(
-    splits: Splits, kept: Container[int], number: int, position: int, ahead: int
+    splits: Remembered, kept: Container[int], number: int, position: int, ahead: int
 ) -> Iterator[range]:
     """Runs of indices that are not kept, from a place on, until there is none for a while.
 
@@ -51,7 +72,11 @@ def _missing(
     unless it begins in the next ``ahead`` indices.
     """
     passed = 0
-    while split := splits.split(number):
+    while True:
+        found, split = splits.split_from(number)
+        if not split:
+            return
+        number, position = found, position if found == number else 0
         while position < len(split):
             near = range(position, min(position + AT_ONCE, len(split)))
             first = next((place for place in near if split[place] not in kept), None)

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.dataset import tree
-from dataservice.dataset.failure import Failure
+from dataservice.dataset.failure import Failure, FeedFailed
 from dataservice.dataset.node import (
     Context,
     ElementIterator,
     Feed,
     Node,
-    Splits,
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.runs import AT_ONCE, FeedFailed, SplitUnaryIterator
+from dataservice.dataset.runs import AT_ONCE, Remembered, SplitUnaryIterator
 from dataservice.dataset.source import IndexedSource
 from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import UnknownError
@@ -221,11 +220,15 @@ class SplitWindowIterator(SplitUnaryIterator):
 
 
 def _needed(
-    splits: Splits, number: int, position: int, node: Window, below: range
+    splits: Remembered, number: int, position: int, node: Window, below: range
 ) -> Iterator[range]:
     """Places of the elements of windows, each once, from a place among the splits on."""
     needed = range(0)
-    while split := splits.split(number):
+    while True:
+        found, split = splits.split_from(number)
+        if not split:
+            return
+        number, position = found, position if found == number else 0
         for window in split[position:]:
             start, stop = window * node.shift, min(window * node.shift + node.spread, len(below))
             start = max(start, needed.stop)

@@ -147,6 +147,10 @@ DATASETS = {
     "a shuffle of windows that overlap": Dataset.range(20).window(3, 1).map(str_of).shuffle(20),
     "a shuffle of what is kept": Dataset.range(30).map(abs, 2).cache().shuffle(30, seed=1),
     "a shuffle for all passes": LETTERS.shuffle(10, reshuffle_each_iteration=False),
+    "a concatenate that has ended below": Dataset.range(3)
+    .concatenate(Dataset.range(10, 13))
+    .prefetch(20)
+    .concatenate(Dataset.range(20, 26)),
     "a generator": Dataset.from_generator(range, (6,)),
 }
 

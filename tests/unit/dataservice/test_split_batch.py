@@ -1,6 +1,7 @@
 """batch under 'distributed_epoch': batches are numbered, and dealt out whole."""
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -109,6 +110,8 @@ PIPELINES = {
     "windows": lambda d: d.prefetch(9).window(2).map(lambda window: list(map(int, window))),
     "windows of batches": lambda d: d.map(abs, 2).batch(2).window(2).map(lambda w: len(list(w))),
     "a mixture": lambda d: Dataset.sample_from_datasets([d.map(abs, 2).batch(2), d], seed=1),
+    "concatenates": lambda d: d.map(abs, 2).concatenate(d.prefetch(3)).batch(1),
+    "parts of concatenates": lambda d: d.skip(3).concatenate(d.take(7)).shard(2, 1).batch(3),
     "what is kept": lambda d: d.map(abs, 2).batch(2).cache().batch(2),
 }
 
@@ -201,3 +204,85 @@ def test_batches_of_a_service_are_those_of_one_process(make_service, workers):
     assert lists(fixed) == lists(dataset)
     part = dataset.take(5).apply(distribute(MODE, target))
     assert sorted(lists(part)) == sorted(lists(dataset))[:5]
+
+
+def test_a_concatenate_that_has_come_to_its_end_ahead_of_its_reader():
+    node = PIPELINE_AHEAD.node
+    splits = [range(start, start + 2) for start in range(0, 12, 2)]
+    deal = Marked(splits)
+    before = node.iterate(Context((1,), (0,), deal))
+    found = [next(before)]
+    for thread in threading.enumerate():
+        if thread.name == "dataservice-prefetch":
+            thread.join(20)  # it ends when what is below has
+    state = before.get_state()
+    before.close()
+    deal.first = deal.marked
+    with node.iterate(Context((1,), (0,), deal)) as after:
+        after.set_state(state)
+        found += list(after)
+    assert found == [0, 1, 2, 10, 11, 12, *range(20, 26)]
+
+
+PIPELINE_AHEAD = (
+    Dataset.range(3)
+    .concatenate(Dataset.range(10, 13))
+    .prefetch(20)
+    .concatenate(Dataset.range(20, 26))
+)
+
+
+class Marked:
+    """Splits, none of which may be asked for once it has been left behind."""
+
+    def __init__(self, splits):
+        self.splits, self.first, self.marked = splits, 0, 0
+
+    def __call__(self, passes):
+        return self
+
+    def split(self, number):
+        assert number >= self.first
+        return self.splits[number] if number < len(self.splits) else range(0)
+
+    def mark(self, number):
+        self.marked = number
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: Dataset.zip(d.prefetch(2).batch(2), d.map(abs, 2)).batch(2),
+        lambda d: d.map(abs, 4).batch(2).map(lambda batch: batch * 2, 2).batch(1),
+        lambda d: d.prefetch(2).shuffle(100, 1).prefetch(2).shuffle(100, 2),
+        lambda d: Dataset.sample_from_datasets([d.prefetch(2), d.map(abs, 2)], seed=1).batch(2),
+    ],
+)
+def test_a_pass_that_is_dropped_after_a_failure_that_nobody_saw(make, no_thread_is_left_behind):
+    node = make(Dataset.range(100)).node
+    deal = Unreachable(node.source_indices(), 2)
+    elements = node.iterate(Context((1,), (0,), deal))
+    for _ in range(4):
+        next(elements)
+    while deal.missing is not None:  # those who read ahead have been told
+        try:
+            next(elements)
+        except UnavailableError:
+            continue
+    watched = weakref.ref(elements)
+    del elements
+    assert watched() is None
+
+
+def test_splits_are_forgotten_while_others_ask():
+    every = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        node = Dataset.range(9).prefetch(3).shuffle(10, seed=1).shuffle(10, seed=6).node
+        context = Context((1,), (0,), lambda passes: Whole(node.source_indices()))
+        whole = list(node.iterate(context))
+        for _ in range(300):
+            with node.iterate(context) as elements:
+                assert list(elements) == whole
+    finally:
+        sys.setswitchinterval(every)
