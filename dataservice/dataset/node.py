@@ -88,6 +88,7 @@ class Context:
         scope: Takes what waits for others in the pass; None if nobody else can give it up.
         stages: Measures the nodes; None if nobody wants to know.
         part: Tells the randomness of this process from that of others, where orders need not agree.
+        chosen: Whether a node above chooses the indices that the feed gives.
     """
 
     seed: tuple[int, ...]
@@ -96,6 +97,7 @@ class Context:
     scope: Scope | None = None
     stages: Stages | None = None
     part: tuple[int, ...] = ()
+    chosen: bool = False
 
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""

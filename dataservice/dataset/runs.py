@@ -152,7 +152,7 @@ class Chosen:
 
     def __init__(self, node: Node, context: Context, runs: Iterator[range]) -> None:
         self._runs = Runs(runs)
-        self._pass = node.iterate(replace(context, feed=self._runs.feed))
+        self._pass = node.iterate(replace(context, feed=self._runs.feed, chosen=True))
         self.index = -1
 
     def next(self) -> Any:
@@ -205,9 +205,7 @@ class SplitIterator(ElementIterator):
 
     def __init__(self, context: Context, feed: Feed) -> None:
         self._context = context
-        splits = feed(context.passes)
-        self._is_nested = isinstance(splits, Runs)
-        self._splits = Remembered(splits)
+        self._splits = Remembered(feed(context.passes))
         self._indices = SplitReader(self._splits)
         self._reading = -1
 
@@ -220,7 +218,8 @@ class SplitIterator(ElementIterator):
         try:
             return self._element(index)
         except FeedFailed as failed:
-            problem = failed.error
+            # Above, where indices are chosen, it must not be taken for the error of an element.
+            problem = FeedFailed(failed.error) if self._context.chosen else failed.error
         self.close()  # and begin anew where it was
         self._indices.go_back()
         try:

@@ -60,7 +60,7 @@ class SplitCacheIterator(SplitUnaryIterator):
 
     def _runs(self, number: int, position: int) -> Iterator[range]:
         # In the order of a node above, splits are short, and nobody else could begin with others.
-        return _missing(self._splits, self._kept, number, position, NEAR * self._is_nested)
+        return _missing(self._splits, self._kept, number, position, NEAR * self._context.chosen)
 
 
 def _missing(

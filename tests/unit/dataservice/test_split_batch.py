@@ -112,6 +112,12 @@ PIPELINES = {
     "a mixture": lambda d: Dataset.sample_from_datasets([d.map(abs, 2).batch(2), d], seed=1),
     "concatenates": lambda d: d.map(abs, 2).concatenate(d.prefetch(3)).batch(1),
     "parts of concatenates": lambda d: d.skip(3).concatenate(d.take(7)).shard(2, 1).batch(3),
+    "windows of a concatenate": lambda d: (
+        d.concatenate(d.take(7))
+        .window(2, 2)
+        .map(lambda window: np.array([*window, -1][:2]))
+        .batch(1)
+    ),
     "what is kept": lambda d: d.map(abs, 2).batch(2).cache().batch(2),
 }
 
