@@ -55,7 +55,9 @@ from mpidist.collectives import (
     shrink_group,
     split_group,
 )
+from mpidist.compiling import compiled
 from mpidist.config import config as settings
+from mpidist.copying import copy_array, take_rows
 from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.errors import (
     DeadlineExceededError,
@@ -120,6 +122,8 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "coalescing_manager",
+    "compiled",
+    "copy_array",
     "destroy_process_group",
     "errors",
     "gather",
@@ -160,5 +164,6 @@ __all__ = [
     "shrink_group",
     "split_group",
     "started_server",
+    "take_rows",
     "task_metrics",
 ]

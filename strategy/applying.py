@@ -30,7 +30,7 @@ class Given:
     Attributes:
         push: The message.
         connection: Its way.
-        requests: To be answered: the first, and those that repeat it.
+        requests: Not answered yet: the first, and those that repeat it.
         inline: The arrays in the message, as far as they have not been used.
         begun: Whether it has been taken up; otherwise it waits for those before it, or for a save.
     """
@@ -40,6 +40,16 @@ class Given:
     requests: list[Request]
     inline: Iterator[Array]
     begun: bool = False
+
+    def answer(self, answer: bytes | BaseException) -> None:
+        """Tell the worker, and whoever repeats the push, what has become of it."""
+        self.connection.remember(self.push.sequence, answer)
+        requests, self.requests = self.requests, []
+        for request in requests:
+            if isinstance(answer, BaseException):
+                request.fail(answer)
+            else:
+                request.reply(answer)
 
     def dense(self, entry: pb.PushEntry, shard: OwnedShard) -> Blocks:
         """The change of a whole shard, block by block, in its dtype."""
@@ -56,6 +66,11 @@ class Given:
             blocks = in_blocks(self._array(wire))
         return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
 
+    def turn(self, *, granted: bool) -> Iterator[None]:
+        """The worker's, from now on, in which it makes a change itself if that is granted."""
+        assert self.connection.ring is not None
+        return self.connection.ring.lend(granted=granted)
+
     def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
         """Numbers of rows, and what is for them, flat."""
         dtype = shard.layout.dtype
@@ -68,6 +83,19 @@ class Given:
         flat = np.asarray(next(self.inline))
         fine = flat.flags.writeable and flat.ctypes.data % dtype.alignment == 0
         return (flat if fine else flat.copy()).view(dtype)
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A turn that a worker has before the rest of its push is done.
+
+    Attributes:
+        reply: Version and staleness; empty if the worker was refused.
+        turn: Ends when it is over.
+    """
+
+    reply: pb.PushReply
+    turn: Iterator[None]
 
 
 class Applier:
@@ -92,18 +120,24 @@ class Applier:
         self.in_work: set[int] = set()
 
     def apply(
-        self, batch: Sequence[Given], replies: Sequence[pb.PushReply], refusal: str = ""
+        self,
+        batch: Sequence[Given],
+        replies: Sequence[pb.PushReply],
+        answer: Callable[[], None],
+        refusal: str = "",
     ) -> Iterator[None]:
         """Local. Apply pushes, or drop them.
 
         Args:
             batch: Alike but for what is in them.
             replies: Versions and staleness are added to these.
+            answer: Called when the replies are whole, and nothing is left but what the worker
+                itself does in its turn: it knows when that is done, and nobody sees it half done.
             refusal: Why they are dropped, if they are.
 
         Yields:
             None, where what a worker streams is late, or another push, of which this is so, is in
-            the middle of the same variable. It holds one variable at a time.
+            the middle of the same variable. While it waits for that it holds no variable.
 
         Raises:
             AbortedError: They are dropped, or a worker will not stream the rest.
@@ -114,9 +148,11 @@ class Applier:
             raise errors.AbortedError(refusal)
         yield from self._check_alike(batch)
         problem: BaseException | None = None
-        for number, entries in enumerate(
-            zip(*(given.push.entries for given in batch), strict=True), 1
-        ):
+        each = list(zip(*(given.push.entries for given in batch), strict=True))
+        ahead = self._ahead(batch)
+        if ahead is not None:
+            each.pop()
+        for number, entries in enumerate(each, 1):
             variable = self._catalogue.variables[entries[0].variable]
             shard = variable.shard
             rest: Sequence[Blocks] = ()
@@ -125,9 +161,12 @@ class Applier:
             self.in_work.add(variable.identity)
             # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
             try:
-                change, rest = self._change(batch, entries, shard)
-                self._count(entries, replies, shard)
-                yield from change(*self._rules.find(entries[0], shard))
+                if entries[0].in_place:
+                    yield from self._turn(batch[0], entries[0], replies[0], shard)
+                else:
+                    change, rest = self._change(batch, entries, shard)
+                    self._count(entries, replies, shard)
+                    yield from change(*self._rules.find(entries[0], shard))
                 self._tell_waiting(variable)
             except RingBrokenError:
                 yield from _drained(rest)
@@ -139,15 +178,58 @@ class Applier:
             finally:
                 self.in_work.discard(variable.identity)
             for reply in replies:
-                reply.versions.append(shard.version)
+                if len(reply.versions) < number:
+                    reply.versions.append(shard.version)
+        if ahead is not None:
+            if problem is None and ahead.reply.versions:
+                replies[0].MergeFrom(ahead.reply)
+                answer()
+            yield from ahead.turn
         if problem is not None:
             raise problem
+
+    def _ahead(self, batch: Sequence[Given]) -> _Ahead | None:
+        """Give a worker its turn before the rest of its push is done, which then waits for none."""
+        given, entries = batch[0], batch[0].push.entries
+        if not entries or not entries[-1].in_place:
+            return None
+        if any(entry.staged or entry.in_place for entry in entries[:-1]):
+            return None
+        *others, last = [self._catalogue.variables[entry.variable] for entry in entries]
+        busy = self.in_work.union(one.identity for one in others)
+        if last.identity in busy or any(one.identity in self.in_work for one in others):
+            return None
+        reply = pb.PushReply()
+        self.in_work.add(last.identity)
+        turn = self._turn(given, entries[-1], reply, last.shard)
+        return _Ahead(reply, self._holding(last, turn))
+
+    def _holding(self, variable: ServedVariable, turn: Iterator[None]) -> Iterator[None]:
+        try:
+            yield from turn
+            self._tell_waiting(variable)
+        finally:
+            self.in_work.discard(variable.identity)
+
+    def _turn(
+        self, given: Given, entry: pb.PushEntry, reply: pb.PushReply, shard: OwnedShard
+    ) -> Iterator[None]:
+        """Have a worker make a change itself, from now on; what is returned ends when it has."""
+        try:
+            name, rule, _ = self._rules.find(entry, shard)
+        except Exception as error:
+            return _failing(given.turn(granted=False), error)
+        self._count([entry], [reply], shard)
+        reply.versions.append(shard.version + 1)
+        return shard.lend(name, rule, partial(given.turn, granted=True))
 
     def _count(
         self, entries: Sequence[pb.PushEntry], replies: Sequence[pb.PushReply], shard: OwnedShard
     ) -> None:
         values = self._metrics.values
-        values["in_bytes"] += sum([entry.staged for entry in entries]) * shard.layout.data_bytes
+        values["in_bytes"] += (
+            sum([entry.staged or entry.in_place for entry in entries]) * shard.layout.data_bytes
+        )
         for entry, reply in zip(entries, replies, strict=True):
             reply.staleness.append(shard.version - min(entry.seen, shard.version))
             if entry.rule >= pb.FIRST_OPTIMIZER:
@@ -173,6 +255,8 @@ class Applier:
             for entry in given.push.entries[first:]:
                 if entry.staged:
                     yield from _drained([given.dense(entry, variables[entry.variable].shard)])
+                elif entry.in_place:
+                    yield from _drained([given.turn(granted=False)])
 
     def _change(
         self, batch: Sequence[Given], entries: Sequence[pb.PushEntry], shard: OwnedShard
@@ -192,6 +276,11 @@ class Applier:
             reply = self._catalogue.created(variable, request, must_initialize=False)
             request.reply(reply.body)
         variable.waiting.clear()
+
+
+def _failing(turn: Iterator[None], error: Exception) -> Iterator[None]:
+    yield from turn
+    raise error
 
 
 def _at_once(change: Callable[..., None], *rule: Any) -> Iterator[None]:

@@ -190,11 +190,12 @@ def push_all(
     if len(works) == 1:
         return works[0]
     return gather_works("push", works).then(
-        lambda results: _in_order([pair for result in results for pair in result], order)
+        lambda results: in_order([pair for result in results for pair in result], order)
     )
 
 
-def _in_order(pairs: list[Any], order: list[int]) -> list[Any]:
+def in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Local. What belongs to some places, in the order of these."""
     result = [None] * len(pairs)
     for position, pair in zip(order, pairs, strict=True):
         result[position] = pair

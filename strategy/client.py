@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, settings, task_metrics
-from strategy.change import Change, converted
+from strategy.change import Change, in_order
 from strategy.host import Host
 from strategy.line import LOOK_S, Line
+from strategy.parcel import Parcel
 from strategy.parts import Origin
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.pulls import Pulls
@@ -25,7 +25,6 @@ from strategy.rounds import Decision
 from strategy.served import MOST_PUSHES
 from strategy.shard import Layout
 from strategy.snapshots import Snapshots
-from strategy.staging import STAGED_BYTES
 from strategy.steps import Steps
 
 Array = NDArray[Any]
@@ -173,7 +172,9 @@ class Connection(Line):
         decision: Decision | None = None,
         sent: Sequence[int] = (),
     ) -> Work:
-        """Local. Send changes to variables of this server, to be applied in order.
+        """Local. Send changes to variables of this server.
+
+        They are applied in order, but for those that the worker makes itself, which come last.
 
         The arrays may be used again when the call returns.
 
@@ -194,21 +195,20 @@ class Connection(Line):
             if decision is not None:
                 push.step = decision.step
                 push.members.extend(decision.members)
-            inline: list[Array] = []
-            streamed = [change for change in changes if self._enclose(change, push, inline)]
+            parcel = self._enclose(push, changes)
             self._sequence += 1
             for change in changes:
                 change.remote.seen += 1
             try:
-                call = self.start("Push", push, inline)
-                self._stream(streamed)
+                call = self.start("Push", push, parcel.inline)
+                parcel.stream()
             except BaseException:  # Ctrl-C too
                 self._broken = True
                 self._give_up()
                 raise
             remotes = [change.remote for change in changes]
             gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
-            work = call.then(lambda reply: self._applied(reply, remotes, gradients))
+            work = call.then(lambda reply: self._applied(reply, parcel.order, remotes, gradients))
             self._under_way.append(work)
         self.metrics.note("push", begin)
         return work
@@ -271,49 +271,32 @@ class Connection(Line):
                 "half changed; start again from a checkpoint"
             )
 
-    def _enclose(self, change: Change, push: pb.PushRequest, inline: list[Array]) -> bool:
-        """Put a change into a message; whether its data must be streamed."""
-        remote, whole = change.remote, change.ids is None and change.places is None
-        nbytes = change.data.size * change.travels_in.itemsize
-        staged = whole and self._ring is not None and nbytes >= STAGED_BYTES
-        push.entries.add(
-            variable=remote.number,
-            rule=change.rule,
-            seen=remote.seen,
-            staged=staged,
-            rows=change.ids is not None,
-            wire="" if change.wire is None else change.wire.name,
-            places=change.places is not None,
-            scaled=change.scaled,
-        )
-        self.metrics.values["out_bytes"] += nbytes
-        inline += [numbers for numbers in (change.ids, change.places) if numbers is not None]
-        if not staged:
-            inline.append(converted(change))
-        return staged
+    def _enclose(self, push: pb.PushRequest, changes: Sequence[Change]) -> Parcel:
+        parcel = Parcel(push, changes, self._ring)
+        self.metrics.values["out_bytes"] += parcel.nbytes
+        return parcel
 
     def _applied(
-        self, reply: Reply, remotes: Sequence[Remote], gradients: Sequence[bool]
+        self,
+        reply: Reply,
+        order: Sequence[int],
+        remotes: Sequence[Remote],
+        gradients: Sequence[bool],
     ) -> list[tuple[int, int]]:
         """What has become of a push: version and staleness of each of its changes."""
         answer = pb.PushReply.FromString(reply.body)
-        for remote, version in zip(remotes, answer.versions, strict=True):
+        pairs = in_order(list(zip(answer.versions, answer.staleness, strict=True)), order)
+        for remote, (version, _) in zip(remotes, pairs, strict=True):
             remote.known = max(remote.known, version)
         values = self.metrics.values
         values["changes"] += sum(gradients)
-        values["staleness"] += sum(itertools.compress(answer.staleness, gradients))
-        return list(zip(answer.versions, answer.staleness, strict=True))
+        values["staleness"] += sum(itertools.compress([late for _, late in pairs], gradients))
+        return pairs
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
         while len(self._under_way) >= MOST_PUSHES:
             self._under_way.pop(0).wait()
-
-    def _stream(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            assert self._ring is not None
-            flat = np.ascontiguousarray(change.data).reshape(-1)
-            self._ring.write(flat, change.travels_in, change.scale)
 
 
 def _part_of(origin: Origin, count: int) -> pb.PartOf:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 
+from mpidist import compiled
 from strategy.kernels import Array, Piece, Rule
 from strategy.rules import RULES, Values, adam_rates
 
@@ -31,24 +31,13 @@ def fused(kind: str, values: Values) -> Rule:
     return replace(plain, scratch=0, piece=None, update=update)
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    # NumPy's division does not look for zeros either; without that, loops become vector code.
-    compile_function: Any = partial(numba.njit, error_model="numpy", nogil=True)
-    compiled: Callable[..., None]
-    try:
-        compiled = compile_function(cache=True)(function)
-    except RuntimeError:  # there is no folder that could be written to
-        compiled = compile_function()(function)
-    return compiled
-
-
-@_compiled
+@compiled
 def _sgd(param: Any, grad: Any, rate: Any, decay: Any) -> None:
     for i in range(param.size):
         param[i] -= (param[i] * decay + grad[i] if decay != 0 else grad[i]) * rate
 
 
-@_compiled
+@compiled
 def _momentum(
     param: Any, grad: Any, velocity: Any, rate: Any, decay: Any, momentum: Any, nesterov: bool
 ) -> None:
@@ -59,7 +48,7 @@ def _momentum(
         param[i] -= direction * rate
 
 
-@_compiled
+@compiled
 def _adagrad(param: Any, grad: Any, squares: Any, rate: Any, decay: Any, epsilon: Any) -> None:
     for i in range(param.size):
         g = param[i] * decay + grad[i] if decay != 0 else grad[i]
@@ -67,7 +56,7 @@ def _adagrad(param: Any, grad: Any, squares: Any, rate: Any, decay: Any, epsilon
         param[i] -= g / (np.sqrt(squares[i]) + epsilon) * rate
 
 
-@_compiled
+@compiled
 def _rmsprop(
     param: Any, grad: Any, squares: Any, mean: Any, velocity: Any, rate: Any, decay: Any,
     epsilon: Any, rho: Any, rest: Any, momentum: Any,
@@ -87,7 +76,7 @@ def _rmsprop(
         param[i] -= step * rate
 
 
-@_compiled
+@compiled
 def _adam(
     param: Any, grad: Any, m: Any, v: Any, rate: Any, decay: Any, shrink: Any, epsilon: Any,
     beta_1: Any, rest_1: Any, beta_2: Any, rest_2: Any,
@@ -100,7 +89,7 @@ def _adam(
         param[i] = p - m[i] / (np.sqrt(v[i]) + epsilon) * rate
 
 
-@_compiled
+@compiled
 def _ftrl(
     param: Any, grad: Any, squares: Any, linear: Any, rate: Any, beta: Any, l1: Any, l2: Any,
     shrinkage: Any, least: Any,
@@ -112,6 +101,17 @@ def _ftrl(
         linear[i] += grad[i] - ((root - before) / rate - shrinkage) * param[i]
         clipped = min(max(linear[i], -l1), l1)
         param[i] = (clipped - linear[i]) / max((root + beta) / rate + l2, least)
+
+
+def descend(param: Array, grad: Array, rate: Any) -> None:
+    """Local. Subtract a gradient times a learning rate.
+
+    Args:
+        param: Flat, float32 or float64; changed in place.
+        grad: Of the same length and dtype.
+        rate: Of the same dtype.
+    """
+    _sgd(param, grad, rate, param.dtype.type(0))
 
 
 def _update_sgd(slots: tuple[str, ...], piece: Piece) -> None:

@@ -280,20 +280,19 @@ class Pushes:
 
     def _finishing(self, batch: Sequence[Given], problem: str) -> Iterator[None]:
         replies = [pb.PushReply() for _ in batch]
+
+        def answer() -> None:
+            for given, reply in zip(batch, replies, strict=True):
+                given.answer(reply.SerializeToString())
+
         try:
             with self._metrics.timed("apply", "busy_s"):
-                yield from self._applier.apply(batch, replies, problem)
+                yield from self._applier.apply(batch, replies, answer, problem)
         except (Exception, SystemExit) as error:
-            answers: list[bytes | BaseException] = [error] * len(batch)
+            for given in batch:
+                given.answer(error)
         else:
-            answers = [reply.SerializeToString() for reply in replies]
-        for given, answer in zip(batch, answers, strict=True):
-            given.connection.remember(given.push.sequence, answer)
-            for request in given.requests:
-                if isinstance(answer, BaseException):
-                    request.fail(answer)
-                else:
-                    request.reply(answer)
+            answer()
         for given in batch:
             connection = given.connection
             connection.unfinished.popleft()

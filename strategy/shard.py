@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mpidist import copy_array, take_rows
+
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
@@ -109,15 +111,31 @@ class SharedShard:
             return None
         self._sync()
         if ids is None:
-            np.copyto(out, self.data)
+            copy_array(out, self.data)
         else:
-            np.take(self.data, ids, axis=0, out=out, mode="clip")  # other modes copy twice
+            take_rows(self.data, ids, out)
         self._sync()
         if self.layout.blocks > 1:
             unchanged = bool((self.versions == before).all())
         else:
             unchanged = self._version_of[0] == before
         return before >> 1 if unchanged else None
+
+    def change(self, update: Callable[[slice], None]) -> None:
+        """Local. Change the values where they lie, as the only one who may.
+
+        Args:
+            update: Changes a part of ``flat``; called for one block after the other.
+        """
+        step = BLOCK_BYTES // self.layout.dtype.itemsize
+        for block in range(self.layout.blocks):
+            self._version_of[block] += 1
+            self._sync()
+            try:
+                update(slice(block * step, (block + 1) * step))
+            finally:
+                self._sync()
+                self._version_of[block] += 1
 
     def read_blocks(self, out: Array) -> None:
         """Local. Copy the shard block by block; blocks may belong to different versions.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,9 @@ POOL_BYTES = 64 << 20
 PATIENCE_S = 0.05
 # How often a worker that waits asks whether the server is still there, in seconds.
 _LOOK_S = 0.5
-# The two counters lie on cache lines of their own, before the slots.
-FILLED, EMPTIED, COUNTER_BYTES = 0, 64, 128
+# The two counters lie on cache lines of their own, before the slots; with the server's lies what it
+# says of a turn.
+FILLED, EMPTIED, REFUSED, COUNTER_BYTES = 0, 64, 72, 128
 
 
 def slots_for(workers: int) -> int:
@@ -114,15 +115,17 @@ class Ring:
         peer: str = "the other side",
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._filled, self._emptied = (
+        self._filled, self._emptied, self._refused = (
             memory[offset + place : offset + place + 8].view(np.int64).data
-            for place in (FILLED, EMPTIED)
+            for place in (FILLED, EMPTIED, REFUSED)
         )
         start = offset + COUNTER_BYTES
         self._slots = [
             memory[start + slot * BLOCK_BYTES : start + (slot + 1) * BLOCK_BYTES]
             for slot in range(slots)
         ]
+        self.nbytes = slots * BLOCK_BYTES
+        """How much it holds."""
         self._sync = sync
         self._pump = pump
         self._peer = peer
@@ -170,15 +173,54 @@ class Ring:
         step = BLOCK_BYTES // np.dtype(dtype).itemsize
         for start in range(0, size, step):
             count = self._emptied[0]
-            patience_s = PATIENCE_S
-            while self._filled[0] <= count and not self._is_filled(count, patience_s):
-                patience_s = 0.0  # whoever asks again has something else to do meanwhile
-                yield None
-            self._sync()
+            yield from self._until_filled(count)
             slot = self._slots[count % len(self._slots)]
             yield slot.view(dtype)[: min(step, size - start)]
             self._sync()
             self._emptied[0] = count + 1
+
+    def lend(self, *, granted: bool) -> Iterator[None]:
+        """Local. The server lets the worker have its turn, as if it gave and took a block.
+
+        Args:
+            granted: Whether the worker may change what its turn is about.
+
+        Returns:
+            Gives None as long as the turn lasts and the server may do something else meanwhile;
+            raises RingBrokenError if the worker is gone, or has said that its turn will not end.
+        """
+        count = self._emptied[0]
+        self._refused[0] = not granted
+        self._sync()
+        self._emptied[0] = count + 1
+        return self._until_filled(count)
+
+    def turn(self) -> bool:
+        """Local. The worker waits for its turn, which lasts until :meth:`end_turn`.
+
+        Returns:
+            Whether it may change what the turn is about.
+
+        Raises:
+            RingBrokenError: The server is gone.
+        """
+        count = self._filled[0]
+        if self._emptied[0] <= count:
+            self._wait_for_room(count + 1)
+        self._sync()
+        return not self._refused[0]
+
+    def end_turn(self) -> None:
+        """Local. The worker has done what it does in its turn."""
+        self._sync()
+        self._filled[0] += 1
+
+    def _until_filled(self, count: int) -> Iterator[None]:
+        patience_s = PATIENCE_S
+        while self._filled[0] <= count and not self._is_filled(count, patience_s):
+            patience_s = 0.0  # whoever asks again has something else to do meanwhile
+            yield None
+        self._sync()
 
     def _is_filled(self, count: int, patience_s: float) -> bool:
         """Whether the worker fills a block before the server's patience ends."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist.config import config
+from mpidist.copying import copy_array
 from mpidist.endpoint.credits import Credits
 from mpidist.endpoint.message import Array, Message, Transport, as_bytes
 from mpidist.endpoint.request import Reply
@@ -223,5 +224,5 @@ def _placed(buffers: Sequence[Array], into: Sequence[Array]) -> Sequence[Array]:
         if array.nbytes != buffer.nbytes:
             return buffers
     for array, buffer in zip(into, buffers, strict=True):
-        as_bytes(array)[:] = as_bytes(buffer)
+        copy_array(as_bytes(array), as_bytes(buffer))
     return into

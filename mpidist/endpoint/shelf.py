@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 
 from mpidist.arena import Arena, Bytes
+from mpidist.copying import copy_array
 from mpidist.endpoint.frames import BadFrameError, split
 from mpidist.endpoint.message import UINT8, Array, as_bytes
 from mpidist.errors import ResourceExhaustedError
@@ -88,7 +89,7 @@ class Shelf:
             self._lying.append(place)
         start = place
         for array in buffers:
-            self._pages[start : start + array.nbytes] = as_bytes(array)
+            copy_array(self._pages[start : start + array.nbytes], as_bytes(array))
             start += array.nbytes
         return piece * _MOST_PAGES + place // _PAGE
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist.arrays import host_view, written
+from mpidist.copying import copy_array
 from mpidist.errors import FailedPreconditionError
 from mpidist.runtime import Backoff, fork, together
 from mpidist.window import memory
@@ -140,7 +141,7 @@ class Window:
         self._check(rank, offset, target.nbytes)
         if rank in self._parts:
             self.sync()
-            np.copyto(target, self._parts[rank][offset : offset + target.nbytes])
+            copy_array(target, self._parts[rank][offset : offset + target.nbytes])
         else:
             assert self._win is not None
             self._in_chunks(self._win.Get, rank, offset, target)
@@ -164,7 +165,7 @@ class Window:
         source = _contiguous(data).reshape(-1).view(np.uint8)
         self._check(rank, offset, source.nbytes)
         if rank in self._parts:
-            np.copyto(self._parts[rank][offset : offset + source.nbytes], source)
+            copy_array(self._parts[rank][offset : offset + source.nbytes], source)
             self.sync()
         else:
             assert self._win is not None

@@ -5,6 +5,7 @@ import pytest
 
 from mpidist import errors
 from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.parcel import Parcel
 
 
 def test_a_save_at_a_lower_step_stays(tmp_path):
@@ -32,12 +33,11 @@ def test_an_interrupted_push_is_not_forgotten(monkeypatch):
     strategy = ParameterServerStrategy()
     with strategy.scope():
         variable = get_variable("v", 8, initializer="zeros")
-    connection = variable.remotes[0].connection
 
-    def interrupt(changes):
+    def interrupt(parcel):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection, "_stream", interrupt)
+    monkeypatch.setattr(Parcel, "stream", interrupt)
     with pytest.raises(KeyboardInterrupt):
         optimizers.SGD(1.0).apply_gradients([(np.ones(8), variable)])
     monkeypatch.undo()

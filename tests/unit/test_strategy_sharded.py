@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
-from strategy import IndexedSlices, ShardedVariable, client, get_variable, optimizers
+from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers, parcel
 from strategy.change import push_all
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
 
@@ -370,7 +370,7 @@ def test_a_push_that_could_not_be_made_leaves_the_connection_whole(make, monkeyp
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "converted", interrupted)
+    monkeypatch.setattr(parcel, "converted", interrupted)
     with pytest.raises(KeyboardInterrupt):
         v.assign_add(1)
     assert v.assign_add(2) == 2

@@ -1,0 +1,118 @@
+"""Copies that keep more of the memory busy, compiled by numba. Needs the extra ``fast``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from mpidist.compiling import compiled
+
+_LINE = 64  # bytes of a cache line
+_AHEAD = 16  # rows under way; measured with rows of 256 bytes: 4 are too few, 32 no better
+
+
+def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
+    """Copies a line between addresses, the first of which is a multiple of its length."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        line = ir.VectorType(ir.IntType(8), _LINE)
+        to, whence = (builder.inttoptr(address, line.as_pointer()) for address in arguments)
+        store = builder.store(builder.load(whence, align=1), to, align=_LINE)
+        mark = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        store.set_metadata("nontemporal", mark)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp), code
+
+
+def _fence_code(typing_context: Any) -> Any:
+    """Such stores keep no order among themselves: what follows must not pass them."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
+def _prefetch_code(typing_context: Any, address: Any) -> Any:
+    """Asks for the line of an address; of one that is not there, nothing happens."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        declare: Any = cgutils.get_or_insert_function
+        function = declare(builder.module, kind, "llvm.prefetch.p0i8")
+        read, keep, data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], byte), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), code
+
+
+_copy_line: Any = intrinsic(_copy_line_code)
+_fence: Any = intrinsic(_fence_code)
+_prefetch: Any = intrinsic(_prefetch_code)
+
+
+@compiled
+def _copy_lines(target: Any, source: Any, lines: Any) -> None:
+    for line in range(lines):
+        _copy_line(target + np.uintp(line * _LINE), source + np.uintp(line * _LINE))
+    _fence()
+
+
+@compiled
+def _take_rows(table: Any, first: Any, ids: Any, out: Any) -> None:
+    width = table.shape[1]
+    for i in range(ids.size):
+        if i + _AHEAD < ids.size:
+            row = first + np.uintp(ids[i + _AHEAD] * width)
+            for offset in range(0, width, _LINE):
+                _prefetch(row + np.uintp(offset))
+        found = table[ids[i]]
+        for k in range(width):
+            out[i, k] = found[k]
+
+
+def copy_past_caches(target: NDArray[Any], source: NDArray[Any]) -> None:
+    """Local. Copy an array, by stores that go past the caches.
+
+    A plain copy reads what it writes to from memory first, and what was in the caches is gone after
+    it; these do neither (Intel 64 and IA-32 Architectures Optimization Reference Manual, on
+    non-temporal stores).
+
+    Args:
+        target: C-contiguous, of at least 64 bytes.
+        source: C-contiguous, of the same shape and dtype, elsewhere in memory.
+    """
+    to, whence = (array.reshape(-1).view(np.uint8) for array in (target, source))
+    begin = -to.ctypes.data % _LINE
+    lines = (to.size - begin) // _LINE
+    end = begin + lines * _LINE
+    to[:begin] = whence[:begin]
+    to[end:] = whence[end:]
+    addresses = (np.uintp(array.ctypes.data + begin) for array in (to, whence))
+    _copy_lines(*addresses, lines)
+
+
+def take_ahead(table: NDArray[Any], ids: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Local. Copy rows of a table, and ask for the next ones meanwhile.
+
+    Rows at places that cannot be foreseen come from memory one after the other, each after a look
+    at the page tables; so, many are under way (Chen et al., "Improving hash join performance
+    through prefetching", ACM TODS 32, 2007).
+
+    Args:
+        table: C-contiguous, shape ``(rows, ...)``; not empty.
+        ids: Which rows; all must be there.
+        out: C-contiguous, shape ``(len(ids), ...)``, the table's dtype; not empty.
+    """
+    rows, to = (array.reshape(-1).view(np.uint8).reshape(len(array), -1) for array in (table, out))
+    _take_rows(rows, np.uintp(rows.ctypes.data), ids, to)

@@ -1,0 +1,82 @@
+"""What goes to a server as one push: its message, and what follows that by other ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategy.change import Change, converted
+from strategy.in_place import change_of
+from strategy.one_sided import OneSidedRing
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.staging import STAGED_BYTES, Ring
+
+Array = NDArray[Any]
+
+
+class Parcel:
+    """Local. Puts changes into a message.
+
+    Args:
+        push: The message; its entries are added.
+        changes: Of variables of one server.
+        ring: The connection's, or None.
+
+    Attributes:
+        inline: The arrays of the message.
+        order: Places of the changes, in the order of the entries.
+        nbytes: How much travels.
+    """
+
+    def __init__(
+        self, push: pb.PushRequest, changes: Sequence[Change], ring: Ring | OneSidedRing | None
+    ) -> None:
+        self.inline: list[Array] = []
+        self.nbytes = 0
+        self._push = push
+        self._ring = ring
+        self._later: list[Callable[[], None]] = []
+        alone = not push.members
+        makes = [change_of(change, ring) if alone else None for change in changes]
+        # What the worker makes itself comes last: the server has done the rest by then.
+        self.order = sorted(range(len(changes)), key=lambda place: makes[place] is not None)
+        for place in self.order:
+            self._add(changes[place], makes[place])
+
+    def stream(self) -> None:
+        """Local. Once the message has been sent: stream what is not in it, and make changes."""
+        for each in self._later:
+            each()
+
+    def _add(self, change: Change, make: Callable[[], None] | None) -> None:
+        remote, whole = change.remote, change.ids is None and change.places is None
+        nbytes = change.data.size * change.travels_in.itemsize
+        ring = self._ring if whole and nbytes >= STAGED_BYTES and make is None else None
+        self._push.entries.add(
+            variable=remote.number,
+            rule=change.rule,
+            seen=remote.seen,
+            staged=ring is not None,
+            in_place=make is not None,
+            rows=change.ids is not None,
+            wire="" if change.wire is None else change.wire.name,
+            places=change.places is not None,
+            scaled=change.scaled,
+        )
+        self.nbytes += nbytes
+        self.inline += [part for part in (change.ids, change.places) if part is not None]
+        if make is not None:
+            self._later.append(make)
+        elif ring is not None:
+            self._later.append(partial(_write, ring, change))
+        else:
+            self.inline.append(converted(change))
+
+
+def _write(ring: Ring | OneSidedRing, change: Change) -> None:
+    flat = np.ascontiguousarray(change.data).reshape(-1)
+    ring.write(flat, change.travels_in, change.scale)

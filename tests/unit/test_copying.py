@@ -1,0 +1,150 @@
+"""Copies: the plain ones and the compiled ones are the same."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist import copy_array, copying, take_rows
+
+pytest.importorskip("numba")
+from mpidist.compiled_copies import copy_past_caches, take_ahead
+
+LARGE = copying.LARGE_BYTES
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Which arrays have been copied past the caches."""
+    targets = []
+
+    def copy(target, source):
+        targets.append(target)
+        copy_past_caches(target, source)
+
+    monkeypatch.setattr(copying, "_choice", copy)
+    return targets
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 130), st.integers(0, 130), st.integers(64, 5000))
+def test_every_byte_and_no_other(begin, whence, length):
+    source = np.random.default_rng(length).integers(0, 256, whence + length, np.uint8)
+    target, expected = np.full((2, begin + length + 200), 7, np.uint8)
+    copy_past_caches(target[begin : begin + length], source[whence:])
+    expected[begin : begin + length] = source[whence:]
+    np.testing.assert_array_equal(target, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.complex128, ml_dtypes.bfloat16, np.bool_, "M8[s]", "f4,i2", ">i4"]
+)
+def test_dtypes_and_shapes(used, dtype):
+    dtype = np.dtype(dtype)
+    bytes_ = np.random.default_rng(1).integers(0, 2, (LARGE // 64 + 3) * 64 * dtype.itemsize)
+    source = bytes_.astype(np.uint8).view(dtype).reshape(64, -1, 1)
+    target = np.zeros_like(source)
+    copy_array(target, source)
+    assert target.tobytes() == source.tobytes()
+    assert len(used) == 1
+
+
+@pytest.mark.parametrize("what", ["cast", "strided", "backwards", "broadcast", "small", "objects"])
+def test_what_numpy_copies(used, what):
+    count = 1000 if what == "small" else LARGE // 8
+    source, target = np.arange(count * 2.0)[:count], np.zeros(2 * count)[:count]
+    if what == "cast":
+        target = target.astype(np.float32)
+    if what == "strided":
+        target = np.zeros(2 * count)[::2]
+    if what == "backwards":
+        source = source[::-1]
+    if what == "broadcast":
+        source = source[:1]
+    if what == "objects":
+        source, target = source.astype(object), target.astype(object)
+    copy_array(target, source)
+    np.testing.assert_array_equal(target, np.broadcast_to(source, target.shape))
+    assert used == []
+
+
+def test_arrays_that_overlap(used):
+    whole = np.arange(LARGE, dtype=np.int64)
+    copy_array(whole[5:], whole[:-5])
+    np.testing.assert_array_equal(whole[5:], np.arange(LARGE - 5))
+    assert used == []
+
+
+def test_a_target_that_is_read_only():
+    target = np.zeros(LARGE, np.uint8)
+    target.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        copy_array(target, np.ones(LARGE, np.uint8))
+    assert not target.any()
+
+
+def test_whichever_is_faster(monkeypatch):
+    for slow in (copy_past_caches, np.copyto):
+        monkeypatch.setattr(copying, "_choice", None)
+        monkeypatch.setattr(copying, "_seconds", lambda copy, *_, slow=slow: float(copy is slow))
+        target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
+        copy_array(target, source)
+        assert target.all()
+        assert copying._choice is not slow
+
+
+def test_without_numba(monkeypatch):
+    monkeypatch.setattr(copying, "_choice", None)
+    monkeypatch.setattr(copying, "_has_numba", lambda: False)
+    target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
+    copy_array(target, source)
+    assert target.all()
+    assert copying._choice is np.copyto
+
+
+def test_first_copies_of_several_threads():
+    script = """
+import threading
+import numpy as np
+from mpidist import copy_array
+sources = [np.full(9 << 20, n, np.uint8) for n in range(4)]
+targets = [np.zeros(9 << 20, np.uint8) for _ in sources]
+threads = [threading.Thread(target=copy_array, args=p) for p in zip(targets, sources)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert all((t == s).all() for t, s in zip(targets, sources))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from([np.uint8, np.float32, np.float64, np.complex128, ml_dtypes.bfloat16]),
+    st.integers(1, 300),
+    st.integers(1, 90),
+    st.integers(1, 70),
+)
+def test_rows(dtype, rows, width, count):
+    random = np.random.default_rng(rows)
+    table = random.integers(0, 2, (rows, width)).astype(dtype)
+    ids = random.integers(0, rows, count)
+    around = np.zeros((count + 2, width), dtype)
+    take_ahead(table, ids, around[1:-1])
+    np.testing.assert_array_equal(around[1:-1], table[ids])
+    assert not around[0].any()
+    assert not around[-1].any()
+
+
+@pytest.mark.parametrize("shape", [(1 << 19, 16), (1 << 18, 4, 8), (1 << 23,), (1 << 13, 2048)])
+def test_rows_of_large_tables(shape):
+    table = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    ids = np.random.default_rng(0).integers(0, shape[0], 1000)
+    ids[-2:] = 0, shape[0] - 1
+    for chosen in (ids, ids[:3], ids[:0], ids[::2]):
+        out = np.zeros((len(chosen), *shape[1:]), np.float32)
+        take_rows(table, chosen, out)
+        np.testing.assert_array_equal(out, table[chosen])
