@@ -2,100 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Request, TaskMetrics, errors
-from strategy.blocks import Blocks, in_blocks, scattered, widened
+from mpidist import TaskMetrics, errors
+from strategy.blocks import Blocks
 from strategy.catalogue import Catalogue
+from strategy.given import Given
 from strategy.known_rules import Rules
 from strategy.means import mean_of_blocks, mean_of_rows
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.served import ServedConnection, ServedVariable
+from strategy.served import ServedVariable
 from strategy.staging import RingBrokenError
 
 Array = NDArray[Any]
 
 
-@dataclass(eq=False)
-class Given:
-    """What one worker pushes.
-
-    Attributes:
-        push: The message.
-        connection: Its way.
-        requests: Not answered yet: the first, and those that repeat it.
-        inline: The arrays in the message, as far as they have not been used.
-        begun: Whether it has been taken up; otherwise it waits for those before it, or for a save.
-    """
-
-    push: pb.PushRequest
-    connection: ServedConnection
-    requests: list[Request]
-    inline: Iterator[Array]
-    begun: bool = False
-
-    def answer(self, answer: bytes | BaseException) -> None:
-        """Tell the worker, and whoever repeats the push, what has become of it."""
-        self.connection.remember(self.push.sequence, answer)
-        requests, self.requests = self.requests, []
-        for request in requests:
-            if isinstance(answer, BaseException):
-                request.fail(answer)
-            else:
-                request.reply(answer)
-
-    def dense(self, entry: pb.PushEntry, shard: OwnedShard) -> Blocks:
-        """The change of a whole shard, block by block, in its dtype."""
-        layout = shard.layout
-        wire = np.dtype(entry.wire or layout.dtype)
-        if entry.places:
-            places = self._array(np.dtype(np.int64))
-            return scattered(places, self._array(layout.dtype), layout.size)
-        blocks: Blocks
-        if entry.staged:
-            assert self.connection.ring is not None
-            blocks = self.connection.ring.read(layout.size, wire)
-        else:
-            blocks = in_blocks(self._array(wire))
-        return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
-
-    def turn(self, *, granted: bool) -> Iterator[None]:
-        """The worker's, from now on, in which it makes a change itself if that is granted."""
-        assert self.connection.ring is not None
-        return self.connection.ring.lend(granted=granted)
-
-    def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
-        """Numbers of rows, and what is for them, flat."""
-        dtype = shard.layout.dtype
-        ids = self._array(np.dtype(np.int64))
-        rows = self._array(np.dtype(entry.wire or dtype))
-        return ids, rows.astype(dtype, copy=False)
-
-    def _array(self, dtype: np.dtype[Any]) -> Array:
-        """The next one of the message; copied only where compiled rules would not take it."""
-        flat = np.asarray(next(self.inline))
-        fine = flat.flags.writeable and flat.ctypes.data % dtype.alignment == 0
-        return (flat if fine else flat.copy()).view(dtype)
-
-
 @dataclass(frozen=True)
-class _Ahead:
-    """A turn that a worker has before the rest of its push is done.
+class _Turns:
+    """Turns of a worker.
 
     Attributes:
-        reply: Version and staleness; empty if the worker was refused.
-        turn: Ends when it is over.
+        reply: Versions after them, and staleness.
+        over: Ends when they are over.
     """
 
     reply: pb.PushReply
-    turn: Iterator[None]
+    over: Iterator[None]
 
 
 class Applier:
@@ -137,7 +75,7 @@ class Applier:
 
         Yields:
             None, where what a worker streams is late, or another push, of which this is so, is in
-            the middle of the same variable. While it waits for that it holds no variable.
+            the middle of the same variable. While it waits for another it holds none.
 
         Raises:
             AbortedError: They are dropped, or a worker will not stream the rest.
@@ -147,12 +85,12 @@ class Applier:
             yield from self._drop(batch)
             raise errors.AbortedError(refusal)
         yield from self._check_alike(batch)
-        problem: BaseException | None = None
+        given, problem = batch[0], None
         each = list(zip(*(given.push.entries for given in batch), strict=True))
-        ahead = self._ahead(batch)
-        if ahead is not None:
-            each.pop()
-        for number, entries in enumerate(each, 1):
+        own = [entries[0] for entries in each if entries[0].in_place]  # they are the last
+        others = each[: len(each) - len(own)]
+        turns = self._turns(given, own) if self._can_follow(others, own) else None
+        for number, entries in enumerate(others, 1):
             variable = self._catalogue.variables[entries[0].variable]
             shard = variable.shard
             rest: Sequence[Blocks] = ()
@@ -161,12 +99,9 @@ class Applier:
             self.in_work.add(variable.identity)
             # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
             try:
-                if entries[0].in_place:
-                    yield from self._turn(batch[0], entries[0], replies[0], shard)
-                else:
-                    change, rest = self._change(batch, entries, shard)
-                    self._count(entries, replies, shard)
-                    yield from change(*self._rules.find(entries[0], shard))
+                change, rest = self._change(batch, entries, shard)
+                self._count(entries, replies, shard)
+                yield from change(*self._rules.find(entries[0], shard))
                 self._tell_waiting(variable)
             except RingBrokenError:
                 yield from _drained(rest)
@@ -178,50 +113,90 @@ class Applier:
             finally:
                 self.in_work.discard(variable.identity)
             for reply in replies:
-                if len(reply.versions) < number:
-                    reply.versions.append(shard.version)
-        if ahead is not None:
-            if problem is None and ahead.reply.versions:
-                replies[0].MergeFrom(ahead.reply)
+                reply.versions.append(shard.version)
+        turns = turns or self._turns(given, own)
+        if turns is None:
+            problem = (yield from self._one_by_one(given, own, replies[0])) or problem
+        else:
+            replies[0].MergeFrom(turns.reply)
+            if problem is None:
                 answer()
-            yield from ahead.turn
+            yield from turns.over
         if problem is not None:
             raise problem
 
-    def _ahead(self, batch: Sequence[Given]) -> _Ahead | None:
-        """Give a worker its turn before the rest of its push is done, which then waits for none."""
-        given, entries = batch[0], batch[0].push.entries
-        if not entries or not entries[-1].in_place:
+    def _can_follow(
+        self, each: Sequence[Sequence[pb.PushEntry]], own: Sequence[pb.PushEntry]
+    ) -> bool:
+        """Whether changes can be applied while the turns last: at once, and of other variables."""
+        variables = self._catalogue.variables
+        busy = self.in_work.union(variables[entry.variable].identity for entry in own)
+        return not any(
+            entry.staged or variables[entry.variable].identity in busy
+            for entries in each
+            for entry in entries
+        )
+
+    def _turns(self, given: Given, entries: Sequence[pb.PushEntry]) -> _Turns | None:
+        """Have a worker make all changes that it makes itself, from now on.
+
+        None if it makes none, must wait for others, or is to be refused one.
+        """
+        variables = [self._catalogue.variables[entry.variable] for entry in entries]
+        identities = {variable.identity for variable in variables}
+        if not entries or len(identities) < len(entries) or identities & self.in_work:
             return None
-        if any(entry.staged or entry.in_place for entry in entries[:-1]):
-            return None
-        *others, last = [self._catalogue.variables[entry.variable] for entry in entries]
-        busy = self.in_work.union(one.identity for one in others)
-        if last.identity in busy or any(one.identity in self.in_work for one in others):
-            return None
+        try:
+            rules = [
+                self._rules.find(entry, variable.shard)
+                for entry, variable in zip(entries, variables, strict=True)
+            ]
+        except Exception:
+            return None  # it is told of it when the one comes that is refused
         reply = pb.PushReply()
-        self.in_work.add(last.identity)
-        turn = self._turn(given, entries[-1], reply, last.shard)
-        return _Ahead(reply, self._holding(last, turn))
+        ends = []
+        for entry, variable, (name, rule, _) in zip(entries, variables, rules, strict=True):
+            self._count([entry], [reply], variable.shard)
+            reply.versions.append(variable.shard.version + 1)
+            ends.append(variable.shard.lend(name, rule))
+        self.in_work |= identities
+        return _Turns(reply, self._over(variables, ends, given.lend(len(entries), granted=True)))
 
-    def _holding(self, variable: ServedVariable, turn: Iterator[None]) -> Iterator[None]:
-        try:
-            yield from turn
-            self._tell_waiting(variable)
-        finally:
-            self.in_work.discard(variable.identity)
-
-    def _turn(
-        self, given: Given, entry: pb.PushEntry, reply: pb.PushReply, shard: OwnedShard
+    def _over(
+        self,
+        variables: Sequence[ServedVariable],
+        ends: Sequence[Callable[[], None]],
+        turns: Iterator[None],
     ) -> Iterator[None]:
-        """Have a worker make a change itself, from now on; what is returned ends when it has."""
         try:
-            name, rule, _ = self._rules.find(entry, shard)
-        except Exception as error:
-            return _failing(given.turn(granted=False), error)
-        self._count([entry], [reply], shard)
-        reply.versions.append(shard.version + 1)
-        return shard.lend(name, rule, partial(given.turn, granted=True))
+            yield from turns
+        finally:
+            for end in ends:
+                end()
+            self.in_work.difference_update(variable.identity for variable in variables)
+        for variable in variables:
+            self._tell_waiting(variable)
+
+    def _one_by_one(
+        self, given: Given, entries: Sequence[pb.PushEntry], reply: pb.PushReply
+    ) -> Generator[None, None, Exception | None]:
+        """Have a worker make changes itself, one after the other; returns why one is refused."""
+        problem: Exception | None = None
+        for entry in entries:
+            variable = self._catalogue.variables[entry.variable]
+            while variable.identity in self.in_work:
+                yield
+            turns = self._turns(given, [entry])
+            if turns is not None:
+                reply.MergeFrom(turns.reply)
+                yield from turns.over
+                continue
+            try:
+                self._rules.find(entry, variable.shard)
+            except Exception as error:
+                problem = problem or error
+            yield from given.lend(granted=False)
+        return problem
 
     def _count(
         self, entries: Sequence[pb.PushEntry], replies: Sequence[pb.PushReply], shard: OwnedShard
@@ -256,7 +231,7 @@ class Applier:
                 if entry.staged:
                     yield from _drained([given.dense(entry, variables[entry.variable].shard)])
                 elif entry.in_place:
-                    yield from _drained([given.turn(granted=False)])
+                    yield from _drained([given.lend(granted=False)])
 
     def _change(
         self, batch: Sequence[Given], entries: Sequence[pb.PushEntry], shard: OwnedShard
@@ -276,11 +251,6 @@ class Applier:
             reply = self._catalogue.created(variable, request, must_initialize=False)
             request.reply(reply.body)
         variable.waiting.clear()
-
-
-def _failing(turn: Iterator[None], error: Exception) -> Iterator[None]:
-    yield from turn
-    raise error
 
 
 def _at_once(change: Callable[..., None], *rule: Any) -> Iterator[None]:

@@ -1,13 +1,13 @@
 """Changes that a worker makes itself in its server's memory, when the server gives it the turn.
 
-What does not fit the ring would have to wait for the server, block by block, and be moved twice. A
-worker of the same node that is given its turn instead moves it once; the server stays the one who
-says whose turn it is, so that there is a single writer at any time.
+What does not fit the ring has to wait for the server, block by block, and is moved twice. A worker
+of the same node that is given its turn instead moves it once; the server stays the one who says
+whose turn it is, so that a variable has a single writer at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +31,41 @@ _RULES: Mapping[int, kernels.Rule] = {
 }
 
 
-def change_of(change: Change, ring: object) -> Callable[[], None] | None:
-    """Local. What the worker does when the server has been told of a change that it makes itself.
+def own_changes(changes: Sequence[Change], ring: object) -> dict[int, Callable[[], None]]:
+    """Local. The changes that a worker makes itself when the server has been told of them.
+
+    They have a block at least, since each costs the server some time before the turn. There are
+    none where the ring holds them all: so the worker need not wait.
 
     Args:
-        change: Any, but not a part of a mean.
+        changes: To be made by one push, each by itself: not a part of a mean.
         ring: The connection's.
 
     Returns:
-        Makes the change when its turn comes. None: the server has to make it, since the memory is
-        not mapped, or the change is one that takes more than the values. Also where the ring holds
-        it whole: so the worker need not wait.
+        What makes them when their turn comes, by their places in ``changes``. The others the server
+        has to make: the memory is not mapped, or they take more than the values.
     """
-    shard = change.remote.shared
-    rule = kernels.SUB if change.scaled else _RULES.get(change.rule)
-    if not (isinstance(shard, SharedShard) and isinstance(ring, Ring)) or rule is None:
+    if not isinstance(ring, Ring):
+        return {}
+    own = [place for place, change in enumerate(changes) if _rule_of(change) is not None]
+    if sum(changes[place].remote.layout.data_bytes for place in own) <= ring.nbytes:
+        return {}
+    return {place: _making(changes[place], ring) for place in own}
+
+
+def _rule_of(change: Change) -> kernels.Rule | None:
+    """The rule of a change that a worker can make itself."""
+    whole = change.ids is None and change.places is None and change.wire is None
+    mapped = isinstance(change.remote.shared, SharedShard)
+    if not whole or not mapped or change.remote.layout.data_bytes < BLOCK_BYTES:
         return None
-    parts = change.ids, change.places, change.wire
-    if shard.layout.data_bytes <= ring.nbytes or any(part is not None for part in parts):
-        return None
+    return kernels.SUB if change.scaled else _RULES.get(change.rule)
+
+
+def _making(change: Change, ring: Ring) -> Callable[[], None]:
+    shard, rule = change.remote.shared, _rule_of(change)
+    assert isinstance(shard, SharedShard)
+    assert rule is not None
     update = _update(shard, change, rule)
 
     def make() -> None:

@@ -142,28 +142,24 @@ class OwnedShard(SharedShard):
         if problem is not None:
             raise problem
 
-    def lend(self, name: str, rule: Rule, give: Callable[[], Iterator[None]]) -> Iterator[None]:
-        """Local. Have a worker change the whole shard once, by :meth:`SharedShard.change`.
+    def lend(self, name: str, rule: Rule) -> Callable[[], None]:
+        """Local. Let a worker change the whole shard once, by :meth:`SharedShard.change`.
 
         Args:
             name: See :meth:`applying`.
             rule: What the worker does; it keeps nothing beside the variable.
-            give: Gives the worker its turn; the end of what it returns is the end of the change.
 
         Returns:
-            Gives None as long as the turn lasts; raises what the turn raises, after the versions of
-            all blocks have advanced.
+            To be called when the worker has, or will not. The versions of all blocks advance.
         """
         self._arrays(name, rule)  # copies in float32 are no longer what the values are
         after = self._version_of[0] + 2
-        return self._until_over(name, after, give())
 
-    def _until_over(self, name: str, after: int, turn: Iterator[None]) -> Iterator[None]:
-        try:
-            yield from turn
-        finally:
+        def end() -> None:
             self.versions[:] = after  # they are, but where the worker has not come to the end
             self.steps[name] = self.steps.get(name, 0) + 1
+
+        return end
 
     def apply_rows(
         self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategy.change import Change, converted
-from strategy.in_place import change_of
+from strategy.in_place import own_changes
 from strategy.one_sided import OneSidedRing
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.staging import STAGED_BYTES, Ring
@@ -40,12 +40,11 @@ class Parcel:
         self._push = push
         self._ring = ring
         self._later: list[Callable[[], None]] = []
-        alone = not push.members
-        makes = [change_of(change, ring) if alone else None for change in changes]
+        own = {} if push.members else own_changes(changes, ring)
         # What the worker makes itself comes last: the server has done the rest by then.
-        self.order = sorted(range(len(changes)), key=lambda place: makes[place] is not None)
+        self.order = sorted(range(len(changes)), key=own.__contains__)
         for place in self.order:
-            self._add(changes[place], makes[place])
+            self._add(changes[place], own.get(place))
 
     def stream(self) -> None:
         """Local. Once the message has been sent: stream what is not in it, and make changes."""

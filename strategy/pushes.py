@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpidist import LATER, Reply, Request, TaskMetrics, errors
-from strategy.applying import Applier, Given
+from strategy.applying import Applier
 from strategy.catalogue import Catalogue
 from strategy.cut import Cut
+from strategy.given import Given
 from strategy.known_rules import Rules
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reminder import Reminder

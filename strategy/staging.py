@@ -179,21 +179,22 @@ class Ring:
             self._sync()
             self._emptied[0] = count + 1
 
-    def lend(self, *, granted: bool) -> Iterator[None]:
-        """Local. The server lets the worker have its turn, as if it gave and took a block.
+    def lend(self, turns: int = 1, *, granted: bool) -> Iterator[None]:
+        """Local. The server lets the worker have turns, as if it gave and took as many blocks.
 
         Args:
-            granted: Whether the worker may change what its turn is about.
+            turns: How many.
+            granted: Whether the worker may change what its turns are about.
 
         Returns:
-            Gives None as long as the turn lasts and the server may do something else meanwhile;
-            raises RingBrokenError if the worker is gone, or has said that its turn will not end.
+            Gives None as long as they last and the server may do something else meanwhile; raises
+            RingBrokenError if the worker is gone, or has said that they will not end.
         """
         count = self._emptied[0]
         self._refused[0] = not granted
         self._sync()
-        self._emptied[0] = count + 1
-        return self._until_filled(count)
+        self._emptied[0] = count + turns
+        return self._until_filled(count + turns - 1)
 
     def turn(self) -> bool:
         """Local. The worker waits for its turn, which lasts until :meth:`end_turn`.

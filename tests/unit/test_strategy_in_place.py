@@ -90,9 +90,9 @@ def held(monkeypatch):
     return hold
 
 
-def two_workers(make, names=("large", "small", "extra"), **options):
-    cluster = make()
-    strategies = [cluster.worker(i, **options) for i in range(2)]
+def some_workers(make, names=("large", "small", "extra"), workers=2):
+    cluster = make(workers=workers)
+    strategies = [cluster.worker(index) for index in range(workers)]
     sizes = {"small": 4}
     made = [[variable(s, name, sizes.get(name, SIZE)) for name in names] for s in strategies]
     return cluster, strategies, made
@@ -164,12 +164,21 @@ def test_descent_to_the_bit(make, turns, monkeypatch, dtype, gradients, compiled
     np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_fits_the_ring_the_server_makes(make, turns):
-    v = variable(make().worker(0), "v", 3 * BLOCK)
-    push([(np.ones(v.shape), v)])
-    push([(np.ones(v.shape), v)])
-    assert turns == []
-    np.testing.assert_array_equal(v, np.full(v.shape, -2.0))
+@pytest.mark.parametrize(
+    ("halves", "count"),
+    [([6], 0), ([7], 1), ([2, 2, 2], 0), ([2, 2, 2, 2], 4), ([1] * 9, 0), ([1, 8, 1, 2], 2)],
+)
+def test_what_fits_the_ring_the_server_makes(make, turns, halves, count):
+    """Sizes in halves of a block; the ring has 3 blocks."""
+    strategy = make().worker(0)
+    made = [variable(strategy, f"v{n}", half * BLOCK // 2) for n, half in enumerate(halves)]
+    before = len(turns)
+    pairs = [(np.full(v.shape, n + 1.0), v) for n, v in enumerate(made)]
+    for step in (1, 2):
+        assert push(pairs).versions == (step + 1,) * len(made)
+    assert turns[before:] == [True] * 2 * count
+    for n, v in enumerate(made):
+        np.testing.assert_array_equal(v, np.full(v.shape, -2.0 * (n + 1)))
 
 
 def test_what_keeps_something_beside_the_values_the_server_makes(make, turns):
@@ -187,7 +196,7 @@ def test_what_keeps_something_beside_the_values_the_server_makes(make, turns):
 
 
 def test_several_in_one_push(make, turns):
-    _, _, ((a, small, b), (a_too, _, b_too)) = two_workers(make)
+    _, _, ((a, small, b), (a_too, _, b_too)) = some_workers(make)
     before = len(turns)
     pairs = [(gradient(1.0), a), (np.ones(4), small), (gradient(2.0), b)]
     one, two = push(pairs), push(pairs)
@@ -202,7 +211,7 @@ def test_several_in_one_push(make, turns):
 
 def test_rows_of_the_variable_that_is_changed(make):
     """One push has both: the turn is not given before the rows are done."""
-    _, _, (mine, _) = two_workers(make, names=("large",))
+    _, _, (mine, _) = some_workers(make, names=("large",))
     remote = mine[0].remotes[0]
     rows = Change(remote, pb.ADD, np.ones(1), ids=np.zeros(1, np.int64))
     whole = Change(remote, pb.ADD, np.ones(SIZE))
@@ -214,7 +223,7 @@ def test_rows_of_the_variable_that_is_changed(make):
 
 
 def test_only_who_wants_the_same_variable_waits(make, pool, held):
-    cluster, _, made = two_workers(make)
+    cluster, _, made = some_workers(make)
     (large, small, extra), (large_too, small_too, _) = made
     before = large.read_value()[0]
     held.armed = True
@@ -246,9 +255,26 @@ def test_only_who_wants_the_same_variable_waits(make, pool, held):
     assert not pushes._half_way
 
 
+def test_who_waits_for_one_variable_holds_no_other(make, pool, held):
+    _, _, made = some_workers(make, workers=3)
+    (large, small, extra), (_, small_too, extra_too), (large_too, _, _) = made
+    held.armed = True
+    late = pool.submit(push, [(gradient(1.0), large_too)])
+    assert held.reached.wait(LIMIT_S)
+    both = pool.submit(push, [(gradient(2.0), large), (np.ones(4), small), (gradient(2.0), extra)])
+    push([(gradient(4.0), extra_too), (np.ones(4), small_too)])
+    assert not both.done()
+    held.go_on.set()
+    assert late.result(LIMIT_S).versions == (2,)
+    assert both.result(LIMIT_S).versions[0] == 3
+    np.testing.assert_array_equal(large, -gradient(3.0))
+    np.testing.assert_array_equal(extra, -gradient(6.0))
+    np.testing.assert_array_equal(small, [-2.0] * 4)
+
+
 @pytest.mark.parametrize("reason", [KeyboardInterrupt, errors.AbortedError])
 def test_a_worker_that_does_not_end_its_turn(make, pool, held, reason):
-    cluster, _, made = two_workers(make)
+    cluster, _, made = some_workers(make)
     (large, small, _), (large_too, small_too, extra) = made
     held.armed, held.fail, left = True, reason(), reason is errors.AbortedError
     pairs = [(gradient(1.0), large_too), (np.ones(4), small_too), (gradient(1.0), extra)]
@@ -321,7 +347,7 @@ def test_another_change_that_fails_is_told(make, turns):
 
 
 def test_a_save_has_all_of_a_turn_that_had_begun(make, pool, held, tmp_path):
-    _, strategies, made = two_workers(make)
+    _, strategies, made = some_workers(make)
     held.armed = True
     late = pool.submit(push, [(gradient(1.0), made[1][0])])
     assert held.reached.wait(LIMIT_S)
@@ -335,7 +361,7 @@ def test_a_save_has_all_of_a_turn_that_had_begun(make, pool, held, tmp_path):
 
 def test_a_push_that_is_repeated_during_the_turn(make, pool, held):
     """It is answered, and not made again."""
-    _, strategies, made = two_workers(make)
+    _, strategies, made = some_workers(make)
     connection = strategies[1]._connections[0]
     sent, start = [], connection.start
 
@@ -366,7 +392,7 @@ def test_a_push_that_is_repeated_during_the_turn(make, pool, held):
 )
 def test_any_pushes_of_two_workers_add_up(steps):
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        _, _, made = two_workers(lambda **options: Cluster(stack, **options))
+        _, _, made = some_workers(lambda **options: Cluster(stack, **options))
 
         def run(worker):
             large, small, extra = made[worker]
