@@ -7,15 +7,19 @@ begin earlier, where it has been measured to pay.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 _Copy = Callable[[Array, Array], None]
@@ -51,13 +55,19 @@ def take_rows(table: Array, ids: NDArray[np.int64], out: Array) -> None:
 
     Args:
         table: Shape ``(rows, ...)``.
-        ids: Which rows; all must be there.
-        out: Shape ``(len(ids), ...)``, of the table's dtype.
+        ids: Which rows, shape ``(n,)``; all must be there.
+        out: Shape ``(n, ...)``, of the table's dtype.
+
+    Raises:
+        IndexError: Of many rows of a large table one is not there. Elsewhere it is taken to be the
+            first or the last.
     """
     large = table.nbytes >= _LARGE_TABLE_BYTES and len(ids) >= _MANY_ROWS
     if large and _are_plain_rows(table, ids, out) and _has_numba():
         from mpidist.compiled_copies import take_ahead
 
+        if not 0 <= ids.min() <= ids.max() < len(table):
+            raise IndexError(f"the table has {len(table)} rows, and not all that are asked for")
         take_ahead(table, ids, out)
     else:
         np.take(table, ids, axis=0, out=out, mode="clip")  # other modes copy twice
@@ -81,14 +91,24 @@ def _are_plain_rows(table: Array, ids: Array, out: Array) -> bool:
         table.nbytes // len(table) in _ROW_BYTES
         and table.flags.c_contiguous
         and out.flags.c_contiguous
+        and out.flags.writeable
         and out.dtype == table.dtype
         and ids.dtype == np.int64
+        and out.shape == (*ids.shape, *table.shape[1:])
+        and ids.ndim == 1
     )
 
 
 @cache
 def _has_numba() -> bool:
-    return find_spec("numba") is not None
+    if find_spec("numba") is None:
+        return False
+    try:
+        import_module("numba")  # takes half a second
+    except ImportError as error:
+        logger.warning("large copies are made by NumPy: numba cannot be imported: %s", error)
+        return False
+    return True
 
 
 def _choose() -> _Copy:
@@ -101,7 +121,7 @@ def _choose() -> _Copy:
 
 
 def _faster() -> _Copy:
-    from mpidist.compiled_copies import copy_past_caches  # takes half a second, once
+    from mpidist.compiled_copies import copy_past_caches
 
     source, target = np.zeros((2, LARGE_BYTES), np.uint8)
     sides: tuple[_Copy, _Copy] = (copy_past_caches, np.copyto)

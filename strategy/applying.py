@@ -168,12 +168,19 @@ class Applier:
         ends: Sequence[Callable[[], None]],
         turns: Iterator[None],
     ) -> Iterator[None]:
-        try:
-            yield from turns
-        finally:
+        def end_all() -> None:
             for end in ends:
                 end()
             self.in_work.difference_update(variable.identity for variable in variables)
+
+        try:
+            yield from turns
+        except GeneratorExit:
+            raise  # dropped half-way when the server ended: the memory may be gone
+        except BaseException:
+            end_all()
+            raise
+        end_all()
         for variable in variables:
             self._tell_waiting(variable)
 

@@ -202,6 +202,8 @@ class Connection(Line):
             try:
                 call = self.start("Push", push, parcel.inline)
                 parcel.stream()
+                if parcel.is_long:
+                    self._host.endpoint.notify(self.address, "ps/Resume")
             except BaseException:  # Ctrl-C too
                 self._broken = True
                 self._give_up()
@@ -224,6 +226,12 @@ class Connection(Line):
         with self._pushing:
             self._check_whole()
             self._make_room()
+
+    def drain(self) -> None:
+        """Local. The same as :meth:`settle`, of pushes, too, that another thread is just making."""
+        with self._pushing:
+            pass
+        self.settle()
 
     def settle(self) -> None:
         """Local. Wait until every push through this connection has been applied, of any thread.

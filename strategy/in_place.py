@@ -79,7 +79,8 @@ def _making(change: Change, ring: Ring) -> Callable[[], None]:
 def _update(shard: SharedShard, change: Change, rule: kernels.Rule) -> Callable[[slice], None]:
     """What changes a part of a shard that fits a block: to the bit what the server would do."""
     values, dtype, scale = shard.flat, shard.layout.dtype, change.scale
-    flat = np.ascontiguousarray(change.data).reshape(-1)
+    # Compiled code is made anew for arrays that are not aligned.
+    flat = np.require(change.data, requirements=["C", "A"]).reshape(-1)
 
     def apply(part: slice, given: Array) -> None:
         rule.update(kernels.Piece(values[part], given, (), (), {}, 0))

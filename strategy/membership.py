@@ -124,7 +124,7 @@ class Member(ABC):
 
     def _drain(self) -> None:
         for connection in self._connections:
-            connection.settle()
+            connection.drain()
 
     def _give_up(self) -> None:
         """Let go of the servers, and of their memory; in local mode end them."""

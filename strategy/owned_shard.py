@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from strategy.kernels import Piece, Rule
 from strategy.memory import check_room
 from strategy.parts import Origin, whole
 from strategy.shard import BLOCK_BYTES, Array, Bytes, Layout, SharedShard
+
+# What overflows becomes infinite, and nobody is told: a server's log is not where it is looked for.
+_quiet = partial(np.errstate, all="ignore")
 
 WIDE = ":float32"
 """The slot for what a variable of half precision is in float32; no user's name has a colon."""
@@ -130,17 +134,25 @@ class OwnedShard(SharedShard):
                 self._sync()
                 try:
                     if problem is None:
-                        update(start, gradient)
+                        with _quiet():
+                            update(start, gradient)
                 except Exception as error:
                     problem = error
                 self._sync()
                 self._version_of[block] += 1
                 block, start = block + 1, start + gradient.size
-        finally:
-            self.versions[block:] += 2  # none, but where the rest does not come
-            self.steps[name] = step
+        except GeneratorExit:
+            raise  # dropped half-way when the server ended: the memory may be gone
+        except BaseException:
+            self._end_change(block, name, step)
+            raise
+        self._end_change(block, name, step)
         if problem is not None:
             raise problem
+
+    def _end_change(self, block: int, name: str, step: int) -> None:
+        self.versions[block:] += 2  # none, but where the rest does not come
+        self.steps[name] = step
 
     def lend(self, name: str, rule: Rule) -> Callable[[], None]:
         """Local. Let a worker change the whole shard once, by :meth:`SharedShard.change`.
@@ -194,7 +206,8 @@ class OwnedShard(SharedShard):
                 flat, *kept = [part.reshape(-1) for part in parts]
                 work = [array[: grad.size] for array in scratch]
                 grad = grad.astype(param.dtype, copy=False)
-                rule.update(Piece(flat, grad, kept, work, values, step))
+                with _quiet():
+                    rule.update(Piece(flat, grad, kept, work, values, step))
                 for table, part in zip(tables, parts, strict=True):
                     table[here] = part
                 if mirror is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from strategy.change import Change, converted
 from strategy.in_place import own_changes
 from strategy.one_sided import OneSidedRing
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.staging import STAGED_BYTES, Ring
+from strategy.staging import STAGED_BYTES, TURN_S, Ring
 
 Array = NDArray[Any]
 
@@ -30,6 +31,8 @@ class Parcel:
         inline: The arrays of the message.
         order: Places of the changes, in the order of the entries.
         nbytes: How much travels.
+        has_turns: Whether the worker makes some of the changes itself.
+        is_long: Whether the server has gone on to something else before their end.
     """
 
     def __init__(
@@ -37,10 +40,12 @@ class Parcel:
     ) -> None:
         self.inline: list[Array] = []
         self.nbytes = 0
+        self.is_long = False
         self._push = push
         self._ring = ring
         self._later: list[Callable[[], None]] = []
         own = {} if push.members else own_changes(changes, ring)
+        self.has_turns = bool(own)
         # What the worker makes itself comes last: the server has done the rest by then.
         self.order = sorted(range(len(changes)), key=own.__contains__)
         for place in self.order:
@@ -48,8 +53,11 @@ class Parcel:
 
     def stream(self) -> None:
         """Local. Once the message has been sent: stream what is not in it, and make changes."""
-        for each in self._later:
-            each()
+        begin = time.monotonic()
+        with np.errstate(all="ignore"):  # as at the server; what raises half-way breaks the push
+            for each in self._later:
+                each()
+        self.is_long = self.has_turns and time.monotonic() - begin > TURN_S
 
     def _add(self, change: Change, make: Callable[[], None] | None) -> None:
         remote, whole = change.remote, change.ids is None and change.places is None

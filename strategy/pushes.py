@@ -64,7 +64,7 @@ class Pushes:
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
         self._half_way: list[Iterator[None]] = []
-        self._later: list[tuple[int | None, Callable[[], None]]] = []
+        self._later: list[Callable[[], None]] = []
         self._reminder = Reminder(remind, _RESUME_S)
 
     def close(self) -> None:
@@ -110,11 +110,19 @@ class Pushes:
             variable: Its number; None: once no push is half-way at all.
             action: What; it must not raise.
         """
-        busy = self._half_way if variable is None else variable in self._applier.in_work
-        if busy:
-            self._later.append((variable, action))
+        if variable is None and self._half_way:
+            self._later.append(action)  # no push begins until then
+        elif variable is not None and variable in self._applier.in_work:
+            # In one line with the pushes that want it: who waits has it before those that come.
+            self._half_way.append(self._once_free(variable, action))
+            self._reminder.start()
         else:
             action()
+
+    def _once_free(self, variable: int, action: Callable[[], None]) -> Iterator[None]:
+        while variable in self._applier.in_work:
+            yield
+        action()
 
     def hold_variable(self, variable: int, work: Iterator[None]) -> None:
         """Local. Keep a free variable as it is until some work has ended.
@@ -174,9 +182,10 @@ class Pushes:
 
     def _after(self) -> None:
         """Go on with what may, after a push has been applied or what is held has changed."""
-        later, self._later = self._later, []
-        for variable, action in later:
-            self.when_free(variable, action)
+        if not self._half_way:
+            later, self._later = self._later, []
+            for action in later:
+                action()
         for connection in self._catalogue.connections:
             self._go_on(connection)
         cut = self._cut
@@ -193,7 +202,7 @@ class Pushes:
             held = self._cut is not None and not self._cut.allows(
                 connection.key, given.push.sequence
             )
-            if given.begun or held:
+            if given.begun or held or self._later:
                 return
             given.begun = True
             self._begin(given)

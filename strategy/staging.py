@@ -31,6 +31,8 @@ STAGED_BYTES = 16384
 POOL_BYTES = 64 << 20
 # Seconds that the server waits for a block before it does something else meanwhile.
 PATIENCE_S = 0.05
+# The same for turns; a worker whose turns last longer tells it when they are over.
+TURN_S = 0.002
 # How often a worker that waits asks whether the server is still there, in seconds.
 _LOOK_S = 0.5
 # The two counters lie on cache lines of their own, before the slots; with the server's lies what it
@@ -173,7 +175,7 @@ class Ring:
         step = BLOCK_BYTES // np.dtype(dtype).itemsize
         for start in range(0, size, step):
             count = self._emptied[0]
-            yield from self._until_filled(count)
+            yield from self._until_filled(count, PATIENCE_S)
             slot = self._slots[count % len(self._slots)]
             yield slot.view(dtype)[: min(step, size - start)]
             self._sync()
@@ -194,7 +196,7 @@ class Ring:
         self._refused[0] = not granted
         self._sync()
         self._emptied[0] = count + turns
-        return self._until_filled(count + turns - 1)
+        return self._until_filled(count + turns - 1, TURN_S)
 
     def turn(self) -> bool:
         """Local. The worker waits for its turn, which lasts until :meth:`end_turn`.
@@ -216,8 +218,7 @@ class Ring:
         self._sync()
         self._filled[0] += 1
 
-    def _until_filled(self, count: int) -> Iterator[None]:
-        patience_s = PATIENCE_S
+    def _until_filled(self, count: int, patience_s: float) -> Iterator[None]:
         while self._filled[0] <= count and not self._is_filled(count, patience_s):
             patience_s = 0.0  # whoever asks again has something else to do meanwhile
             yield None
@@ -226,6 +227,8 @@ class Ring:
     def _is_filled(self, count: int, patience_s: float) -> bool:
         """Whether the worker fills a block before the server's patience ends."""
         if self.broken or self._lost():
+            if self._filled[0] > count:  # it was the last thing that the worker did
+                return True
             raise RingBrokenError(
                 f"a push stands still: {self._peer} {self.broken or 'has left'}; the rest of it "
                 "does not come"

@@ -106,6 +106,22 @@ def test_without_numba(monkeypatch):
     assert copying._choice is np.copyto
 
 
+def test_a_numba_that_cannot_be_imported(monkeypatch, caplog):
+    def fail(name):
+        raise ImportError("needs another NumPy")
+
+    monkeypatch.setattr(copying, "_choice", None)
+    monkeypatch.setattr(copying, "import_module", fail)
+    copying._has_numba.cache_clear()
+    try:
+        target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
+        copy_array(target, source)
+        assert target.all()
+        assert "numba cannot be imported: needs another NumPy" in caplog.text
+    finally:
+        copying._has_numba.cache_clear()
+
+
 def test_first_copies_of_several_threads():
     script = """
 import threading
@@ -148,3 +164,12 @@ def test_rows_of_large_tables(shape):
         out = np.zeros((len(chosen), *shape[1:]), np.float32)
         take_rows(table, chosen, out)
         np.testing.assert_array_equal(out, table[chosen])
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 18])
+def test_a_row_that_is_not_there(wrong):
+    table = np.zeros((1 << 18, 32), np.float32)
+    ids = np.zeros(1000, np.int64)
+    ids[500] = wrong
+    with pytest.raises(IndexError, match="has 262144 rows"):
+        take_rows(table, ids, np.empty((1000, 32), np.float32))

@@ -1,6 +1,7 @@
 """Changes that a worker makes itself in its server's memory: the server gives it the turn."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -25,7 +26,7 @@ LIMIT_S = 30
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(staging, "PATIENCE_S", 0.002)
+    monkeypatch.setattr(staging, "TURN_S", 0.001)
 
 
 @pytest.fixture
@@ -419,3 +420,102 @@ def test_any_pushes_of_two_workers_add_up(steps):
         expected = np.full(SIZE, -float(count["extra"] + count["both"]))
         expected[7] -= count["rows"]
         np.testing.assert_array_equal(extra, expected)
+
+
+def test_readers_and_restores_have_their_turn(make, pool, tmp_path):
+    """Pushes that follow each other without pause leave the variable to who came before them."""
+    _, strategies, made = some_workers(make, names=("large",), workers=3)
+    connection = made[0][0].remotes[0].connection
+    path, stop, counts = strategies[0].save(str(tmp_path)), threading.Event(), [0, 0, 0]
+
+    def keep_pushing(worker):
+        while not stop.is_set():
+            made[worker][0].assign_add(np.ones(SIZE))
+            counts[worker] += 1
+
+    pushing = [pool.submit(keep_pushing, worker) for worker in (1, 2)]
+    try:
+        for _ in range(20):
+            before = sum(counts)
+            copy = np.empty(SIZE)
+            connection.pulls.start(made[0][0].remotes[0], copy).result(LIMIT_S)
+            assert (copy == copy[0]).all()
+            assert sum(counts) - before < 20
+            before = sum(counts)
+            strategies[0].restore(path)
+            assert sum(counts) - before < 20
+    finally:
+        stop.set()
+        for one in pushing:
+            one.result(LIMIT_S)
+    assert min(counts[1:]) > 0
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("size", [SIZE, 2 * BLOCK])
+def test_arithmetic_of_the_user_changes_nothing(make, near, size):
+    """What NumPy is told to raise must not end a push in the middle."""
+    v = variable(make(near=near).worker(0), "v", size)
+    v.assign(np.full(size, 1e308))
+    with np.errstate(all="raise"):
+        v.assign_add(np.full(size, 1e308))
+    assert np.isinf(v.read_value()).all()
+    v.assign(np.ones(size))
+    np.testing.assert_array_equal(v, np.ones(size))
+
+
+def test_finish_waits_for_the_turn_of_another_thread(make, pool, held):
+    _, strategies, made = some_workers(make)
+    held.armed = True
+    late = pool.submit(made[1][0].assign_add, np.ones(SIZE))
+    assert held.reached.wait(LIMIT_S)
+    finishing = pool.submit(strategies[1].finish)
+    with pytest.raises(TimeoutError):
+        finishing.result(0.2)
+    held.go_on.set()
+    finishing.result(LIMIT_S)
+    assert late.done()
+    np.testing.assert_array_equal(made[0][0], np.ones(SIZE))
+
+
+def test_a_worker_that_leaves_after_its_turn(monkeypatch):
+    """It has ended its turn before it left, whatever the server looks at first."""
+    memory = np.zeros(staging.ring_bytes(1), np.uint8)
+    worker = staging.Ring(memory, 0, 1, lambda: None, lambda: None)
+
+    def leaves():
+        if worker.turn():
+            worker.end_turn()
+        return True
+
+    server = staging.Ring(memory, 0, 1, lambda: None, lambda: None, "its worker", leaves)
+    assert list(server.lend(granted=True)) == []
+    server.lend(granted=True)
+    monkeypatch.setattr(server, "_lost", lambda: True)
+    with pytest.raises(staging.RingBrokenError, match="its worker has left"):
+        list(server.lend(granted=True))
+
+
+def test_what_is_half_way_when_the_server_ends_is_left_alone(make, pool, held):
+    """Its memory may be gone by the time that the garbage is collected."""
+    cluster, _, made = some_workers(make)
+    held.armed = True
+    late = pool.submit(push, [(gradient(1.0), made[1][0])])
+    assert held.reached.wait(LIMIT_S)
+    (server,) = cluster.parameter_servers
+    until_half_way(server._pushes)
+    shard = server._catalogue.by_name["large"].shard
+    before = shard.versions.copy()
+    for work in server._pushes._half_way:
+        work.close()
+    np.testing.assert_array_equal(shard.versions, before)
+    server._pushes._half_way.clear()
+    held.go_on.set()
+    late.result(LIMIT_S)
+
+
+def until_half_way(pushes):
+    deadline = time.monotonic() + LIMIT_S
+    while not pushes._half_way:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
