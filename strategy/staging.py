@@ -32,7 +32,7 @@ POOL_BYTES = 64 << 20
 # Seconds that the server waits for a block before it does something else meanwhile.
 PATIENCE_S = 0.05
 # The same for turns; a worker whose turns last longer tells it when they are over.
-TURN_S = 0.002
+TURN_S = 0.01
 # How often a worker that waits asks whether the server is still there, in seconds.
 _LOOK_S = 0.5
 # The two counters lie on cache lines of their own, before the slots; with the server's lies what it
