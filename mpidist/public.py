@@ -55,7 +55,7 @@ from mpidist.collectives import (
     shrink_group,
     split_group,
 )
-from mpidist.compiling import compiled
+from mpidist.compiling import can_compile, compiled
 from mpidist.config import config as settings
 from mpidist.copying import copy_array, take_rows
 from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
@@ -121,6 +121,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "can_compile",
     "coalescing_manager",
     "compiled",
     "copy_array",

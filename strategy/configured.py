@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import cloudpickle
 
-from mpidist import errors
+from mpidist import can_compile, errors
 from strategy.kernels import PIECE, Piece, Rule
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rules import RULES
@@ -75,7 +74,7 @@ class Configured:
 
 def _fastest(kind: str, values: Mapping[str, float]) -> Rule:
     """The compiled rule where numba is installed."""
-    if find_spec("numba") is None:
+    if not can_compile():
         return RULES[kind](values)
     from strategy.fused import fused  # takes half a second, and a server of no optimizer none
 

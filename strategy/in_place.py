@@ -8,12 +8,12 @@ whose turn it is, so that a variable has a single writer at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist import can_compile
 from strategy import kernels
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shard import BLOCK_BYTES, SharedShard
@@ -87,7 +87,7 @@ def _update(shard: SharedShard, change: Change, rule: kernels.Rule) -> Callable[
 
     if flat.dtype == dtype and scale == 1.0:
         return lambda part: apply(part, flat[part])
-    if change.scaled and find_spec("numba") is not None:
+    if change.scaled and can_compile():
         from strategy.fused import descend  # takes half a second, and small pushes none
 
         rate = np.asarray(scale, dtype)[()]

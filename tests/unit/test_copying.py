@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist import copy_array, copying, take_rows
+from mpidist import can_compile, compiling, copy_array, copying, take_rows
 
 pytest.importorskip("numba")
 from mpidist.compiled_copies import copy_past_caches, take_ahead
@@ -99,7 +99,7 @@ def test_whichever_is_faster(monkeypatch):
 
 def test_without_numba(monkeypatch):
     monkeypatch.setattr(copying, "_choice", None)
-    monkeypatch.setattr(copying, "_has_numba", lambda: False)
+    monkeypatch.setattr(copying, "can_compile", lambda: False)
     target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
     copy_array(target, source)
     assert target.all()
@@ -111,15 +111,15 @@ def test_a_numba_that_cannot_be_imported(monkeypatch, caplog):
         raise ImportError("needs another NumPy")
 
     monkeypatch.setattr(copying, "_choice", None)
-    monkeypatch.setattr(copying, "import_module", fail)
-    copying._has_numba.cache_clear()
+    monkeypatch.setattr(compiling, "import_module", fail)
+    can_compile.cache_clear()
     try:
         target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
         copy_array(target, source)
         assert target.all()
         assert "numba cannot be imported: needs another NumPy" in caplog.text
     finally:
-        copying._has_numba.cache_clear()
+        can_compile.cache_clear()
 
 
 def test_first_copies_of_several_threads():

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from _cases.endpoints import wait_until
 from _cases.servers import Cluster, variable
 from safetensors.numpy import load_file
 
@@ -113,7 +114,7 @@ def test_only_who_wants_the_same_variable_waits(make, pool, blocks):
     np.testing.assert_array_equal(made[0][1], -np.ones(4))
     shard = cluster.parameter_servers[0]._catalogue.by_name["large"].shard
     assert set(shard.versions) == {2 * shard.version}
-    assert not pushes._half_way
+    wait_until(lambda: not pushes._half_way)
 
 
 def test_a_step_of_all_workers(make, pool):
@@ -157,7 +158,7 @@ def test_an_interrupted_worker_holds_up_nobody(make, pool, mode, blocks):
     remote = made[0][0].remotes[0]
     assert remote.shared.try_read(np.empty(SIZE)) is not None  # not only by message
     np.testing.assert_array_equal(made[0][1], np.zeros(4))  # what came after it was dropped
-    assert not cluster.parameter_servers[0]._pushes._half_way
+    wait_until(lambda: not cluster.parameter_servers[0]._pushes._half_way)
 
 
 def test_a_worker_that_leaves_in_the_middle(make, pool):
