@@ -85,6 +85,14 @@ def _take_rows(table: Any, first: Any, ids: Any, out: Any) -> None:
             out[i, k] = found[k]
 
 
+@compiled
+def _put_rows(table: Any, ids: Any, rows: Any) -> None:
+    for i in range(ids.size):
+        place = table[ids[i]]
+        for k in range(rows.shape[1]):
+            place[k] = rows[i, k]
+
+
 def copy_past_caches(target: NDArray[Any], source: NDArray[Any]) -> None:
     """Local. Copy an array, by stores that go past the caches.
 
@@ -118,5 +126,20 @@ def take_ahead(table: NDArray[Any], ids: NDArray[np.int64], out: NDArray[Any]) -
         ids: Which rows; all must be there.
         out: C-contiguous, shape ``(len(ids), ...)``, the table's dtype; not empty.
     """
-    rows, to = (array.reshape(-1).view(np.uint8).reshape(len(array), -1) for array in (table, out))
+    rows, to = _as_rows(table), _as_rows(out)
     _take_rows(rows, np.uintp(rows.ctypes.data), ids, to)
+
+
+def put_compiled(table: NDArray[Any], ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
+    """Local. Copy rows to their places in a table.
+
+    Args:
+        table: C-contiguous, shape ``(n, ...)``; not empty.
+        ids: Which rows; all must be there.
+        rows: C-contiguous, shape ``(len(ids), ...)``, the table's dtype; not empty.
+    """
+    _put_rows(_as_rows(table), ids, _as_rows(rows))
+
+
+def _as_rows(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8).reshape(len(array), -1)

@@ -59,14 +59,39 @@ def take_rows(table: Array, ids: NDArray[np.int64], out: Array) -> None:
             first or the last.
     """
     large = table.nbytes >= _LARGE_TABLE_BYTES and len(ids) >= _MANY_ROWS
-    if large and _are_plain_rows(table, ids, out) and can_compile():
+    if large and out.flags.writeable and _are_plain_rows(table, ids, out) and can_compile():
         from mpidist.compiled_copies import take_ahead
 
-        if not 0 <= ids.min() <= ids.max() < len(table):
-            raise IndexError(f"the table has {len(table)} rows, and not all that are asked for")
+        _check_rows(table, ids)
         take_ahead(table, ids, out)
     else:
         np.take(table, ids, axis=0, out=out, mode="clip")  # other modes copy twice
+
+
+def put_rows(table: Array, ids: NDArray[np.int64], rows: Array) -> None:
+    """Local. Copy rows to their places in a table, of which the caches hold these best.
+
+    Args:
+        table: Shape ``(n, ...)``.
+        ids: Which rows; all must be there. What several rows leave at one place is one of them.
+        rows: Shape ``(len(ids), ...)``, of the table's dtype.
+
+    Raises:
+        IndexError: One is not there.
+    """
+    many = len(ids) >= _MANY_ROWS and table.flags.writeable
+    if many and _are_plain_rows(table, ids, rows) and can_compile():
+        from mpidist.compiled_copies import put_compiled
+
+        _check_rows(table, ids)
+        put_compiled(table, ids, rows)
+    else:
+        table[ids] = rows
+
+
+def _check_rows(table: Array, ids: Array) -> None:
+    if not 0 <= ids.min() <= ids.max() < len(table):
+        raise IndexError(f"the table has {len(table)} rows, and not all that are asked for")
 
 
 def _are_plain(target: Array, source: Array) -> bool:
@@ -82,15 +107,15 @@ def _are_plain(target: Array, source: Array) -> bool:
     )
 
 
-def _are_plain_rows(table: Array, ids: Array, out: Array) -> bool:
+def _are_plain_rows(table: Array, ids: Array, rows: Array) -> bool:
     return (
-        table.nbytes // len(table) in _ROW_BYTES
+        len(table) > 0
+        and table.nbytes // len(table) in _ROW_BYTES
         and table.flags.c_contiguous
-        and out.flags.c_contiguous
-        and out.flags.writeable
-        and out.dtype == table.dtype
+        and rows.flags.c_contiguous
+        and rows.dtype == table.dtype
         and ids.dtype == np.int64
-        and out.shape == (*ids.shape, *table.shape[1:])
+        and rows.shape == (*ids.shape, *table.shape[1:])
         and ids.ndim == 1
     )
 

@@ -57,7 +57,7 @@ from mpidist.collectives import (
 )
 from mpidist.compiling import can_compile, compiled
 from mpidist.config import config as settings
-from mpidist.copying import copy_array, take_rows
+from mpidist.copying import copy_array, put_rows, take_rows
 from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.errors import (
     DeadlineExceededError,
@@ -151,6 +151,7 @@ __all__ = [
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "open_endpoint",
+    "put_rows",
     "recv",
     "recv_object_list",
     "reduce",

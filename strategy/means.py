@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist import put_rows
 from strategy.blocks import Blocks
 from strategy.owned_shard import Scratch
 from strategy.shard import Layout
@@ -63,7 +64,10 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
     # The only number that changes none that is added to it.
     total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
     for numbers, values in each:
-        total[np.searchsorted(ids, numbers)] += values.reshape(len(numbers), width)
+        places = np.searchsorted(ids, numbers)
+        part = total.take(places, axis=0)
+        part += values.reshape(len(numbers), width)
+        put_rows(total, places, part)
     return ids, _divided(total, len(each)).reshape(-1)
 
 

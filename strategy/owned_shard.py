@@ -13,6 +13,7 @@ from mpidist import errors
 from strategy.kernels import Piece, Rule
 from strategy.memory import check_room
 from strategy.parts import Origin, whole
+from strategy.row_changes import change_rows
 from strategy.shard import BLOCK_BYTES, Array, Bytes, Layout, SharedShard
 
 # What overflows becomes infinite, and nobody is told: a server's log is not where it is looked for.
@@ -194,24 +195,11 @@ class OwnedShard(SharedShard):
         width = self.layout.size // max(len(self.data), 1)
         tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
         mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
-        length = max((rule.piece or BLOCK_BYTES // param.itemsize) // max(width, 1), 1)
-        scratch = [np.empty(length * width, param.dtype) for _ in range(rule.scratch)]
         self.versions += 1
         self._sync()
         try:
-            for start in range(0, len(ids), length):
-                here = ids[start : start + length]
-                grad = rows[start * width : (start + len(here)) * width]
-                parts = [table[here] for table in tables]
-                flat, *kept = [part.reshape(-1) for part in parts]
-                work = [array[: grad.size] for array in scratch]
-                grad = grad.astype(param.dtype, copy=False)
-                with _quiet():
-                    rule.update(Piece(flat, grad, kept, work, values, step))
-                for table, part in zip(tables, parts, strict=True):
-                    table[here] = part
-                if mirror is not None:
-                    mirror[here] = parts[0].astype(mirror.dtype)
+            with _quiet():
+                change_rows(rule, tables, ids, rows, values, step, mirror)
         finally:
             self._sync()
             self.versions += 1

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist import can_compile, compiling, copy_array, copying, take_rows
+from mpidist import can_compile, compiling, copy_array, copying, put_rows, take_rows
 
 pytest.importorskip("numba")
-from mpidist.compiled_copies import copy_past_caches, take_ahead
+from mpidist.compiled_copies import copy_past_caches, put_compiled, take_ahead
 
 LARGE = copying.LARGE_BYTES
 
@@ -153,6 +153,11 @@ def test_rows(dtype, rows, width, count):
     np.testing.assert_array_equal(around[1:-1], table[ids])
     assert not around[0].any()
     assert not around[-1].any()
+    ids, target = np.unique(ids), np.zeros_like(table)
+    put_compiled(target, ids, table[ids])
+    expected = np.zeros_like(table)
+    expected[ids] = table[ids]
+    np.testing.assert_array_equal(target, expected)
 
 
 @pytest.mark.parametrize("shape", [(1 << 19, 16), (1 << 18, 4, 8), (1 << 23,), (1 << 13, 2048)])
@@ -173,3 +178,34 @@ def test_a_row_that_is_not_there(wrong):
     ids[500] = wrong
     with pytest.raises(IndexError, match="has 262144 rows"):
         take_rows(table, ids, np.empty((1000, 32), np.float32))
+
+
+@pytest.mark.parametrize("shape", [(5000, 16), (5000, 4, 8), (5000,), (5000, 2048), (5000, 0)])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.bool_])
+def test_rows_that_are_put(shape, dtype):
+    random = np.random.default_rng(0)
+    ids = random.permutation(5000)[:1000]
+    for chosen in (ids, ids[:3], ids[:0], ids[::2]):
+        rows = random.integers(0, 2, (len(chosen), *shape[1:])).astype(dtype)
+        rows.flags.writeable = False
+        target, expected = np.zeros((2, *shape), dtype)
+        put_rows(target, chosen, rows)
+        expected[chosen] = rows
+        np.testing.assert_array_equal(target, expected)
+    strided = np.zeros((5000, 2, *shape[1:]), dtype)[:, 0]
+    put_rows(strided, chosen, rows)
+    np.testing.assert_array_equal(strided[chosen], rows)
+
+
+@pytest.mark.parametrize("wrong", [-5001, 5000])
+def test_a_place_that_is_not_there(wrong):
+    table, ids = np.zeros((5000, 32), np.float32), np.arange(1000)
+    ids[500] = wrong
+    with pytest.raises(IndexError):
+        put_rows(table, ids, np.ones((1000, 32), np.float32))
+    assert not table[700:].any()
+    with pytest.raises(IndexError):
+        put_rows(table[:0], ids, np.ones((1000, 32), np.float32))
+    table.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        put_rows(table, np.arange(1000), np.ones((1000, 32), np.float32))

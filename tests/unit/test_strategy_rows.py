@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.errors import InvalidArgumentError
-from strategy import Bags, IndexedSlices, ParameterServerStrategy, get_variable, optimizers
+from strategy import (
+    Bags,
+    IndexedSlices,
+    ParameterServerStrategy,
+    get_variable,
+    optimizers,
+    slices,
+)
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.slices import merged
 
@@ -145,6 +152,50 @@ def test_merging(ids, name, dtype):
         here = rows[np.array(ids) == row].astype(float)
         expected = COMBINERS[name].reduce(here, axis=0) if name else here[-1]
         np.testing.assert_allclose(value.astype(float), expected, rtol=1e-2, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("highest", [9, 1 << 40])
+def test_merging_many(monkeypatch, dtype, compiled, highest):
+    if not compiled:
+        monkeypatch.setattr(slices, "can_compile", lambda: False)
+    ids = np.random.default_rng(0).integers(0, highest, 9000)
+    ids[:50] = ids[50:100]
+    rows = random(3, len(ids), 2, 8).astype(dtype)[::-1]
+    kept, values = merged(ids, rows, np.add)
+    unique, places = np.unique(ids, return_inverse=True)
+    np.testing.assert_array_equal(kept, unique)
+    sums, sizes = np.zeros((2, len(unique), 2, 8))
+    np.add.at(sums, places, rows)
+    np.add.at(sizes, places, abs(rows))
+    assert values.dtype == dtype
+    eps = {2: 1e-3, 4: 1e-6, 8: 1e-14}[np.dtype(dtype).itemsize]
+    assert (abs(values - sums) <= eps * sizes).all()
+
+
+@given(st.integers(0, 63), st.integers(4096, 6000))
+@settings(deadline=None)
+def test_order_of_many(bits, count):
+    ids = np.random.default_rng(count).integers(0, 1 << bits, count)
+    np.testing.assert_array_equal(slices._ascending(ids), np.argsort(ids, kind="stable"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_optimizers_change_many_rows(kind, dtype):
+    """More than one piece of them."""
+    optimizer = getattr(optimizers, kind)(0.1)
+    start, named = random(4, 5000, 80).astype(dtype), np.random.default_rng(5).permutation(5000)
+    named = named[:2500]
+    v = get_variable("v", start.shape, dtype, start)
+    few = get_variable("few", (len(named), 80), dtype, start[named])
+    for seed in range(2):
+        grad = random(10 + seed, len(named), 80).astype(dtype)
+        optimizer.apply_gradients([(IndexedSlices(grad, named), v), (grad, few)])
+    expected = start.copy()
+    expected[named] = few
+    np.testing.assert_array_equal(v, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
