@@ -9,8 +9,6 @@ import numpy as np
 from mpidist import put_rows, take_rows
 from strategy.kernels import PIECE, Array, Piece, Rule
 
-_LEAST_ROWS = 256  # fewer are not worth the calls
-
 
 def change_rows(
     rule: Rule,
@@ -36,7 +34,7 @@ def change_rows(
         Exception: What the rule raises; the pieces before have been changed.
     """
     width, dtype = tables[0].shape[1], tables[0].dtype
-    length = min(max(PIECE // max(width, 1), _LEAST_ROWS), len(ids))
+    length = min(max(PIECE // max(width, 1), 1), len(ids))
     taken = [np.empty((length, width), dtype) for _ in tables]
     scratch = [np.empty(length * width, dtype) for _ in range(rule.scratch)]
     for start in range(0, len(ids), max(length, 1)):

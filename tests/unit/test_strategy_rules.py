@@ -1,6 +1,7 @@
 """Update rules against float64 references, in NumPy and compiled."""
 
 import itertools
+import tracemalloc
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from strategy import optimizers
 from strategy.kernels import ADD, ASSIGN, SUB, Piece
+from strategy.row_changes import change_rows
 from strategy.rules import RULES
 
 # Each kind with the numbers that lead to different steps.
@@ -252,3 +254,24 @@ def test_pieces_give_the_bits_of_the_whole(optimizer, size, step, dtype, data):
         results.append([param, *slots])
     for whole, pieces in zip(*results, strict=True):
         np.testing.assert_array_equal(whole, pieces)
+
+
+@pytest.mark.parametrize("width", [1, 40, 20_000])
+def test_rows_of_any_width_take_little_memory(width):
+    optimizer, rows = optimizers.Adam(0.01), 6_000_000 // width
+    tables = [np.zeros((rows, width), np.float32) for _ in range(3)]
+    flat = [np.zeros(rows * width, np.float32) for _ in tables]
+    ids, grad = np.arange(rows), np.ones(rows * width, np.float32)
+    rule = RULES["Adam"](optimizer.values)
+    for step in (1, 2):
+        update(rule, flat[0], grad, optimizer.values, flat[1:], step)
+    change_rows(rule, tables, ids, grad, optimizer.values, 1)  # compiles
+    tracemalloc.start()
+    try:
+        change_rows(rule, tables, ids, grad, optimizer.values, 2)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20
+    for table, expected in zip(tables, flat, strict=True):
+        np.testing.assert_array_equal(table.reshape(-1), expected)
