@@ -12,7 +12,7 @@ from strategy.array_like import on_host
 from strategy.gpus import brought
 from strategy.replicas import get_replica_context
 from strategy.shard import HALVES
-from strategy.slices import IndexedSlices
+from strategy.slices import IndexedSlices, distinct, sums
 from strategy.variable import Variable
 
 Array = NDArray[Any]
@@ -101,14 +101,15 @@ class Bags:
                 f"{self.combiner!r} with these weights, which takes fractions: use 'sum' with "
                 "whole weights, or a variable of a floating dtype"
             )
-        unique, places = np.unique(self.ids, return_inverse=True)
+        unique, places = distinct(self.ids)
         rows = variable.gather(unique, np.empty((len(unique), *variable.shape[1:]), variable.dtype))
         dtype = np.dtype(np.float32) if variable.dtype in HALVES else variable.dtype
-        parts = _times(rows[places].astype(dtype, copy=False), self._factors(dtype))
+        parts = _times(rows.take(places, axis=0).astype(dtype, copy=False), self._factors(dtype))
         combined = np.zeros((len(self), *variable.shape[1:]), dtype)
         filled = np.diff(self._starts) > 0
         if filled.any():
-            combined[filled] = np.add.reduceat(parts, self._starts[:-1][filled], axis=0)
+            starts = self._starts[:-1][filled]
+            combined[filled] = sums(parts, np.arange(len(parts)), starts)
         context = get_replica_context()
         return combined if context is None else brought(combined, context.gpu)
 

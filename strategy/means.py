@@ -12,6 +12,7 @@ from mpidist import put_rows
 from strategy.blocks import Blocks
 from strategy.owned_shard import Scratch
 from strategy.shard import Layout
+from strategy.slices import distinct
 
 Array = NDArray[Any]
 
@@ -59,15 +60,15 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
     """
     if len(each) == 1:
         return each[0]
-    ids = np.unique(np.concatenate([numbers for numbers, _ in each]))
+    ids, places = distinct(np.concatenate([numbers for numbers, _ in each]))
     width = layout.size // max(layout.shape[0], 1)
     # The only number that changes none that is added to it.
     total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
-    for numbers, values in each:
-        places = np.searchsorted(ids, numbers)
-        part = total.take(places, axis=0)
+    ends = np.cumsum([len(numbers) for numbers, _ in each])
+    for here, (numbers, values) in zip(np.split(places, ends[:-1]), each, strict=True):
+        part = total.take(here, axis=0)
         part += values.reshape(len(numbers), width)
-        put_rows(total, places, part)
+        put_rows(total, here, part)
     return ids, _divided(total, len(each)).reshape(-1)
 
 

@@ -174,11 +174,13 @@ def test_merging_many(monkeypatch, dtype, compiled, highest):
     assert (abs(values - sums) <= eps * sizes).all()
 
 
-@given(st.integers(0, 63), st.integers(4096, 6000))
+@given(st.integers(0, 63), st.one_of(st.integers(0, 50), st.integers(4096, 6000)), st.booleans())
 @settings(deadline=None)
-def test_order_of_many(bits, count):
-    ids = np.random.default_rng(count).integers(0, 1 << bits, count)
+def test_numbers_each_once(bits, count, negative):
+    ids = np.random.default_rng(count).integers(-5 if negative else 0, 1 << bits, count)
     np.testing.assert_array_equal(slices._ascending(ids), np.argsort(ids, kind="stable"))
+    for ours, numpy in zip(slices.distinct(ids), np.unique(ids, return_inverse=True), strict=True):
+        np.testing.assert_array_equal(ours, numpy)
 
 
 @pytest.mark.parametrize("kind", KINDS)
