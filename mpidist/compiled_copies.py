@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mpidist.compiling import compiled
+from mpidist.compiling import compiled, compiled_fence
 
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # rows under way; measured with rows of 256 bytes: 4 are too few, 32 no better
@@ -34,16 +34,6 @@ def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
     return types.void(types.uintp, types.uintp), code
 
 
-def _fence_code(typing_context: Any) -> Any:
-    """Such stores keep no order among themselves: what follows must not pass them."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), code
-
-
 def _prefetch_code(typing_context: Any, address: Any) -> Any:
     """Asks for the line of an address; of one that is not there, nothing happens."""
 
@@ -60,7 +50,8 @@ def _prefetch_code(typing_context: Any, address: Any) -> Any:
 
 
 _copy_line: Any = intrinsic(_copy_line_code)
-_fence: Any = intrinsic(_fence_code)
+# Stores past the caches keep no order among themselves: what follows must not pass them.
+_fence: Any = compiled_fence()
 _prefetch: Any = intrinsic(_prefetch_code)
 
 

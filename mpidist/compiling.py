@@ -27,7 +27,7 @@ def can_compile() -> bool:
     return True
 
 
-def compiled(function: Callable[..., None]) -> Callable[..., None]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Local. Have a function compiled when it is first called; what comes of it is kept on disk.
 
     It leaves the interpreter to other threads while it runs. Taken as a decorator.
@@ -39,9 +39,29 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
 
     # NumPy's division does not look for zeros either; without that, loops become vector code.
     compile_function: Any = partial(numba.njit, error_model="numpy", nogil=True)
-    result: Callable[..., None]
+    result: Callable[..., Any]
     try:
         result = compile_function(cache=True)(function)
     except RuntimeError:  # there is no folder that could be written to
         result = compile_function()(function)
     return result
+
+
+@cache
+def compiled_fence() -> Any:
+    """Local. What orders loads and stores before it against those after it, in compiled code.
+
+    Returns:
+        A function without arguments, for functions that are compiled to call.
+    """
+    from numba import types
+    from numba.extending import intrinsic
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    def fence(typing_context: Any) -> Any:
+        return types.void(), code
+
+    return intrinsic(fence)

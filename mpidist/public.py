@@ -55,7 +55,7 @@ from mpidist.collectives import (
     shrink_group,
     split_group,
 )
-from mpidist.compiling import can_compile, compiled
+from mpidist.compiling import can_compile, compiled, compiled_fence
 from mpidist.config import config as settings
 from mpidist.copying import copy_array, put_rows, take_rows
 from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
@@ -124,6 +124,7 @@ __all__ = [
     "can_compile",
     "coalescing_manager",
     "compiled",
+    "compiled_fence",
     "copy_array",
     "destroy_process_group",
     "errors",

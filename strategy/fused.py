@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from mpidist import compiled
+from mpidist import compiled, compiled_fence
 from strategy.kernels import Array, Piece, Rule
 from strategy.rules import RULES, Values, adam_rates
+
+_fence = compiled_fence()
 
 
 def fused(kind: str, values: Values) -> Rule:
@@ -103,15 +105,28 @@ def _ftrl(
         param[i] = (clipped - linear[i]) / max((root + beta) / rate + l2, least)
 
 
-def descend(param: Array, grad: Array, rate: Any) -> None:
-    """Local. Subtract a gradient times a learning rate.
+@compiled
+def _descend(versions: Any, param: Any, grad: Any, rate: Any, step: int) -> None:
+    for block in range(versions.size):
+        here = slice(block * step, (block + 1) * step)
+        versions[block] += 1
+        _fence()
+        _sgd(param[here], grad[here], rate, rate - rate)
+        _fence()
+        versions[block] += 1
+
+
+def descend(versions: Array, param: Array, grad: Array, rate: Any, step: int) -> None:
+    """Local. Subtract a gradient times a learning rate, block by block, each odd meanwhile.
 
     Args:
+        versions: Of the blocks.
         param: Flat, float32 or float64; changed in place.
         grad: Of the same length and dtype.
         rate: Of the same dtype.
+        step: Elements of a block.
     """
-    _sgd(param, grad, rate, param.dtype.type(0))
+    _descend(versions, param, grad, rate, step)
 
 
 def _update_sgd(slots: tuple[str, ...], piece: Piece) -> None:

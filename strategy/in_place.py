@@ -8,6 +8,7 @@ whose turn it is, so that a variable has a single writer at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,8 +48,11 @@ def own_changes(changes: Sequence[Change], ring: object) -> dict[int, Callable[[
     """
     if not isinstance(ring, Ring):
         return {}
+    all_bytes = [change.remote.layout.data_bytes for change in changes]
+    if sum(all_bytes) <= ring.nbytes:
+        return {}
     own = [place for place, change in enumerate(changes) if _rule_of(change) is not None]
-    if sum(changes[place].remote.layout.data_bytes for place in own) <= ring.nbytes:
+    if sum([all_bytes[place] for place in own]) <= ring.nbytes:
         return {}
     return {place: _making(changes[place], ring) for place in own}
 
@@ -66,33 +70,38 @@ def _making(change: Change, ring: Ring) -> Callable[[], None]:
     shard, rule = change.remote.shared, _rule_of(change)
     assert isinstance(shard, SharedShard)
     assert rule is not None
-    update = _update(shard, change, rule)
+    update = _descent(shard, change) or partial(shard.change, _update(shard, change, rule))
 
     def make() -> None:
         if ring.turn():
-            shard.change(update)
+            update()
         ring.end_turn()
 
     return make
 
 
+def _descent(shard: SharedShard, change: Change) -> Callable[[], None] | None:
+    """What changes the whole shard by compiled code, where that does just what is asked."""
+    if not change.scaled or not can_compile():
+        return None
+    from strategy.fused import descend  # takes half a second, and small pushes none
+
+    values, gradient = shard.flat, _flat(change)
+    rate, step = values.dtype.type(change.scale), BLOCK_BYTES // values.itemsize
+    # Compiled before others wait for the turn to end.
+    descend(shard.versions[:0], values[:0], gradient[:0], rate, step)
+    return partial(descend, shard.versions, values, gradient, rate, step)
+
+
 def _update(shard: SharedShard, change: Change, rule: kernels.Rule) -> Callable[[slice], None]:
     """What changes a part of a shard that fits a block: to the bit what the server would do."""
-    values, dtype, scale = shard.flat, shard.layout.dtype, change.scale
-    # Compiled code is made anew for arrays that are not aligned.
-    flat = np.require(change.data, requirements=["C", "A"]).reshape(-1)
+    values, dtype, scale, flat = shard.flat, shard.layout.dtype, change.scale, _flat(change)
 
     def apply(part: slice, given: Array) -> None:
         rule.update(kernels.Piece(values[part], given, (), (), {}, 0))
 
     if flat.dtype == dtype and scale == 1.0:
         return lambda part: apply(part, flat[part])
-    if change.scaled and can_compile():
-        from strategy.fused import descend  # takes half a second, and small pushes none
-
-        rate = np.asarray(scale, dtype)[()]
-        descend(values[:0], flat[:0], rate)  # compiled before others wait for the turn to end
-        return lambda part: descend(values[part], flat[part], rate)
     scratch = np.empty(BLOCK_BYTES // dtype.itemsize, dtype)
 
     def convert_and_apply(part: slice) -> None:
@@ -102,3 +111,8 @@ def _update(shard: SharedShard, change: Change, rule: kernels.Rule) -> Callable[
         apply(part, converted)
 
     return convert_and_apply
+
+
+def _flat(change: Change) -> Array:
+    # Compiled code is made anew for arrays that are not aligned.
+    return np.require(change.data, requirements=["C", "A"]).reshape(-1)
