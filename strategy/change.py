@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_PART = 1 << 18  # elements that are converted at a time, to look at them
-
 
 @dataclass(slots=True)
 class Change:
@@ -114,34 +112,6 @@ def global_norm(changes: Sequence[Change]) -> float:
                 f"{norm}"
             )
     return math.hypot(*norms)
-
-
-def not_finite(changes: Sequence[Change]) -> list[str]:
-    """Local. Names of the variables whose changes have elements that are NaN or infinite.
-
-    Those too that would be in the variable's dtype.
-    """
-    return [
-        change.remote.name
-        for change in changes
-        if not _is_finite(change.data, change.remote.layout.dtype)
-    ]
-
-
-def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
-    if data.dtype.kind in "biu" or not data.size:
-        return True
-    flat = data.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if flat.dtype in (np.float32, np.float64) and math.isfinite(np.vdot(flat, flat)):
-            if flat.dtype == dtype:  # at the speed of memory
-                return True
-        elif not np.isfinite(flat).all():
-            return False
-        return all(
-            np.isfinite(flat[start : start + _PART].astype(dtype)).all()
-            for start in range(0, flat.size, _PART)
-        )
 
 
 def _norm(flat: Array) -> float:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from mpidist import errors
-from strategy.change import Change, not_finite
+from strategy.change import Change
+from strategy.finite import not_finite
 
 logger = logging.getLogger(__name__)
 

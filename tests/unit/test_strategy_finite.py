@@ -1,0 +1,54 @@
+"""Whether gradients are finite, as NumPy says it element by element."""
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.change import Change
+from strategy.finite import _PART, not_finite
+from strategy.shard import Layout
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+LARGE = [1e-300, 3.3e38, 3.5e38, 65519.0, 65520.0, 1e200, np.inf, -np.inf, np.nan, -0.0, 0.0, -1.0]
+
+
+def names(data, dtype):
+    remote = SimpleNamespace(name="v", layout=Layout(data.shape, dtype))
+    return not_finite([Change(remote, 0, data)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [*DTYPES, np.longdouble, ml_dtypes.float8_e4m3fn], ids=str)
+@given(st.lists(st.sampled_from(LARGE), max_size=8), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_as_numpy_says(dtype, kind, values, strided):
+    with np.errstate(all="ignore"):
+        data = np.array(values).astype(kind)
+        expected = np.isfinite(data.astype(dtype)).all() and np.isfinite(data).all()
+        data = np.repeat(data, 2)[::2] if strided else data
+    assert names(data, dtype) == ([] if expected else ["v"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", [0, _PART - 1, _PART, 3 * _PART + 6, None])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_wherever_it_is(dtype, place, bad):
+    data = np.ones(3 * _PART + 7, dtype)
+    if place is not None:
+        data[place] = bad
+    assert names(data, dtype) == ([] if place is None else ["v"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_squares_that_are_too_large(dtype):
+    data = np.full(5, np.finfo(dtype).max, dtype)
+    assert names(data, dtype) == []
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.uint8])
+def test_integers_are_finite(dtype):
+    assert names(np.ones(3, dtype), np.float16) == []
