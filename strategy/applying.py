@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from mpidist import TaskMetrics, errors
+from mpidist import errors
 from strategy.blocks import Blocks
-from strategy.catalogue import Catalogue
 from strategy.given import Given
-from strategy.known_rules import Rules
+from strategy.joint import Joint, find_joint
+from strategy.ledger import Ledger
 from strategy.means import mean_of_blocks, mean_of_rows
 from strategy.owned_shard import OwnedShard, Scratch
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.served import ServedVariable
 from strategy.staging import RingBrokenError
+from strategy.turns import all_at_once, can_follow, one_by_one
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class _Turns:
-    """Turns of a worker.
-
-    Attributes:
-        reply: Versions after them, and staleness.
-        over: Ends when they are over.
-    """
-
-    reply: pb.PushReply
-    over: Iterator[None]
 
 
 class Applier:
@@ -41,21 +27,14 @@ class Applier:
 
     Args:
         who: The server, for messages.
-        catalogue: Its variables and connections.
-        rules: Its rules.
-        metrics: What the server has done so far.
-
-    Attributes:
-        in_work: Numbers of the variables of which a change has begun and not ended.
+        ledger: What it notes of changes.
     """
 
-    def __init__(self, who: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics) -> None:
+    def __init__(self, who: str, ledger: Ledger) -> None:
         self._who = who
-        self._catalogue = catalogue
-        self._rules = rules
-        self._metrics = metrics
+        self._ledger = ledger
+        self._sums = Scratch()
         self._scratch = Scratch()
-        self.in_work: set[int] = set()
 
     def apply(
         self,
@@ -85,38 +64,15 @@ class Applier:
             yield from self._drop(batch)
             raise errors.AbortedError(refusal)
         yield from self._check_alike(batch)
-        given, problem = batch[0], None
+        ledger, given = self._ledger, batch[0]
         each = list(zip(*(given.push.entries for given in batch), strict=True))
         own = [entries[0] for entries in each if entries[0].in_place]  # they are the last
         others = each[: len(each) - len(own)]
-        turns = self._turns(given, own) if self._can_follow(others, own) else None
-        for number, entries in enumerate(others, 1):
-            variable = self._catalogue.variables[entries[0].variable]
-            shard = variable.shard
-            rest: Sequence[Blocks] = ()
-            while variable.identity in self.in_work:
-                yield
-            self.in_work.add(variable.identity)
-            # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
-            try:
-                change, rest = self._change(batch, entries, shard)
-                self._count(entries, replies, shard)
-                yield from change(*self._rules.find(entries[0], shard))
-                self._tell_waiting(variable)
-            except RingBrokenError:
-                yield from _drained(rest)
-                yield from self._drop(batch, number)
-                raise
-            except (Exception, SystemExit) as error:
-                problem = problem or error
-                yield from _drained(rest)
-            finally:
-                self.in_work.discard(variable.identity)
-            for reply in replies:
-                reply.versions.append(shard.version)
-        turns = turns or self._turns(given, own)
+        turns = all_at_once(ledger, given, own) if can_follow(ledger, others, own) else None
+        problem = yield from self._apply_others(batch, others, replies)
+        turns = turns or all_at_once(ledger, given, own)
         if turns is None:
-            problem = (yield from self._one_by_one(given, own, replies[0])) or problem
+            problem = (yield from one_by_one(ledger, given, own, replies[0])) or problem
         else:
             replies[0].MergeFrom(turns.reply)
             if problem is None:
@@ -125,98 +81,80 @@ class Applier:
         if problem is not None:
             raise problem
 
-    def _can_follow(
-        self, each: Sequence[Sequence[pb.PushEntry]], own: Sequence[pb.PushEntry]
-    ) -> bool:
-        """Whether changes can be applied while the turns last: at once, and of other variables."""
-        variables = self._catalogue.variables
-        busy = self.in_work.union(variables[entry.variable].identity for entry in own)
-        return not any(
-            entry.staged or variables[entry.variable].identity in busy
-            for entries in each
-            for entry in entries
-        )
-
-    def _turns(self, given: Given, entries: Sequence[pb.PushEntry]) -> _Turns | None:
-        """Have a worker make all changes that it makes itself, from now on.
-
-        None if it makes none, must wait for others, or is to be refused one.
-        """
-        variables = [self._catalogue.variables[entry.variable] for entry in entries]
-        identities = {variable.identity for variable in variables}
-        if not entries or len(identities) < len(entries) or identities & self.in_work:
-            return None
-        try:
-            rules = [
-                self._rules.find(entry, variable.shard)
-                for entry, variable in zip(entries, variables, strict=True)
-            ]
-        except Exception:
-            return None  # it is told of it when the one comes that is refused
-        reply = pb.PushReply()
-        ends = []
-        for entry, variable, (name, rule, _) in zip(entries, variables, rules, strict=True):
-            self._count([entry], [reply], variable.shard)
-            reply.versions.append(variable.shard.version + 1)
-            ends.append(variable.shard.lend(name, rule))
-        self.in_work |= identities
-        return _Turns(reply, self._over(variables, ends, given.lend(len(entries), granted=True)))
-
-    def _over(
+    def _apply_others(
         self,
-        variables: Sequence[ServedVariable],
-        ends: Sequence[Callable[[], None]],
-        turns: Iterator[None],
-    ) -> Iterator[None]:
-        def end_all() -> None:
-            for end in ends:
-                end()
-            self.in_work.difference_update(variable.identity for variable in variables)
-
-        try:
-            yield from turns
-        except GeneratorExit:
-            raise  # dropped half-way when the server ended: the memory may be gone
-        except BaseException:
-            end_all()
-            raise
-        end_all()
-        for variable in variables:
-            self._tell_waiting(variable)
-
-    def _one_by_one(
-        self, given: Given, entries: Sequence[pb.PushEntry], reply: pb.PushReply
-    ) -> Generator[None, None, Exception | None]:
-        """Have a worker make changes itself, one after the other; returns why one is refused."""
-        problem: Exception | None = None
-        for entry in entries:
-            variable = self._catalogue.variables[entry.variable]
-            while variable.identity in self.in_work:
-                yield
-            turns = self._turns(given, [entry])
-            if turns is not None:
-                reply.MergeFrom(turns.reply)
-                yield from turns.over
-                continue
+        batch: Sequence[Given],
+        each: Sequence[Sequence[pb.PushEntry]],
+        replies: Sequence[pb.PushReply],
+    ) -> Generator[None, None, BaseException | None]:
+        """Make the changes that no worker makes itself; returns what the first has raised."""
+        problem: BaseException | None = None
+        place = 0
+        while place < len(each):
+            joint = find_joint(self._ledger, each, place)
+            changed = each[place : place + (1 if joint is None else len(joint.shards))]
             try:
-                self._rules.find(entry, variable.shard)
-            except Exception as error:
+                if joint is None:
+                    yield from self._change_one(batch, each[place], replies)
+                else:
+                    self._change_joint(batch, joint, changed, replies)
+            except RingBrokenError:
+                yield from self._drop(batch, place + 1)
+                raise
+            except (Exception, SystemExit) as error:
                 problem = problem or error
-            yield from given.lend(granted=False)
+            versions = [self._ledger.variable(entries[0]).shard.version for entries in changed]
+            for reply in replies:
+                reply.versions.extend(versions)
+            place += len(changed)
         return problem
 
-    def _count(
-        self, entries: Sequence[pb.PushEntry], replies: Sequence[pb.PushReply], shard: OwnedShard
+    def _change_joint(
+        self,
+        batch: Sequence[Given],
+        joint: Joint,
+        changed: Sequence[Sequence[pb.PushEntry]],
+        replies: Sequence[pb.PushReply],
     ) -> None:
-        values = self._metrics.values
-        values["in_bytes"] += (
-            sum([entry.staged or entry.in_place for entry in entries]) * shard.layout.data_bytes
-        )
-        for entry, reply in zip(entries, replies, strict=True):
-            reply.staleness.append(shard.version - min(entry.seen, shard.version))
-            if entry.rule >= pb.FIRST_OPTIMIZER:
-                values["changes"] += 1
-                values["staleness"] += reply.staleness[-1]
+        ledger, layout = self._ledger, joint.shards[0].layout
+        for own, reply in zip(zip(*changed, strict=True), replies, strict=True):
+            ledger.count(own, joint.shards, reply)
+        each = [iter((given.inline.values(layout.dtype, joint.size),)) for given in batch]
+        for gradient in mean_of_blocks(each, layout, self._sums):
+            assert gradient is not None  # they are there
+            joint.change(gradient, self._scratch)
+        for entries in changed:
+            variable = ledger.variable(entries[0])
+            if variable.waiting:
+                ledger.tell_waiting(variable)
+
+    def _change_one(
+        self,
+        batch: Sequence[Given],
+        entries: Sequence[pb.PushEntry],
+        replies: Sequence[pb.PushReply],
+    ) -> Iterator[None]:
+        """Make one change, in the middle of which it may be that no other is made."""
+        ledger = self._ledger
+        variable = ledger.variable(entries[0])
+        shard = variable.shard
+        rest: Sequence[Blocks] = ()
+        while variable.identity in ledger.in_work:
+            yield
+        ledger.in_work.add(variable.identity)
+        # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
+        try:
+            change, rest = self._change(batch, entries, shard)
+            ledger.count_streamed(entries, shard)
+            for entry, reply in zip(entries, replies, strict=True):
+                ledger.count([entry], [shard], reply)
+            yield from change(*ledger.rule(entries[0]))
+            ledger.tell_waiting(variable)
+        except (Exception, SystemExit):
+            yield from _drained(rest)
+            raise
+        finally:
+            ledger.in_work.discard(variable.identity)
 
     def _check_alike(self, batch: Sequence[Given]) -> Iterator[None]:
         """InternalError unless all push the same: they were compared before they might."""
@@ -232,11 +170,10 @@ class Applier:
 
     def _drop(self, batch: Sequence[Given], first: int = 0) -> Iterator[None]:
         """Take what workers stream out of their rings, and do nothing with it."""
-        variables = self._catalogue.variables
         for given in batch:
             for entry in given.push.entries[first:]:
                 if entry.staged:
-                    yield from _drained([given.dense(entry, variables[entry.variable].shard)])
+                    yield from _drained([given.dense(entry, self._ledger.variable(entry).shard)])
                 elif entry.in_place:
                     yield from _drained([given.lend(granted=False)])
 
@@ -249,15 +186,8 @@ class Applier:
             ids, rows = mean_of_rows(parts, shard.layout)
             return partial(_at_once, partial(shard.apply_rows, ids=ids, rows=rows)), ()
         each = [given.dense(entry, shard) for given, entry in zip(batch, entries, strict=True)]
-        blocks = mean_of_blocks(each, shard.layout, self._scratch)
+        blocks = mean_of_blocks(each, shard.layout, self._sums)
         return partial(shard.applying, blocks=blocks), each
-
-    def _tell_waiting(self, variable: ServedVariable) -> None:
-        """Answer those who wait for a variable's first value."""
-        for request in variable.waiting:
-            reply = self._catalogue.created(variable, request, must_initialize=False)
-            request.reply(reply.body)
-        variable.waiting.clear()
 
 
 def _at_once(change: Callable[..., None], *rule: Any) -> Iterator[None]:

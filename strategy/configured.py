@@ -102,7 +102,7 @@ def _rule_of(name: str, function: Callable[..., Any], slots: tuple[str, ...]) ->
                 f"(param -= ..., slots['m'][:] = ...) and return nothing; {half_changed}"
             )
 
-    return Rule(slots, 0, PIECE, update, wide=True)
+    return Rule(slots, 0, PIECE, update, wide=True, joins=False)
 
 
 def _text(error: Exception) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mpidist import Request
 from strategy.blocks import Blocks, in_blocks, scattered, widened
+from strategy.inline import Disclosed
 from strategy.owned_shard import OwnedShard
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.served import ServedConnection
@@ -26,14 +27,14 @@ class Given:
         push: The message.
         connection: Its way.
         requests: Not answered yet: the first, and those that repeat it.
-        inline: The arrays in the message, as far as they have not been used.
+        inline: What is in the message.
         begun: Whether it has been taken up; otherwise it waits for those before it, or for a save.
     """
 
     push: pb.PushRequest
     connection: ServedConnection
     requests: list[Request]
-    inline: Iterator[Array]
+    inline: Disclosed
     begun: bool = False
 
     def answer(self, answer: bytes | BaseException) -> None:
@@ -51,14 +52,14 @@ class Given:
         layout = shard.layout
         wire = np.dtype(entry.wire or layout.dtype)
         if entry.places:
-            places = self._array(np.dtype(np.int64))
-            return scattered(places, self._array(layout.dtype), layout.size)
+            places = self.inline.numbers()
+            return scattered(places, self.inline.values(layout.dtype, places.size), layout.size)
         blocks: Blocks
         if entry.staged:
             assert self.connection.ring is not None
             blocks = self.connection.ring.read(layout.size, wire)
         else:
-            blocks = in_blocks(self._array(wire))
+            blocks = in_blocks(self.inline.values(wire, layout.size))
         return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
 
     def lend(self, turns: int = 1, *, granted: bool) -> Iterator[None]:
@@ -68,13 +69,8 @@ class Given:
 
     def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
         """Numbers of rows, and what is for them, flat."""
-        dtype = shard.layout.dtype
-        ids = self._array(np.dtype(np.int64))
-        rows = self._array(np.dtype(entry.wire or dtype))
-        return ids, rows.astype(dtype, copy=False)
-
-    def _array(self, dtype: np.dtype[Any]) -> Array:
-        """The next one of the message; copied only where compiled rules would not take it."""
-        flat = np.asarray(next(self.inline))
-        fine = flat.flags.writeable and flat.ctypes.data % dtype.alignment == 0
-        return (flat if fine else flat.copy()).view(dtype)
+        layout = shard.layout
+        ids = self.inline.numbers()
+        width = layout.size // max(layout.shape[0], 1) if layout.shape else 0
+        rows = self.inline.values(np.dtype(entry.wire or layout.dtype), ids.size * width)
+        return ids, rows.astype(layout.dtype, copy=False)

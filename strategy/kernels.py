@@ -53,6 +53,8 @@ class Rule:
         initial: First values of the slots that are not zero at first.
         wide: Whether variables of half precision are changed, and kept beside, in float32: what a
             step adds is mostly less than the last digit of float16 and bfloat16.
+        joins: Whether it changes each element by itself, so that what it is given may be several
+            variables.
     """
 
     slots: tuple[str, ...]
@@ -61,6 +63,7 @@ class Rule:
     update: Callable[[Piece], None]
     initial: Mapping[str, float] = field(default_factory=dict)
     wide: bool = False
+    joins: bool = True
 
 
 def copy_scaled(target: Array, source: Array, scale: float) -> None:

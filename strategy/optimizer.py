@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -220,12 +219,14 @@ def _in_words(function: Any) -> str:
 def _applied(pairs: list[tuple[int, int]] | None, variables: list[tuple[Variable, int]]) -> Applied:
     if pairs is None:
         return Applied((), (), contributed=False)
-    results = iter(pairs)  # the last one, of the global step, is left over
-    versions, staleness = [], []
+    versions: list[Version] = []
+    staleness = []
+    begin = 0  # the last pair, of the global step, is left over
     for variable, count in variables:
-        own = list(itertools.islice(results, count))
+        own = pairs[begin : begin + count]
         versions.append(variable.version_of([version for version, _ in own]))
-        staleness.append(max(stale for _, stale in own))
+        staleness.append(max([stale for _, stale in own]))
+        begin += count
     return Applied(tuple(versions), tuple(staleness))
 
 

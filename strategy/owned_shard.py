@@ -155,6 +155,15 @@ class OwnedShard(SharedShard):
         self.versions[block:] += 2  # none, but where the rest does not come
         self.steps[name] = step
 
+    def replace(self, values: Array) -> None:
+        """Local. Put new values, flat, in the place of those of a shard of one block."""
+        version, sync = self._version_of, self._sync
+        version[0] += 1
+        sync()
+        self.flat[:] = values
+        sync()
+        version[0] += 1
+
     def lend(self, name: str, rule: Rule) -> Callable[[], None]:
         """Local. Let a worker change the whole shard once, by :meth:`SharedShard.change`.
 

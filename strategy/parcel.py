@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from strategy.change import Change, converted
+from strategy.change import Change
 from strategy.in_place import own_changes
+from strategy.inline import Enclosed
 from strategy.one_sided import OneSidedRing
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.staging import STAGED_BYTES, TURN_S, Ring
-
-Array = NDArray[Any]
 
 
 class Parcel:
@@ -38,11 +35,11 @@ class Parcel:
     def __init__(
         self, push: pb.PushRequest, changes: Sequence[Change], ring: Ring | OneSidedRing | None
     ) -> None:
-        self.inline: list[Array] = []
         self.nbytes = 0
         self.is_long = False
         self._push = push
         self._ring = ring
+        self._enclosed = Enclosed()
         self._later: list[Callable[[], None]] = []
         own = {} if push.members else own_changes(changes, ring)
         self.has_turns = bool(own)
@@ -50,6 +47,7 @@ class Parcel:
         self.order = sorted(range(len(changes)), key=own.__contains__)
         for place in self.order:
             self._add(changes[place], own.get(place))
+        self.inline = self._enclosed.arrays()
 
     def stream(self) -> None:
         """Local. Once the message has been sent: stream what is not in it, and make changes."""
@@ -63,25 +61,22 @@ class Parcel:
         remote, whole = change.remote, change.ids is None and change.places is None
         nbytes = change.data.size * change.travels_in.itemsize
         ring = self._ring if whole and nbytes >= STAGED_BYTES and make is None else None
-        self._push.entries.add(
-            variable=remote.number,
-            rule=change.rule,
-            seen=remote.seen,
-            staged=ring is not None,
-            in_place=make is not None,
-            rows=change.ids is not None,
-            wire="" if change.wire is None else change.wire.name,
-            places=change.places is not None,
-            scaled=change.scaled,
-        )
+        entry = self._push.entries.add()
+        entry.variable, entry.rule, entry.seen = remote.number, change.rule, remote.seen
+        if change.scaled:
+            entry.scaled = True
+        if change.wire is not None:
+            entry.wire = change.wire.name
         self.nbytes += nbytes
-        self.inline += [part for part in (change.ids, change.places) if part is not None]
         if make is not None:
+            entry.in_place = True
             self._later.append(make)
         elif ring is not None:
+            entry.staged = True
             self._later.append(partial(_write, ring, change))
         else:
-            self.inline.append(converted(change))
+            entry.rows, entry.places = change.ids is not None, change.places is not None
+            self._enclosed.add(change)
 
 
 def _write(ring: Ring | OneSidedRing, change: Change) -> None:

@@ -10,7 +10,9 @@ from strategy.applying import Applier
 from strategy.catalogue import Catalogue
 from strategy.cut import Cut
 from strategy.given import Given
+from strategy.inline import Disclosed
 from strategy.known_rules import Rules
+from strategy.ledger import Ledger
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reminder import Reminder
 from strategy.served import Key, ServedConnection
@@ -59,7 +61,8 @@ class Pushes:
     ) -> None:
         self._who = who
         self._catalogue = catalogue
-        self._applier = Applier(who, catalogue, rules, metrics)
+        self._ledger = Ledger(catalogue, rules, metrics)
+        self._applier = Applier(who, self._ledger)
         self._metrics = metrics
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
@@ -84,7 +87,7 @@ class Pushes:
                 f"{connection.worker}, and expected {expected}"
             )
         connection.sequence = expected
-        given = Given(push, connection, [request], iter(request.buffers))
+        given = Given(push, connection, [request], Disclosed(iter(request.buffers)))
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
         # One after the other: what a connection streams lies in its ring in this order.
         connection.unfinished.append(given)
@@ -112,7 +115,7 @@ class Pushes:
         """
         if variable is None and self._half_way:
             self._later.append(action)  # no push begins until then
-        elif variable is not None and variable in self._applier.in_work:
+        elif variable is not None and variable in self._ledger.in_work:
             # In one line with the pushes that want it: who waits has it before those that come.
             self._half_way.append(self._once_free(variable, action))
             self._reminder.start()
@@ -120,7 +123,7 @@ class Pushes:
             action()
 
     def _once_free(self, variable: int, action: Callable[[], None]) -> Iterator[None]:
-        while variable in self._applier.in_work:
+        while variable in self._ledger.in_work:
             yield
         action()
 
@@ -131,7 +134,7 @@ class Pushes:
             variable: Its number.
             work: What is gone on with as with pushes that are half-way; it must not raise.
         """
-        self._applier.in_work.add(variable)
+        self._ledger.in_work.add(variable)
         held = self._holding(variable, work)
         if _goes_on(held):
             self._half_way.append(held)
@@ -141,7 +144,7 @@ class Pushes:
         try:
             yield from work
         finally:
-            self._applier.in_work.discard(variable)
+            self._ledger.in_work.discard(variable)
 
     def give_up(self, request: Request) -> None:
         """Local. A worker says that it streams no more, though a push of it is not whole."""

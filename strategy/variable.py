@@ -212,6 +212,12 @@ class Variable(ArrayLike):
                 :class:`IndexedSlices` whose values for one row add up.
             rule_of: Gives the rule for a server; see :class:`strategy.change.Change`.
         """
+        if (
+            value.__class__ is np.ndarray
+            and value.dtype == self.dtype
+            and value.shape == self.shape
+        ):
+            return self._divided(value, rule_of)  # as a rule
         if isinstance(value, IndexedSlices):
             ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
             return self._changes_of_rows(ids, host_view(read(value.values)), np.add, rule_of)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
-from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers, parcel
+from strategy import IndexedSlices, ShardedVariable, get_variable, inline, optimizers
 from strategy.change import push_all
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
 
@@ -366,11 +366,11 @@ def test_a_push_that_could_not_be_made_leaves_the_connection_whole(make, monkeyp
     strategy = make().worker(0)
     v = variable(strategy, "v", 3)
 
-    def interrupted(change):
+    def interrupted(changes):
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parcel, "converted", interrupted)
+    monkeypatch.setattr(inline, "_joined", interrupted)
     with pytest.raises(KeyboardInterrupt):
         v.assign_add(1)
     assert v.assign_add(2) == 2
