@@ -5,8 +5,9 @@
 A pull reads a float32 variable into an array; a push sends a gradient and waits until it has been
 applied. Every figure is a median, in microseconds a call; the sides take turns in one run. "of
 memcpy" is memcpy's time over ours, "ratio" TensorFlow's over ours. Adam alone moves 28 bytes an
-element, where memcpy moves 8: "of bound" is 3.5 times memcpy's time over ours. Rows of a table are
-compared with NumPy's take and subtract.at in this process.
+element, where memcpy moves 8: "of bound" is 3.5 times memcpy's time over ours. A step of a model of
+many small variables pulls all of them, or pushes a gradient of each. Rows of a table are compared
+with NumPy's take and subtract.at in this process.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 
+MANY, EACH = 200, 1024  # variables of a model of many small ones, and bytes of each
 SIZES = [8, 512, 32 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
 
@@ -67,6 +69,7 @@ def compare(args):
         pushes.append(row(nbytes, alternate(push_sides, args.rounds, 0.02)))
         times = alternate({"ours": push_adam, "memcpy": copy}, args.rounds, 0.02)
         adams.append([*row(nbytes, times)[:3], 3.5 * times["memcpy"] / times["ours"]])
+    many = many_variables(strategy, {"SGD": sgd, "Adam": adam}, peer, args.rounds)
     if peer is not None:
         peer.stop()
     columns = ["size", "mpidist us", "memcpy us", "of memcpy", "tensorflow us", "ratio"]
@@ -76,9 +79,35 @@ def compare(args):
     path = args.json and args.json.replace(".json", "-adam.json")
     facts = {"transport": args.transport}
     report("push with Adam", [*columns[:3], "of bound"], adams, facts, path)
+    path = args.json and args.json.replace(".json", "-many.json")
+    columns = ["operation", "mpidist us", "tensorflow us", "ratio"]
+    report(f"{MANY} variables of {size_text(EACH)}", columns, many, facts, path)
     path = args.json and args.json.replace(".json", "-rows.json")
     columns = ["operation", "mpidist us", "NumPy us", "of NumPy"]
     report("20,000 of 200,000 rows of 64", columns, rows_of_a_table(sgd, args.rounds), facts, path)
+
+
+def many_variables(strategy, by_name, peer, rounds):
+    """Pull many small variables; push a gradient of each."""
+    with strategy.scope():
+        made = [get_variable(f"many{i}", EACH // 4, initializer="zeros") for i in range(MANY)]
+    gradients = [np.ones(v.shape, v.dtype) for v in made]
+    pairs = list(zip(gradients, made, strict=True))
+
+    def push_by(optimizer):
+        return lambda: optimizer.apply_gradients(pairs).wait()
+
+    sides = {"pull": lambda: [v.read_value() for v in made]}
+    sides |= {f"push with {name}": push_by(optimizer) for name, optimizer in by_name.items()}
+    others = {} if peer is None else peer.many_sides(MANY, EACH)
+    rows = []
+    for name, ours in sides.items():
+        both = {"ours": ours} | ({"peer": others[name]} if name in others else {})
+        times = alternate(both, rounds, 0.02)
+        them = times.get("peer")
+        us = None if them is None else 1e6 * them
+        rows.append([name, 1e6 * times["ours"], us, None if them is None else them / times["ours"]])
+    return rows
 
 
 def rows_of_a_table(optimizer, rounds):
@@ -159,19 +188,25 @@ class TensorFlow:
 
     def sides(self, nbytes):
         """Pull and push of a variable on the ps, from and to NumPy arrays."""
+        (pull, push) = self.many_sides(1, nbytes).values()
+        return pull, push
+
+    def many_sides(self, count, nbytes):
+        """The same of several variables in one step."""
         tf, session = self._tf, self._session
         with tf.device("/job:ps/task:0"):
-            variable = tf.Variable(np.zeros(nbytes // 4, np.float32))
+            made = [tf.Variable(np.zeros(nbytes // 4, np.float32)) for _ in range(count)]
         with tf.device("/job:worker/task:0"):
-            gradient = tf.placeholder(tf.float32, [nbytes // 4])
-            value = tf.identity(variable)
+            gradients = [tf.placeholder(tf.float32, [nbytes // 4]) for _ in made]
+            values = [tf.identity(variable) for variable in made]
         with tf.device("/job:ps/task:0"):
-            update = tf.train.GradientDescentOptimizer(1e-3).apply_gradients([(gradient, variable)])
-        session.run(variable.initializer)
-        run_pull = session.make_callable(value)
-        run_push = session.make_callable(update, [gradient])
-        array = np.ones(nbytes // 4, np.float32)
-        return run_pull, lambda: run_push(array)
+            sgd = tf.train.GradientDescentOptimizer(1e-3)
+            update = sgd.apply_gradients(list(zip(gradients, made, strict=True)))
+        session.run([variable.initializer for variable in made])
+        run_pull = session.make_callable(values)
+        run_push = session.make_callable(update, gradients)
+        arrays = [np.ones(nbytes // 4, np.float32)] * count
+        return {"pull": run_pull, "push with SGD": lambda: run_push(*arrays)}
 
     def stop(self):
         """End the session and the ps."""
