@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mpidist import host_view
 from mpidist.cuda import lies_on_gpu
-from strategy.shard import FLOATING
+from strategy.shared.ranges import check_range
+from strategy.shared.shard import FLOATING
 
 Array = NDArray[Any]
 
@@ -120,24 +121,3 @@ def in_dtype(value: Any, dtype: np.dtype[Any], whose: str = "the variable") -> A
         raise TypeError(f"{what} cannot become {dtype}, the dtype of {whose}")
     check_range(array, dtype, whose)
     return np.asarray(array, dtype)
-
-
-def check_range(array: Array, dtype: np.dtype[Any], whose: str) -> None:
-    """Local. ValueError if an array has integers that do not fit a variable's dtype.
-
-    Args:
-        array: Of any dtype; of others than integers nothing is looked at.
-        dtype: The variable's.
-        whose: That variable, for messages.
-    """
-    if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
-        return
-    if np.can_cast(array.dtype, dtype):
-        return
-    limits = np.iinfo(dtype)
-    for number in (int(array.min()), int(array.max())):
-        if not limits.min <= number <= limits.max:
-            raise ValueError(
-                f"{number} does not fit {dtype}, the dtype of {whose}, which goes from "
-                f"{limits.min} to {limits.max}"
-            )

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from strategy.array_like import on_host
 from strategy.gpus import brought
 from strategy.replicas import get_replica_context
-from strategy.shard import HALVES
-from strategy.slices import IndexedSlices, distinct, sums
+from strategy.shared.rows import distinct, sums
+from strategy.shared.shard import HALVES
+from strategy.slices import IndexedSlices
 from strategy.variable import Variable
 
 Array = NDArray[Any]

@@ -17,8 +17,8 @@ import numpy as np
 
 from mpidist import ClusterSpec
 from strategy.devices import parse
-from strategy.numbers import whole_number
 from strategy.placement import Place
+from strategy.shared.numbers import whole_number
 
 Load = Callable[[str, tuple[int, ...], "np.dtype[np.generic]"], float]
 """From the name, shape and dtype of a variable to how much work it is for its ps task."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist import errors, gather_works
-from strategy import checkpoint
-from strategy.client import Connection
-from strategy.cut import targets_of
+from strategy.checkpoints import checkpoint
+from strategy.checkpoints.cut import targets_of
+from strategy.connection.connection import Connection
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.variable import Variable
 from strategy.variables import Variables

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from strategy.devices import parse
-from strategy.host import LOCAL_DEVICE
 from strategy.reductions import PerReplica, local_results, reduced
 from strategy.replicas import call_for_each_replica, check_outside, outside_of_replicas
+from strategy.shared.host import LOCAL_DEVICE
 from strategy.variable import Variable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from mpidist.cuda import (
     on_device,
 )
 from strategy.array_like import is_on_gpu, on_host
-from strategy.host import Task
+from strategy.shared.host import Task
 from strategy.slices import IndexedSlices
 
 Array = NDArray[Any]

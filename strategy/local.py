@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from mpidist import ClusterSpec, ProcessGroup, Window, errors, open_endpoint
-from strategy.host import Bytes, Task
-from strategy.parameter_server import ParameterServer
+from strategy.server.parameter_server import ParameterServer
+from strategy.shared.host import Bytes, Task
 
 _ARENA_BYTES = 1 << 36  # address space only: pages come with the first write
 

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Self
 
 from mpidist import ClusterSpec, errors, started_server
-from strategy.client import Connection
-from strategy.host import Host, given_spec
+from strategy.connection.connection import Connection
+from strategy.connection.pace import Pace
 from strategy.local import LocalHost
-from strategy.pace import Pace
+from strategy.shared.host import Host, given_spec
 from strategy.variables import Variables
 
 

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 
 from mpidist import Work
-from strategy.change import Change, global_norm
+from strategy.connection.change import Change, global_norm
 from strategy.gpus import usable_elsewhere
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
@@ -20,7 +20,7 @@ from strategy.slices import IndexedSlices
 
 if TYPE_CHECKING:
     from strategy.assigned import Version
-    from strategy.client import Connection
+    from strategy.connection.connection import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
     from strategy.variable import Variable
 

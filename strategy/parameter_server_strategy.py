@@ -14,12 +14,20 @@ from numpy.typing import DTypeLike
 
 from mpidist import ClusterSpec, started_server
 from mpidist.cluster_resolver import ClusterResolver
-from strategy.client import Connection
-from strategy.compression import Compressor, parse
+from strategy.connection.compression import Compressor, parse
+from strategy.connection.connection import Connection
+from strategy.connection.nan_policy import NanPolicy
+from strategy.connection.pace import checked_mode, pace_of
+from strategy.connection.reach import TRANSPORTS
 from strategy.durable import Durable
 from strategy.extended import StrategyExtended
 from strategy.gpus import chosen_gpus
-from strategy.host import (
+from strategy.local import LocalHost, local_host
+from strategy.membership import Member
+from strategy.placement import Place, Placement
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.replicated import Replicated, current_strategy
+from strategy.shared.host import (
     Host,
     check_alone,
     check_local_devices,
@@ -28,16 +36,8 @@ from strategy.host import (
     given_spec,
     workers_of,
 )
-from strategy.local import LocalHost, local_host
-from strategy.membership import Member
-from strategy.nan_policy import NanPolicy
-from strategy.numbers import whole_number
-from strategy.pace import checked_mode, pace_of
-from strategy.parts import Partitioner
-from strategy.placement import Place, Placement
-from strategy.proto import parameter_server_pb2 as pb
-from strategy.reach import TRANSPORTS
-from strategy.replicated import Replicated, current_strategy
+from strategy.shared.numbers import whole_number
+from strategy.shared.parts import Partitioner
 from strategy.variable import Variable
 from strategy.variables import Use, Variables
 
@@ -90,7 +90,8 @@ class ParameterServerStrategy(Replicated, Member, Durable):
             those that come first, and the others' are dropped.
         compression: How gradients of float32 and float64 variables are made smaller on their way:
             ``"fp16"``, ``"bf16"``, or ``("topk", share)``, which sends only the largest elements
-            and adds what stays behind to the next gradient; see :mod:`strategy.compression`.
+            and adds what stays behind to the next gradient; see
+            :mod:`strategy.connection.compression`.
         nan: What happens to gradients with NaN or infinite elements: ``"error"``, ``"skip"`` (they
             are not pushed) or ``"pass"`` (nobody looks, which saves a pass over them).
         num_replicas_per_worker: Copies of the step inside each worker, on threads; by default 1, or

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from strategy.numbers import whole_number
-from strategy.parts import Shape
+from strategy.shared.numbers import whole_number
+from strategy.shared.parts import Shape
 
 _Counts = Callable[[Shape, np.dtype[Any]], list[int]]
 

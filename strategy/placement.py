@@ -11,7 +11,7 @@ from hashlib import md5
 
 import numpy as np
 
-from strategy.shard import Layout
+from strategy.shared.shard import Layout
 
 Place = Callable[[str, tuple[int, ...], "np.dtype[np.generic]"], int]
 """From the name, shape and dtype of a new variable to the index of a ps task."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpidist import ReduceOp, host_view
 from strategy.array_like import ArrayLike, is_on_gpu, on_host, read
 from strategy.gpus import added, can_be_added
-from strategy.shard import HALVES
+from strategy.shared.shard import HALVES
 from strategy.slices import IndexedSlices
 
 Array = NDArray[Any]

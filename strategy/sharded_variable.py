@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from strategy.assigned import Version
-from strategy.change import Change
-from strategy.parts import Array, Part, Rows
-from strategy.remote import pull_all
+from strategy.connection.change import Change
+from strategy.connection.remote import pull_all
+from strategy.shared.parts import Array, Part, Rows
 from strategy.variable import RuleOf, Variable
 
 

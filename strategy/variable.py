@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from mpidist import host_view
 from strategy.array_like import ArrayLike, in_dtype, on_host, read
 from strategy.assigned import Version, check_first_only, of_all_replicas
-from strategy.change import Change, check_change, push_all
+from strategy.connection.change import Change, check_change, push_all
+from strategy.connection.remote import Remote, pull
 from strategy.gpus import pulled
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.remote import Remote, pull
 from strategy.replicas import get_replica_context
-from strategy.shard import HALVES, Layout
-from strategy.slices import IndexedSlices, merged, row_numbers
+from strategy.shared.rows import merged
+from strategy.shared.shard import HALVES, Layout
+from strategy.slices import IndexedSlices, row_numbers
 
 if TYPE_CHECKING:
-    from strategy.client import Connection
+    from strategy.connection.connection import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
     from strategy.variables import Use
 
@@ -210,7 +211,7 @@ class Variable(ArrayLike):
         Args:
             value: Any array, another variable, a number for all elements, or
                 :class:`IndexedSlices` whose values for one row add up.
-            rule_of: Gives the rule for a server; see :class:`strategy.change.Change`.
+            rule_of: Gives the rule for a server; see :class:`strategy.connection.change.Change`.
         """
         if (
             value.__class__ is np.ndarray

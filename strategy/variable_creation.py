@@ -15,10 +15,10 @@ from strategy.aggregation import VariableSynchronization, member
 from strategy.array_like import on_host
 from strategy.local import local_host
 from strategy.parameter_server_strategy import ParameterServerStrategy
-from strategy.parts import Partitioner
 from strategy.replicas import get_replica_context
 from strategy.replicated import current_strategy
 from strategy.scopes import Reuse, get_variable_scope
+from strategy.shared.parts import Partitioner
 from strategy.variable import Variable
 
 

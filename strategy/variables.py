@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import DTypeLike
 
 from strategy.aggregation import VariableAggregation, VariableSynchronization, member
-from strategy.change import Change, push_all
-from strategy.client import Connection
+from strategy.connection.change import Change, push_all
+from strategy.connection.connection import Connection
+from strategy.connection.remote import Remote
 from strategy.initializers import InitialValue
-from strategy.parts import Origin, Part, Partitioner, divided, whole
 from strategy.placement import Placement
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.remote import Remote
-from strategy.shard import DTYPES, Layout
 from strategy.sharded_variable import ShardedVariable
+from strategy.shared.parts import Origin, Part, Partitioner, divided, whole
+from strategy.shared.shard import DTYPES, Layout
 from strategy.variable import Variable
 
 if TYPE_CHECKING:

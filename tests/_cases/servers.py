@@ -6,7 +6,7 @@ import numpy as np
 
 from mpidist import ClusterSpec, Window, open_endpoint
 from strategy import ParameterServerStrategy, get_variable
-from strategy.parameter_server import ParameterServer
+from strategy.server.parameter_server import ParameterServer
 
 
 class Host:

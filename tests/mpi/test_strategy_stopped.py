@@ -9,8 +9,8 @@ import numpy as np
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, get_variable, optimizers
-from strategy.one_sided import OneSidedRing
-from strategy.staging import Ring
+from strategy.shared.one_sided import OneSidedRing
+from strategy.shared.staging import Ring
 
 SIZE, BLOCK = 1 << 20, 1 << 18
 resolver = MPIClusterResolver({{"ps": 1, "worker": -1}})

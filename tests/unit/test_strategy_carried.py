@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import errors
-from strategy import carried, checkpoint, saved
-from strategy.carried import Mirror, SavedPart, head_of, pieces_of, tensors_in
-from strategy.kernels import ASSIGN
-from strategy.owned_shard import OwnedShard
-from strategy.parts import Origin, Part, whole
-from strategy.shard import Layout
+from strategy.checkpoints import carried, checkpoint, saved
+from strategy.checkpoints.carried import Mirror, SavedPart, head_of, pieces_of, tensors_in
+from strategy.server.owned_shard import OwnedShard
+from strategy.shared.kernels import ASSIGN
+from strategy.shared.parts import Origin, Part, whole
+from strategy.shared.shard import Layout
 
 SHAPE = (6, 5, 7)
 VALUES = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)

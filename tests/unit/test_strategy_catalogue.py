@@ -9,9 +9,9 @@ import pytest
 
 from mpidist import LATER, ClusterSpec, Window, errors, host_memory
 from strategy import ParameterServerStrategy, get_variable
-from strategy.catalogue import Catalogue
 from strategy.local import local_host
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.server.catalogue import Catalogue
 
 MIB = 1 << 20
 

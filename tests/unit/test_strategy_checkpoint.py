@@ -18,12 +18,12 @@ from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from strategy import checkpoint, saved
-from strategy.checkpoint import Writing, checkpoints, index_of, names_in
-from strategy.kernels import ASSIGN
-from strategy.owned_shard import OwnedShard
-from strategy.parts import Origin, whole
-from strategy.shard import Layout
+from strategy.checkpoints import checkpoint, saved
+from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of, names_in
+from strategy.server.owned_shard import OwnedShard
+from strategy.shared.kernels import ASSIGN
+from strategy.shared.parts import Origin, whole
+from strategy.shared.shard import Layout
 
 VALUES = {
     "scalar": np.array(7, np.int64),
@@ -350,7 +350,7 @@ def test_one_that_is_put_back_while_another_takes_its_place(tmp_path, monkeypatc
 # Ends itself at one point after the other of a save for which there is one of this step already.
 KILLED = """
 import os, sys
-from strategy.checkpoint import Writing
+from strategy.checkpoints.checkpoint import Writing
 
 def save(folder, content):
     with Writing(folder, 4, 1, 3, ["content"]) as writing:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from mpidist import errors
 from strategy import optimizers
-from strategy.cut import Cut, targets_of
+from strategy.checkpoints.cut import Cut, targets_of
 
 SIZES = {"small": 3, "other": 5, "large": 600_000, "largest": 700_000}
 

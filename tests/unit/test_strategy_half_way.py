@@ -11,8 +11,9 @@ from _cases.servers import Cluster, variable
 from safetensors.numpy import load_file
 
 from mpidist import errors
-from strategy import optimizers, staging
-from strategy.shard import BLOCK_BYTES
+from strategy import optimizers
+from strategy.shared import staging
+from strategy.shared.shard import BLOCK_BYTES
 
 BLOCK = BLOCK_BYTES // 8
 SIZE = 3 * BLOCK + 5

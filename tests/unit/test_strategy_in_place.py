@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from mpidist import errors
-from strategy import IndexedSlices, in_place, optimizers, staging
-from strategy.change import Change, push_all
+from strategy import IndexedSlices, optimizers
+from strategy.connection import in_place
+from strategy.connection.change import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shard import BLOCK_BYTES, SharedShard
+from strategy.shared import staging
+from strategy.shared.shard import BLOCK_BYTES, SharedShard
 
 BLOCK = BLOCK_BYTES // 8
 SIZE = 3 * BLOCK + 5  # float64: more than a ring holds

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import errors
-from strategy import configured, joint, optimizers, owned_shard, schedules
-from strategy.change import Change, push_all
-from strategy.kernels import PIECE
+from strategy import optimizers, schedules
+from strategy.connection.change import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.server import configured, joint, owned_shard
+from strategy.shared.kernels import PIECE
 
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),

@@ -13,14 +13,8 @@ import pytest
 from _cases.servers import Cluster
 
 from mpidist import errors
-from strategy import (
-    IndexedSlices,
-    ParameterServerStrategy,
-    get_variable,
-    optimizers,
-    pace,
-    schedules,
-)
+from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers, schedules
+from strategy.connection import pace
 from strategy.partitioners import FixedShardsPartitioner
 
 LIMIT_S = 60
@@ -335,7 +329,7 @@ def test_who_is_missing_is_said(make, options, monkeypatch, caplog):
         until(lambda: len(caplog.records) >= 2)
         step(1)
 
-    with caplog.at_level(logging.WARNING, "strategy.pace"):
+    with caplog.at_level(logging.WARNING, "strategy.connection.pace"):
         together([lambda: step(0), late, lambda: step(2)])
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if "worker 0 has waited" in text and "for worker 1" in text]

@@ -7,8 +7,8 @@ import pytest
 import mpidist
 from mpidist.errors import InvalidArgumentError
 from strategy import ParameterServerStrategy, get_variable, optimizers, schedules
-from strategy.kernels import Piece
-from strategy.rules import RULES
+from strategy.shared.kernels import Piece
+from strategy.shared.rules import RULES
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 

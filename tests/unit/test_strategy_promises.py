@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mpidist.errors import InvalidArgumentError
-from strategy.growth import Creation, Growth
-from strategy.memory import Memory, needed_bytes
+from strategy.server.growth import Creation, Growth
+from strategy.server.memory import Memory, needed_bytes
 
 NAMES = "abc"
 WORKERS = (0, 2, 5)

@@ -11,8 +11,10 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import Reply, Work, errors
-from strategy import optimizers, pulls, reads
+from strategy import optimizers
+from strategy.connection import pulls
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.server import reads
 
 SIZE = 1000
 

@@ -5,7 +5,7 @@ import pytest
 
 from mpidist import errors
 from strategy import ParameterServerStrategy, get_variable, optimizers
-from strategy.parcel import Parcel
+from strategy.connection.parcel import Parcel
 
 
 def test_a_save_at_a_lower_step_stays(tmp_path):

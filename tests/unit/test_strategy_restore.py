@@ -14,7 +14,8 @@ from mpidist.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from strategy import ParameterServerStrategy, checkpoint, get_variable, optimizers
+from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.checkpoints import checkpoint
 from strategy.partitioners import FlatPartitioner, fixed_size_partitioner
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}

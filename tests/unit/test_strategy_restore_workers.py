@@ -11,8 +11,10 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
-from strategy import ParameterServerStrategy, optimizers, saved, staging
-from strategy.shard import BLOCK_BYTES
+from strategy import ParameterServerStrategy, optimizers
+from strategy.checkpoints import saved
+from strategy.shared import staging
+from strategy.shared.shard import BLOCK_BYTES
 
 SIZES = {"a": 1000, "b": 10, "c": 5, "d": 3000}
 

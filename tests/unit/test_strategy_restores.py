@@ -3,7 +3,7 @@
 import pytest
 
 from mpidist.errors import InvalidArgumentError
-from strategy.restores import Restores, Wish
+from strategy.server.restores import Restores, Wish
 
 
 def restore(restores, worker, checkpoint, ordinal=None, content=b""):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.means import mean_of_blocks, mean_of_rows
-from strategy.owned_shard import Scratch
-from strategy.rounds import Clocks, Decision, Rounds
-from strategy.shard import Layout
+from strategy.server.means import mean_of_blocks, mean_of_rows
+from strategy.server.owned_shard import Scratch
+from strategy.shared.rounds import Clocks, Decision, Rounds
+from strategy.shared.shard import Layout
 
 
 def test_a_step_is_made_when_all_have_come():

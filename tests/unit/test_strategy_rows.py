@@ -16,10 +16,10 @@ from strategy import (
     ParameterServerStrategy,
     get_variable,
     optimizers,
-    slices,
 )
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.slices import merged
+from strategy.shared import rows as shared_rows
+from strategy.shared.rows import merged
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 KINDS = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Ftrl")
@@ -159,7 +159,7 @@ def test_merging(ids, name, dtype):
 @pytest.mark.parametrize("highest", [9, 1 << 40])
 def test_merging_many(monkeypatch, dtype, compiled, highest):
     if not compiled:
-        monkeypatch.setattr(slices, "can_compile", lambda: False)
+        monkeypatch.setattr(shared_rows, "can_compile", lambda: False)
     ids = np.random.default_rng(0).integers(0, highest, 9000)
     ids[:50] = ids[50:100]
     rows = random(3, len(ids), 2, 8).astype(dtype)[::-1]
@@ -178,8 +178,10 @@ def test_merging_many(monkeypatch, dtype, compiled, highest):
 @settings(deadline=None)
 def test_numbers_each_once(bits, count, negative):
     ids = np.random.default_rng(count).integers(-5 if negative else 0, 1 << bits, count)
-    np.testing.assert_array_equal(slices._ascending(ids), np.argsort(ids, kind="stable"))
-    for ours, numpy in zip(slices.distinct(ids), np.unique(ids, return_inverse=True), strict=True):
+    np.testing.assert_array_equal(shared_rows._ascending(ids), np.argsort(ids, kind="stable"))
+    for ours, numpy in zip(
+        shared_rows.distinct(ids), np.unique(ids, return_inverse=True), strict=True
+    ):
         np.testing.assert_array_equal(ours, numpy)
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
-from strategy.kernels import ADD, ASSIGN, SUB, Piece
-from strategy.row_changes import change_rows
-from strategy.rules import RULES
+from strategy.server.row_changes import change_rows
+from strategy.shared.kernels import ADD, ASSIGN, SUB, Piece
+from strategy.shared.rules import RULES
 
 # Each kind with the numbers that lead to different steps.
 CONFIGURATIONS = [
@@ -150,7 +150,7 @@ def test_references(optimizer, dtype, tolerance):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @CASES
 def test_compiled_rules_give_the_bits_of_numpy(optimizer, dtype):
-    from strategy.fused import fused
+    from strategy.shared.fused import fused
 
     kind, values = kind_of(optimizer), optimizer.values
     with np.errstate(invalid="ignore"):

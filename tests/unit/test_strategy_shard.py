@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
-from strategy.kernels import ADD, ASSIGN, Rule
-from strategy.owned_shard import OwnedShard
-from strategy.rules import RULES
-from strategy.shard import BLOCK_BYTES, Layout, SharedShard
+from strategy.server.owned_shard import OwnedShard
+from strategy.shared.kernels import ADD, ASSIGN, Rule
+from strategy.shared.rules import RULES
+from strategy.shared.shard import BLOCK_BYTES, Layout, SharedShard
 
 sizes_near_blocks = st.builds(
     lambda blocks, off: max(blocks * BLOCK_BYTES // 4 + off, 0),

@@ -11,9 +11,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
-from strategy import IndexedSlices, ShardedVariable, get_variable, inline, optimizers
-from strategy.change import push_all
+from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
+from strategy.connection.change import push_all
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
+from strategy.shared import inline
 
 PARTITIONERS = {
     "whole": None,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.config import Config
-from strategy import staging
-from strategy.shard import BLOCK_BYTES
-from strategy.staging import POOL_BYTES, Ring, RingBrokenError, ring_bytes, slots_for
+from strategy.shared import staging
+from strategy.shared.shard import BLOCK_BYTES
+from strategy.shared.staging import POOL_BYTES, Ring, RingBrokenError, ring_bytes, slots_for
 
 GUARD = 64
 FLOATS = BLOCK_BYTES // 4

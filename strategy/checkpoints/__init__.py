@@ -1,0 +1,1 @@
+"""Checkpoints on disk, and on their way to who sees no disk."""

@@ -1,0 +1,172 @@
+"""Changes of variables, on their way to the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import Work, gather_works
+from strategy.shared.kernels import copy_scaled
+from strategy.shared.ranges import check_range
+
+if TYPE_CHECKING:
+    from strategy.connection.connection import Connection
+    from strategy.connection.remote import Remote
+    from strategy.shared.rounds import Decision
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Change:
+    """One change of one variable.
+
+    Attributes:
+        remote: The variable.
+        rule: See ``Rule`` in the messages, or what :meth:`Connection.configure` gave.
+        data: Any strides, the variable's shape; converted to its dtype.
+        scale: What it is multiplied with on the way.
+        ids: The rows that ``data`` are of, each once, int64; None for the whole variable.
+        wire: The dtype that it travels in; None: the variable's.
+        places: Where the elements of ``data`` belong in the flattened variable, ascending, int64;
+            the others are 0. None: all are there.
+        scaled: Whether ``scale`` is the rule's learning rate, and the server only subtracts.
+    """
+
+    remote: Remote
+    rule: int
+    data: Array
+    scale: float = 1.0
+    ids: Array | None = None
+    wire: np.dtype[Any] | None = None
+    places: Array | None = None
+    scaled: bool = False
+
+    @property
+    def travels_in(self) -> np.dtype[Any]:
+        """Local. The dtype that it travels in."""
+        return self.remote.layout.dtype if self.wire is None else self.wire
+
+    def scale_ahead(self, rate: float) -> None:
+        """Local. Multiply by the learning rate on the way, where the server would do just that.
+
+        The copy to the server costs no more for it, and the server saves a pass over the gradient.
+        In halves, or after another factor, the product would be rounded otherwise.
+        """
+        layout = self.remote.layout
+        same = self.data.dtype == self.travels_in == layout.dtype and self.places is None
+        if same and layout.is_floating and not layout.is_half and self.scale == 1.0:
+            self.scale, self.scaled = rate, True
+
+
+def check_change(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, rows: int | None = None
+) -> None:
+    """Local. ValueError or TypeError unless an array can change a variable.
+
+    Args:
+        name: Of the variable.
+        shape: Of the variable.
+        dtype: Of the variable.
+        data: The array.
+        rows: How many rows it is for; None for all.
+    """
+    shape = shape if rows is None else (rows, *shape[1:])
+    if data.shape != shape:
+        what = "the variable" if rows is None else f"{rows} rows of the variable"
+        raise ValueError(
+            f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
+        )
+    # NumPy lets complex numbers become bfloat16.
+    if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
+        )
+    check_range(data, dtype, f"variable {name!r}")
+
+
+def converted(change: Change) -> Array:
+    """Local. A flat copy in the dtype that travels: the caller may change its array at once."""
+    flat = np.empty(change.data.size, change.travels_in)
+    copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
+    return flat
+
+
+def global_norm(changes: Sequence[Change]) -> float:
+    """Local. The Euclidean norm of all changes together.
+
+    Raises:
+        ValueError: It is infinite or no number.
+    """
+    norms = [_norm(np.ravel(change.data)) for change in changes]
+    for change, norm in zip(changes, norms, strict=True):
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"the gradient of variable {change.remote.name!r} cannot be clipped: its norm is "
+                f"{norm}"
+            )
+    return math.hypot(*norms)
+
+
+def _norm(flat: Array) -> float:
+    if flat.dtype not in (np.float32, np.float64):
+        flat = flat.astype(np.float64 if flat.dtype.kind in "iu" else np.float32)
+    square = float(np.vdot(flat, flat))
+    # Squares may be too large, or too small, for their type.
+    if 1e-30 < square < math.inf or not flat.any():
+        return math.sqrt(square)
+    largest = float(np.abs(flat).max())
+    if not 0 < largest < math.inf:
+        return largest
+    scaled = flat / flat.dtype.type(largest)
+    return largest * math.sqrt(float(np.vdot(scaled, scaled)))
+
+
+def push_all(
+    changes: Sequence[Change],
+    to: Sequence[Connection] = (),
+    decision: Decision | None = None,
+) -> Work:
+    """Local. Push changes to all the servers concerned; see :meth:`Connection.push`.
+
+    Args:
+        changes: Of variables of any servers.
+        to: Servers that are to get a push in any case; first and in this order.
+        decision: See :meth:`Connection.push`.
+
+    Returns:
+        A Work whose result is the list of (version, staleness) after each change, in order.
+    """
+    by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
+    for position, change in enumerate(changes):
+        by_server.setdefault(change.remote.connection, []).append(position)
+    order = [position for positions in by_server.values() for position in positions]
+    first = next(iter(by_server))
+    # Between servers, what a push says of the others must be true.
+    with first.pushing_to_all if len(first.siblings) > 1 else contextlib.nullcontext():
+        for connection in by_server:
+            connection.make_room()
+        sent = [connection.sequence + (connection in by_server) for connection in first.siblings]
+        works = [
+            connection.push([changes[position] for position in positions], decision, sent)
+            for connection, positions in by_server.items()
+        ]
+    if len(works) == 1:
+        return works[0]
+    return gather_works("push", works).then(
+        lambda results: in_order([pair for result in results for pair in result], order)
+    )
+
+
+def in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Local. What belongs to some places, in the order of these."""
+    result = [None] * len(pairs)
+    for position, pair in zip(order, pairs, strict=True):
+        result[position] = pair
+    return result

@@ -1,0 +1,327 @@
+"""A worker's line to a parameter server: variables, pulls and pushes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mpidist import Reply, Work, errors, settings, task_metrics
+from strategy.connection.change import Change, in_order
+from strategy.connection.line import LOOK_S, Line
+from strategy.connection.parcel import Parcel
+from strategy.connection.pulls import Pulls
+from strategy.connection.reach import Reach
+from strategy.connection.remote import Remote
+from strategy.connection.snapshots import Snapshots
+from strategy.connection.steps import Steps
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.shared.host import Host
+from strategy.shared.inline import MOST_PUSHES
+from strategy.shared.parts import Origin
+from strategy.shared.rounds import Decision
+from strategy.shared.shard import Layout
+
+Array = NDArray[Any]
+
+
+class Connection(Line):
+    """Local. One worker's line to one ps task.
+
+    Args:
+        host: The process's place in the cluster.
+        index: Of the ps task.
+        worker: Index among the workers.
+        workers: How many workers there are.
+        transport: ``"auto"``, ``"shared"``, ``"rma"`` or ``"p2p"``.
+        mode: How it waits for other workers.
+        strategy: How many strategies the worker has made before.
+
+    Attributes:
+        metrics: What the worker has done so far.
+        pulls: Pulls by message.
+        steps: What workers that wait for each other say.
+        snapshots: What is said of checkpoints.
+        siblings: The connections of the strategy, this one included, in their order.
+        pushing_to_all: Held while changes go to several of them.
+
+    Raises:
+        FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
+            reached.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        index: int,
+        worker: int,
+        workers: int,
+        transport: str,
+        mode: pb.Mode,
+        strategy: int,
+    ) -> None:
+        super().__init__(host, index)
+        self._worker = worker
+        self.metrics = task_metrics(host.job_name, host.task_index)
+        self._reach = Reach(host, index, transport)
+        self.siblings: Sequence[Connection] = (self,)
+        self.pushing_to_all = threading.RLock()
+        self._sequence = 0
+        self._broken = False
+        self._pushing = threading.Lock()
+        self._under_way: list[Work] = []
+        asked = pb.AttachRequest(
+            worker=worker,
+            workers=workers,
+            shared=self._reach.is_direct,
+            mode=mode,
+            strategy=strategy,
+        )
+        reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
+        self.number = reply.connection
+        self.pulls = Pulls(self)
+        self.steps = Steps(self)
+        self.snapshots = Snapshots(self, worker)
+        self._ring = self._reach.ring(reply)
+
+    def announce(
+        self, name: str, layout: Layout, ordinal: int, server: int, origin: Origin, count: int
+    ) -> None:
+        """Local. Have one server compare the order in which workers create variables.
+
+        Args:
+            name: Of the variable, wherever it is placed.
+            layout: Shape and dtype.
+            ordinal: How many variables this worker created before.
+            server: Index of the ps task on which it is placed.
+            origin: What of which variable it is.
+            count: Into how many parts that is divided.
+
+        Raises:
+            InvalidArgumentError: Another worker created another variable at this place.
+        """
+        asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker, server=server)
+        asked.connection = self.number
+        asked.shape.extend(layout.shape)
+        asked.dtype = layout.dtype.name
+        asked.part.CopyFrom(_part_of(origin, count))
+        self.call("Announce", asked)
+
+    def create(
+        self, name: str, layout: Layout, ordinal: int, origin: Origin, count: int
+    ) -> tuple[Remote, bool]:
+        """Local. Make a variable, or find it if another worker has made it.
+
+        Args:
+            name: Of the variable.
+            layout: Shape and dtype.
+            ordinal: How many variables this worker created before.
+            origin: What of which variable it is.
+            count: Into how many parts that is divided.
+
+        Returns:
+            The variable, and whether this worker must push its first value.
+
+        Raises:
+            InvalidArgumentError: Another worker created it otherwise; the message names both.
+            DeadlineExceededError: The server has no room, and other workers of its node, whom it
+                needs to make some, have not created the variable; the message names them.
+            ResourceExhaustedError: The server has no room.
+        """
+        asked = pb.CreateRequest(
+            name=name,
+            shape=layout.shape,
+            dtype=layout.dtype.name,
+            ordinal=ordinal,
+            worker=self._worker,
+            connection=self.number,
+            only_shared=self._reach.only_shared,
+            part=_part_of(origin, count),
+        )
+        while True:
+            reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
+            if not reply.grow:
+                break
+            self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
+        self._ring = self._reach.ring(reply.ring) or self._ring
+        shared = self._reach.shard(layout, reply)
+        remote = Remote(name, layout, self, reply.variable, shared, seen=reply.version)
+        return remote, reply.must_initialize
+
+    def abandon(self, remote: Remote) -> None:
+        """Local. Leave the first value of a variable, which this worker should give, to another."""
+        self.call("Abandon", pb.ReadRequest(variable=remote.number))
+
+    def configure(self, optimizer: pb.OptimizerDef) -> int:
+        """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
+        return pb.ConfigureReply.FromString(self.call("Configure", optimizer).body).rule
+
+    @property
+    def sequence(self) -> int:
+        """Of the last push."""
+        return self._sequence
+
+    def push(
+        self,
+        changes: Sequence[Change],
+        decision: Decision | None = None,
+        sent: Sequence[int] = (),
+    ) -> Work:
+        """Local. Send changes to variables of this server.
+
+        They are applied in order, but for those that the worker makes itself, which come last.
+
+        The arrays may be used again when the call returns.
+
+        Args:
+            changes: Of synchronous workers also none: servers count the steps.
+            decision: The step in which they count, and with whose; None: by themselves.
+            sent: The sequences of the last pushes to all servers, this one included; without, of
+                this server alone.
+
+        Returns:
+            A Work whose result is the list of (version, staleness) after each change.
+        """
+        begin = time.time()
+        with self._pushing:
+            self._check_whole()
+            self._make_room()
+            push = pb.PushRequest(connection=self.number, sequence=self._sequence + 1, sent=sent)
+            if decision is not None:
+                push.step = decision.step
+                push.members.extend(decision.members)
+            parcel = self._enclose(push, changes)
+            self._sequence += 1
+            for change in changes:
+                change.remote.seen += 1
+            try:
+                call = self.start("Push", push, parcel.inline)
+                parcel.stream()
+                if parcel.is_long:
+                    self._host.endpoint.notify(self.address, "ps/Resume")
+            except BaseException:  # Ctrl-C too
+                self._broken = True
+                self._give_up()
+                raise
+            remotes = [change.remote for change in changes]
+            gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
+            work = call.then(lambda reply: self._applied(reply, parcel.order, remotes, gradients))
+            self._under_way.append(work)
+        self.metrics.note("push", begin)
+        return work
+
+    def _give_up(self) -> None:
+        """Tell the server, which waits for the rest of a push, that it does not come."""
+        body = pb.AttachReply(connection=self.number).SerializeToString()
+        with contextlib.suppress(errors.Error):  # it is gone, and waits for nothing
+            self._host.endpoint.notify(self.address, "ps/GiveUp", body)
+
+    def make_room(self) -> None:
+        """Local. Wait until a push can be under way; raises what earlier ones failed with."""
+        with self._pushing:
+            self._check_whole()
+            self._make_room()
+
+    def drain(self) -> None:
+        """Local. The same as :meth:`settle`, of pushes, too, that another thread is just making."""
+        with self._pushing:
+            pass
+        self.settle()
+
+    def settle(self) -> None:
+        """Local. Wait until every push through this connection has been applied, of any thread.
+
+        Raises:
+            Exception: What a push failed with, unless it has been raised from its Work already.
+        """
+        self._check_whole()
+        if self._under_way:
+            with self._pushing:
+                waiting = list(self._under_way)
+            with self.metrics.timed("wait for pushes", "waited_s"):
+                for work in waiting:
+                    work.block(float("inf"))
+            # Not before: another thread may be about to wait for them too. And no others: one that
+            # has come and failed meanwhile has not been raised anywhere.
+            with self._pushing:
+                self._under_way = [work for work in self._under_way if work not in waiting]
+            for work in waiting:
+                if _needs_attention(work):
+                    work.wait()
+
+    def _grow(self, request: pb.GrowRequest) -> None:
+        """Take part in making a segment of the server's memory, if it comes to that."""
+        body = request.SerializeToString()
+        # The promise holds until the server answers: only then is it known who is in the
+        # collective. The server is asked to take it back if that does not come in time.
+        endpoint = self._host.endpoint
+        promise = endpoint.call(self.address, "ps/Grow", body, timeout=float("inf"))
+        deadline = time.monotonic() + settings.call_timeout_s
+        while not (promise.is_completed() or self._reach.mate_has_left()):
+            promise.block(min(deadline, time.monotonic() + LOOK_S))
+            if time.monotonic() >= deadline:
+                break
+        if not promise.is_completed():
+            endpoint.call(self.address, "ps/Withdraw", body).wait()
+        reply = pb.GrowReply.FromString(promise.result().body)
+        if reply.enter:
+            self._reach.grow(reply)
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise errors.FailedPreconditionError(
+                f"a push to {self.address} was interrupted half-way: the variables in it may be "
+                "half changed; start again from a checkpoint"
+            )
+
+    def _enclose(self, push: pb.PushRequest, changes: Sequence[Change]) -> Parcel:
+        parcel = Parcel(push, changes, self._ring)
+        self.metrics.values["out_bytes"] += parcel.nbytes
+        return parcel
+
+    def _applied(
+        self,
+        reply: Reply,
+        order: Sequence[int],
+        remotes: Sequence[Remote],
+        gradients: Sequence[bool],
+    ) -> list[tuple[int, int]]:
+        """What has become of a push: version and staleness of each of its changes."""
+        answer = pb.PushReply.FromString(reply.body)
+        pairs = in_order(list(zip(answer.versions, answer.staleness, strict=True)), order)
+        for remote, (version, _) in zip(remotes, pairs, strict=True):
+            remote.known = max(remote.known, version)
+        values = self.metrics.values
+        values["changes"] += sum(gradients)
+        values["staleness"] += sum(itertools.compress([late for _, late in pairs], gradients))
+        return pairs
+
+    def _make_room(self) -> None:
+        self._under_way = [work for work in self._under_way if _needs_attention(work)]
+        while len(self._under_way) >= MOST_PUSHES:
+            self._under_way.pop(0).wait()
+
+
+def _part_of(origin: Origin, count: int) -> pb.PartOf:
+    part = origin.part
+    return pb.PartOf(
+        variable=origin.variable,
+        shape=part.whole,
+        axis=part.axis,
+        start=part.start,
+        stop=part.stop,
+        count=count,
+    )
+
+
+def _needs_attention(work: Work) -> bool:
+    """Whether a push goes on, or failed with an error that has not been raised anywhere yet."""
+    if not work.is_completed():
+        return True
+    error = work.exception()
+    return error is not None and error.__traceback__ is None

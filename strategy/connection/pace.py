@@ -1,0 +1,265 @@
+"""How a worker's steps wait for those of other workers: not at all, for all, or within a bound."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mpidist import Work, errors, settings
+from strategy.connection.change import Change, push_all
+from strategy.connection.connection import Connection
+from strategy.connection.line import LOOK_S
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.shared.numbers import whole_number
+from strategy.shared.rounds import Decision
+
+logger = logging.getLogger(__name__)
+
+MODES = ("async", "sync", "ssp")
+
+
+class Pace(ABC):
+    """What the modes have in common.
+
+    Args:
+        connections: One to each ps task; the first decides.
+        worker: Index of this worker.
+
+    Attributes:
+        alone: Whether gradients of a worker are applied by themselves, not as a part of a mean.
+    """
+
+    alone = True
+
+    def __init__(self, connections: Sequence[Connection], worker: int) -> None:
+        self._connections = connections
+        self._worker = worker
+        self._steps = 0
+        self._left = False
+        # The steps of a worker follow each other, whichever thread makes them.
+        self._turn = threading.Lock()
+
+    @abstractmethod
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
+        """Local. Make a step: push gradients, when it is time.
+
+        Args:
+            changes: The gradients.
+            what: Says of which variables and for which optimizer, in words that are the same for
+                all workers.
+
+        Returns:
+            A Work whose result is the list of (version, staleness) after each change, or None if
+            they come too late to count.
+        """
+
+    @abstractmethod
+    def pass_over(self) -> Work:
+        """Local. Make a step that changes nothing, so that others need not wait for it."""
+
+    def leave(self) -> None:
+        """Local. This worker makes no more steps."""
+        with self._turn:
+            if not self._left:
+                self._left = True
+                self._connections[0].steps.leave()
+
+    def _check_here(self) -> None:
+        if self._left:
+            raise errors.FailedPreconditionError(
+                f"worker {self._worker} has finished its training, and others do not wait for it "
+                "any more: it cannot push gradients"
+            )
+
+    def _wait(self, work: Work) -> Any:
+        """The result of a work that ends when other workers have come as far; says so, once."""
+        if work.is_completed():
+            return work.result()
+        with self._connections[0].metrics.timed("wait for workers", "waited_s"):
+            self._wait_for_others(work)
+        return work.result()
+
+    def _wait_for_others(self, work: Work) -> None:
+        since = time.monotonic()
+        said = False
+        while not work.is_completed():
+            work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
+            if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
+                continue
+            names = self._connections[0].steps.missing()  # frees those who wait for who has left
+            if said or time.monotonic() < since + settings.stall_s:
+                continue
+            if not work.is_completed() and names:
+                said = True
+                logger.warning(
+                    "worker %d has waited %.3g s at its step %d for worker %s, which makes no "
+                    "step; if it never will, it should call the strategy's finish()",
+                    self._worker,
+                    time.monotonic() - since,
+                    self._steps,
+                    ", ".join(map(str, names)),
+                )
+
+
+class Asynchronous(Pace):
+    """A worker waits for none."""
+
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
+        """Local. See :meth:`Pace.push`."""
+        return push_all(changes)
+
+    def pass_over(self) -> Work:
+        """Local. Nothing to do."""
+        return _nothing()
+
+    def leave(self) -> None:
+        """Local. Nobody waits for it."""
+
+
+class Synchronous(Pace):
+    """Every step has the gradients of all workers, or of those that come first."""
+
+    alone = False
+
+    # The last word on a step that this worker has entered, if it was interrupted on the way.
+    _entering: Work | None = None
+
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
+        """Local. See :meth:`Pace.push`."""
+        with self._turn:
+            self._check_here()
+            for connection in self._connections:
+                connection.make_room()  # what failed earlier is raised before others count on this
+            decision = self._enter(what())
+            if not decision.members:
+                return self._follow(decision)
+            try:
+                work = push_all(changes, self._connections, decision)
+            except BaseException:
+                self._fail(decision)
+                raise
+            self._steps = decision.step + 1
+            return work
+
+    def pass_over(self) -> Work:
+        """Local. See :meth:`Pace.pass_over`."""
+        with self._turn:
+            self._check_here()
+            decision = self._enter(None)
+            if decision.members:  # it was interrupted after it had said that it would give some
+                self._fail(decision)
+                decision = replace(decision, step=decision.step + 1)
+            return self._follow(decision)
+
+    def leave(self) -> None:
+        """Local. This worker makes no more steps."""
+        with self._turn:
+            entering, self._entering = self._entering, None
+            if entering is not None and entering.is_success() and entering.result().members:
+                self._fail(entering.result())
+        super().leave()
+
+    def _enter(self, what: str | None) -> Decision:
+        if self._entering is None:
+            self._entering = self._connections[0].steps.enter(self._steps, what)
+        decision: Decision = self._wait(self._entering)
+        self._entering = None
+        if decision.problem:
+            raise errors.InvalidArgumentError(decision.problem)
+        return decision
+
+    def _follow(self, decision: Decision) -> Work:
+        """Go on with a later step, on values that have all the steps before."""
+        for work in [c.steps.wait_for(decision.step) for c in self._connections]:
+            work.wait()
+        self._steps = decision.step
+        return _nothing()
+
+    def _fail(self, decision: Decision) -> None:
+        """Others must not wait for what this worker will not push."""
+        self._steps = decision.step + 1
+        for work in [c.steps.fail(decision.step) for c in self._connections]:
+            work.wait()
+
+
+class StaleSynchronous(Pace):
+    """A worker is never more than a number of steps ahead of the slowest."""
+
+    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
+        """Local. See :meth:`Pace.push`."""
+        with self._turn:
+            self._check_here()
+            work = push_all(changes)
+            work.block(float("inf"))  # what others may rely on has been applied, or has failed
+            self._tick()
+            return work
+
+    def pass_over(self) -> Work:
+        """Local. See :meth:`Pace.pass_over`."""
+        with self._turn:
+            self._check_here()
+            self._tick()
+            return _nothing()
+
+    def _tick(self) -> None:
+        self._steps += 1
+        self._wait(self._connections[0].steps.tick(self._steps))
+
+
+def _nothing() -> Work:
+    work = Work("push")
+    work.complete()
+    return work
+
+
+_PACES: dict[str, type[Pace]] = {
+    "async": Asynchronous,
+    "sync": Synchronous,
+    "ssp": StaleSynchronous,
+}
+
+
+def checked_mode(
+    name: str,
+    workers: int | None,
+    backup_workers: int,
+    staleness: int | None,
+    compression: str,
+) -> pb.Mode:
+    """Local. A mode as servers know it; ValueError or TypeError if its numbers do not fit.
+
+    Args:
+        name: One of :data:`MODES`.
+        workers: How many there are; None in local mode, where no step can do without the only one.
+        backup_workers: Only for ``"sync"``; fewer than workers.
+        staleness: Only for ``"ssp"``, which needs it.
+        compression: How gradients are compressed, in words.
+    """
+    if name not in MODES:
+        raise ValueError(f"unknown mode {name!r}; the known ones are {MODES}")
+    backup_workers = whole_number(backup_workers=backup_workers)
+    if backup_workers and name != "sync":
+        raise ValueError(f"backup_workers are for mode 'sync', not {name!r}")
+    if backup_workers < 0 or (workers is not None and backup_workers >= workers):
+        there = "the workers" if workers is None else f"{workers} workers"
+        raise ValueError(f"of {there} {backup_workers} cannot be for backup")
+    if (staleness is None) != (name != "ssp"):
+        raise ValueError("mode 'ssp' needs staleness, and no other mode takes it")
+    if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
+        raise ValueError(f"staleness must be a number of steps from 0 to 2^31, not {staleness}")
+    return pb.Mode(
+        name=name,
+        compression=compression,
+        backup_workers=0 if workers is None else backup_workers,
+        staleness=staleness or 0,
+    )
+
+
+def pace_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> Pace:
+    """Local. How a worker goes in a mode."""
+    return _PACES[mode.name](connections, worker)

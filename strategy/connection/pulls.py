@@ -1,0 +1,107 @@
+"""How a worker pulls by message: at once what is small, piece by piece what is large."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from mpidist import Work, errors
+from strategy.proto import parameter_server_pb2 as pb
+
+if TYPE_CHECKING:
+    from strategy.connection.connection import Connection
+    from strategy.connection.remote import Remote
+
+Array = NDArray[Any]
+
+LARGE_BYTES = 16 << 20
+"""What is longer is pulled in pieces: copies of the whole would fill the server's memory."""
+
+_PIECE_BYTES = 4 << 20
+_AHEAD = 4
+_TRIES = 3
+
+
+def is_large(out: Array, ids: Array | None) -> bool:
+    """Local. Whether what is pulled goes in pieces; rows never do."""
+    return ids is None and out.nbytes > LARGE_BYTES
+
+
+class Pulls:
+    """Local. Pulls through a connection.
+
+    Args:
+        connection: To the server.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._readings = itertools.count(1)
+
+    def start(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
+        """Local. Ask the server for a consistent copy.
+
+        Args:
+            remote: The variable.
+            out: C-contiguous, shape and dtype of the variable, or of the rows.
+            ids: Which rows; None for all.
+
+        Returns:
+            A Work whose result is the version of the copy.
+        """
+        asked = pb.ReadRequest(variable=remote.number)
+        buffers = () if ids is None else (ids,)
+        work = self._connection.start("Read", asked, buffers, into=(out,))
+        return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
+
+    def in_pieces(self, remote: Remote, out: Array) -> int:
+        """Local. Get a consistent copy of a variable, which nobody changes meanwhile.
+
+        Args:
+            remote: The variable.
+            out: C-contiguous, shape and dtype of the variable.
+
+        Returns:
+            The version of the copy.
+        """
+        for _ in range(_TRIES):
+            try:
+                return self._read_once(remote, out.reshape(-1))
+            except errors.AbortedError:  # this worker stood still in between
+                continue
+        version: int = self.start(remote, out).result()
+        return version
+
+    def _read_once(self, remote: Remote, flat: Array) -> int:
+        reading, step = next(self._readings), max(_PIECE_BYTES // flat.itemsize, 1)
+        asked: deque[Work] = deque()
+        version = 0
+        try:
+            for start in range(0, flat.size, step):
+                asked.append(self._ask(remote, reading, start, flat[start : start + step]))
+                if len(asked) > _AHEAD:
+                    version = _version(asked.popleft())
+            while asked:
+                version = _version(asked.popleft())
+        except errors.Error:
+            for work in asked:  # they may still be written into the array
+                work.block(float("inf"))
+            raise
+        return version
+
+    def _ask(self, remote: Remote, reading: int, start: int, piece: Array) -> Work:
+        message = pb.ReadRequest(
+            variable=remote.number,
+            connection=self._connection.number,
+            reading=reading,
+            start=start,
+            stop=start + piece.size,
+        )
+        return self._connection.start("Read", message, into=(piece,))
+
+
+def _version(work: Work) -> int:
+    return pb.ReadReply.FromString(work.result().body).version

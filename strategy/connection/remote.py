@@ -1,0 +1,108 @@
+"""A variable as a worker knows it, and how it is pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from strategy.connection.pulls import is_large
+from strategy.shared.one_sided import OneSidedShard
+from strategy.shared.shard import Layout, SharedShard
+
+if TYPE_CHECKING:
+    from strategy.connection.connection import Connection
+
+Array = NDArray[Any]
+
+_PULL_TRIES = 3
+
+
+@dataclass(slots=True)
+class Remote:
+    """A variable as a worker knows it.
+
+    Attributes:
+        name: Of the variable.
+        layout: Shape and dtype.
+        connection: To its server.
+        number: The server's for it.
+        shared: Its memory, or None if this worker has to ask the server.
+        seen: Version of the last pull, plus this worker's own pushes since: what the version will
+            be if nobody else pushes.
+        known: Version after the last pull or push that is complete.
+    """
+
+    name: str
+    layout: Layout
+    connection: Connection
+    number: int
+    shared: SharedShard | OneSidedShard | None
+    seen: int = 0
+    known: int = 0
+
+
+def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bool = True) -> None:
+    """Local. Copy a variable, with all earlier pushes through its connection applied.
+
+    Args:
+        remote: The variable; its versions become those of the copy.
+        out: C-contiguous, shape and dtype of the variable, or of the rows.
+        ids: Which rows; None for all.
+        consistent: Whether the copy must belong to one version; otherwise each block of 1 MiB may
+            belong to its own. Rows always do.
+    """
+    metrics = remote.connection.metrics
+    metrics.values["in_bytes"] += out.nbytes
+    if not _copied(remote, out, ids, consistent):
+        with metrics.timed("pull by message", "waited_s"):
+            if is_large(out, ids):
+                version = remote.connection.pulls.in_pieces(remote, out)
+            else:
+                version = remote.connection.pulls.start(remote, out, ids).result()
+            remote.seen = remote.known = version
+
+
+def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
+    """Local. Pull several at once; see :func:`pull`.
+
+    Those by message are all under way together, but for large ones, which follow one by one.
+
+    Args:
+        pulls: Variable, memory and rows of each.
+        consistent: See :func:`pull`; of each on its own.
+    """
+    left = [one for one in pulls if not _copied(*one, consistent)]
+    large = [(remote, out) for remote, out, ids in left if is_large(out, ids)]
+    asked = [
+        (remote, remote.connection.pulls.start(remote, out, ids))
+        for remote, out, ids in left
+        if not is_large(out, ids)
+    ]
+    for remote, out, _ in pulls:
+        remote.connection.metrics.values["in_bytes"] += out.nbytes
+    if left:
+        with left[0][0].connection.metrics.timed("pulls by message", "waited_s"):
+            for remote, out in large:
+                remote.seen = remote.known = remote.connection.pulls.in_pieces(remote, out)
+            for remote, work in asked:
+                remote.seen = remote.known = work.result()
+
+
+def _copied(remote: Remote, out: Array, ids: Array | None, consistent: bool) -> bool:
+    """Whether a variable could be copied from shared memory; then it is."""
+    remote.connection.settle()
+    shared = remote.shared
+    if shared is None:
+        return False
+    if not consistent:
+        shared.read_blocks(out)
+        return True
+    for _ in range(_PULL_TRIES):
+        version = shared.try_read(out, ids)
+        if version is not None:
+            remote.seen = remote.known = version
+            return True
+    return False

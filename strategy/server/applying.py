@@ -1,0 +1,206 @@
+"""How pushes change the variables of a server, as fast as their gradients come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mpidist import errors
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.server.given import Given
+from strategy.server.joint import Joint, find_joint
+from strategy.server.ledger import Ledger
+from strategy.server.means import mean_of_blocks, mean_of_rows
+from strategy.server.owned_shard import OwnedShard, Scratch
+from strategy.server.turns import all_at_once, can_follow, one_by_one
+from strategy.shared.blocks import Blocks
+from strategy.shared.staging import RingBrokenError
+
+Array = NDArray[Any]
+
+
+class Applier:
+    """Applies what several workers have pushed as one change.
+
+    Args:
+        who: The server, for messages.
+        ledger: What it notes of changes.
+    """
+
+    def __init__(self, who: str, ledger: Ledger) -> None:
+        self._who = who
+        self._ledger = ledger
+        self._sums = Scratch()
+        self._scratch = Scratch()
+
+    def apply(
+        self,
+        batch: Sequence[Given],
+        replies: Sequence[pb.PushReply],
+        answer: Callable[[], None],
+        refusal: str = "",
+    ) -> Iterator[None]:
+        """Local. Apply pushes, or drop them.
+
+        Args:
+            batch: Alike but for what is in them.
+            replies: Versions and staleness are added to these.
+            answer: Called when the replies are whole, and nothing is left but what the worker
+                itself does in its turn: it knows when that is done, and nobody sees it half done.
+            refusal: Why they are dropped, if they are.
+
+        Yields:
+            None, where what a worker streams is late, or another push, of which this is so, is in
+            the middle of the same variable. While it waits for another it holds none.
+
+        Raises:
+            AbortedError: They are dropped, or a worker will not stream the rest.
+            Exception: What a rule has raised; the other changes have been applied.
+        """
+        if refusal:
+            yield from self._drop(batch)
+            raise errors.AbortedError(refusal)
+        yield from self._check_alike(batch)
+        ledger, given = self._ledger, batch[0]
+        each = list(zip(*(given.push.entries for given in batch), strict=True))
+        own = [entries[0] for entries in each if entries[0].in_place]  # they are the last
+        others = each[: len(each) - len(own)]
+        turns = all_at_once(ledger, given, own) if can_follow(ledger, others, own) else None
+        problem = yield from self._apply_others(batch, others, replies)
+        turns = turns or all_at_once(ledger, given, own)
+        if turns is None:
+            problem = (yield from one_by_one(ledger, given, own, replies[0])) or problem
+        else:
+            replies[0].MergeFrom(turns.reply)
+            if problem is None:
+                answer()
+            yield from turns.over
+        if problem is not None:
+            raise problem
+
+    def _apply_others(
+        self,
+        batch: Sequence[Given],
+        each: Sequence[Sequence[pb.PushEntry]],
+        replies: Sequence[pb.PushReply],
+    ) -> Generator[None, None, BaseException | None]:
+        """Make the changes that no worker makes itself; returns what the first has raised."""
+        problem: BaseException | None = None
+        place = 0
+        while place < len(each):
+            joint = find_joint(self._ledger, each, place)
+            changed = each[place : place + (1 if joint is None else len(joint.shards))]
+            try:
+                if joint is None:
+                    yield from self._change_one(batch, each[place], replies)
+                else:
+                    self._change_joint(batch, joint, changed, replies)
+            except RingBrokenError:
+                yield from self._drop(batch, place + 1)
+                raise
+            except (Exception, SystemExit) as error:
+                problem = problem or error
+            versions = [self._ledger.variable(entries[0]).shard.version for entries in changed]
+            for reply in replies:
+                reply.versions.extend(versions)
+            place += len(changed)
+        return problem
+
+    def _change_joint(
+        self,
+        batch: Sequence[Given],
+        joint: Joint,
+        changed: Sequence[Sequence[pb.PushEntry]],
+        replies: Sequence[pb.PushReply],
+    ) -> None:
+        ledger, layout = self._ledger, joint.shards[0].layout
+        for own, reply in zip(zip(*changed, strict=True), replies, strict=True):
+            ledger.count(own, joint.shards, reply)
+        each = [iter((given.inline.values(layout.dtype, joint.size),)) for given in batch]
+        for gradient in mean_of_blocks(each, layout, self._sums):
+            assert gradient is not None  # they are there
+            joint.change(gradient, self._scratch)
+        for entries in changed:
+            variable = ledger.variable(entries[0])
+            if variable.waiting:
+                ledger.tell_waiting(variable)
+
+    def _change_one(
+        self,
+        batch: Sequence[Given],
+        entries: Sequence[pb.PushEntry],
+        replies: Sequence[pb.PushReply],
+    ) -> Iterator[None]:
+        """Make one change, in the middle of which it may be that no other is made."""
+        ledger = self._ledger
+        variable = ledger.variable(entries[0])
+        shard = variable.shard
+        rest: Sequence[Blocks] = ()
+        while variable.identity in ledger.in_work:
+            yield
+        ledger.in_work.add(variable.identity)
+        # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
+        try:
+            change, rest = self._change(batch, entries, shard)
+            ledger.count_streamed(entries, shard)
+            for entry, reply in zip(entries, replies, strict=True):
+                ledger.count([entry], [shard], reply)
+            yield from change(*ledger.rule(entries[0]))
+            ledger.tell_waiting(variable)
+        except (Exception, SystemExit):
+            yield from _drained(rest)
+            raise
+        finally:
+            ledger.in_work.discard(variable.identity)
+
+    def _check_alike(self, batch: Sequence[Given]) -> Iterator[None]:
+        """InternalError unless all push the same: they were compared before they might."""
+        if len(batch) == 1:
+            return
+        kinds = [
+            (given.push.step, [(entry.variable, entry.rows) for entry in given.push.entries])
+            for given in batch
+        ]
+        if any(kind != kinds[0] for kind in kinds):
+            yield from self._drop(batch)
+            raise errors.InternalError(f"{self._who} got pushes that make no step: {kinds}")
+
+    def _drop(self, batch: Sequence[Given], first: int = 0) -> Iterator[None]:
+        """Take what workers stream out of their rings, and do nothing with it."""
+        for given in batch:
+            for entry in given.push.entries[first:]:
+                if entry.staged:
+                    yield from _drained([given.dense(entry, self._ledger.variable(entry).shard)])
+                elif entry.in_place:
+                    yield from _drained([given.lend(granted=False)])
+
+    def _change(
+        self, batch: Sequence[Given], entries: Sequence[pb.PushEntry], shard: OwnedShard
+    ) -> tuple[Callable[..., Iterator[None]], Sequence[Blocks]]:
+        """What changes a shard, given a rule, and the blocks that it takes one by one."""
+        if entries[0].rows:
+            parts = [given.rows(entry, shard) for given, entry in zip(batch, entries, strict=True)]
+            ids, rows = mean_of_rows(parts, shard.layout)
+            return partial(_at_once, partial(shard.apply_rows, ids=ids, rows=rows)), ()
+        each = [given.dense(entry, shard) for given, entry in zip(batch, entries, strict=True)]
+        blocks = mean_of_blocks(each, shard.layout, self._sums)
+        return partial(shard.applying, blocks=blocks), each
+
+
+def _at_once(change: Callable[..., None], *rule: Any) -> Iterator[None]:
+    change(*rule)
+    yield from ()
+
+
+def _drained(each: Sequence[Blocks]) -> Iterator[None]:
+    """Take the rest of some blocks, as far as there is a rest."""
+    for blocks in each:
+        try:
+            for block in blocks:
+                if block is None:
+                    yield
+        except RingBrokenError:
+            continue

@@ -1,0 +1,338 @@
+"""The variables of a server and the connections to it: how they come to be, and where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+from mpidist import LATER, Reply, Request, errors
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.server.growth import Creation, Growth
+from strategy.server.memory import Memory, Place, check_room, needed_bytes
+from strategy.server.owned_shard import OwnedShard, Scratch
+from strategy.server.served import (
+    ServedConnection,
+    ServedVariable,
+    division_of,
+    mode_in_words,
+    origin_of,
+)
+from strategy.shared.host import Host, Task, workers_of
+from strategy.shared.shard import BLOCK_BYTES, Layout
+from strategy.shared.staging import Ring, ring_bytes, slots_for
+
+# Each segment takes all workers to make.
+_LEAST_SEGMENT_BYTES = 4 << 20
+
+
+class Catalogue:
+    """Creates variables and connections, and makes room for them.
+
+    Where there is no room, a further segment is made together with all workers that share this
+    node; where none can be had, a variable lies in memory of the server alone.
+
+    Args:
+        host: The server's process.
+        index: Of the ps task.
+
+    Attributes:
+        variables: By their numbers.
+        by_name: By their names.
+        connections: By their numbers.
+    """
+
+    def __init__(self, host: Host, index: int) -> None:
+        self.variables: list[ServedVariable] = []
+        self.by_name: dict[str, ServedVariable] = {}
+        self.connections: list[ServedConnection] = []
+        self._host = host
+        self._index = index
+        self._memory = Memory(host)
+        self._scratch = Scratch()
+        self._order: dict[tuple[int, int], tuple[str, int]] = {}  # by strategy and ordinal
+        self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
+        workers = workers_of(host.cluster_spec)
+        # By whether segments are one-sided: who takes part in making them, and who has promised to.
+        self._mates: dict[bool, dict[int, Task]] = {}
+        self._growth: dict[bool, Growth[Request]] = {}
+        for kind in (False, True):
+            mates = set(host.memory.mates(index, kind))
+            self._mates[kind] = {n: task for n, task in enumerate(workers) if task in mates}
+            self._growth[kind] = Growth(self._mates[kind])
+        self._grown_for: set[str] = set()
+
+    def close(self) -> None:
+        """Local. Answer those who wait for more memory: there will be none."""
+        gone = errors.UnavailableError(f"ps {self._index} was closed before it made room")
+        for growth in self._growth.values():
+            for request in itertools.chain(*growth.finish()):
+                request.fail(gone)
+
+    def attach(self, request: Request) -> Reply:
+        """Local. A worker opens a connection."""
+        asked = pb.AttachRequest.FromString(request.body)
+        for other in self.connections:
+            if other.strategy == asked.strategy and other.mode != asked.mode:
+                mine, its = asked.mode, other.mode
+                raise errors.InvalidArgumentError(
+                    f"worker {asked.worker} has mode {mode_in_words(mine, its)}, and worker "
+                    f"{other.worker} {mode_in_words(its, mine)}: all workers must have the same"
+                )
+        slots = slots_for(asked.workers) if asked.shared else 0
+        connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots)
+        reply = pb.AttachReply(connection=len(self.connections), chunk_bytes=BLOCK_BYTES)
+        self.connections.append(connection)
+        # Where there is no room for the ring, there may be when the first variable needs it.
+        with contextlib.suppress(errors.ResourceExhaustedError):
+            self._make_ring(connection)
+        connection.tell(reply)
+        return Reply(reply.SerializeToString())
+
+    def announce(self, request: Request) -> None:
+        """Local. A worker tells of a variable, which may be another server's."""
+        asked = pb.CreateRequest.FromString(request.body)
+        division = division_of(asked)
+        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
+        place = (self.connections[asked.connection].strategy, asked.ordinal)
+        first, worker = self._order.setdefault(place, (what, asked.worker))
+        if first != what:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
+                f"worker {worker} as {first}: all workers must create the same variables in the "
+                "same order, and place them alike"
+            )
+
+    def create(self, request: Request) -> Reply:
+        """Local. A worker creates a variable: the first one makes it, the others find it."""
+        asked = pb.CreateRequest.FromString(request.body)
+        layout = Layout(asked.shape, asked.dtype)
+        self._check_division(asked)
+        variable = self.by_name.get(asked.name)
+        if variable is None:
+            self._growth[self._kind(asked)].check(asked.worker, self._creation(asked))
+            place = self._place_of(asked, layout)
+            if place is None:
+                return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
+            variable = self._make(asked, layout, place)
+        else:
+            self._check_same(variable, asked, layout)
+            if asked.only_shared and not variable.place.is_reached(one_sided=False):
+                raise errors.ResourceExhaustedError(
+                    f"variable {asked.name!r} of ps {self._index} does not lie in shared memory, "
+                    "for which there was no room, or was made with transport 'rma': transport "
+                    "'shared' cannot reach it; use 'auto'"
+                )
+            if variable.abandoned:
+                variable.abandoned, variable.creator = False, asked.connection
+            elif variable.shard.version == 0 and asked.connection != variable.creator:
+                variable.waiting.append(request)
+                return LATER
+        return self.created(variable, request, must_initialize=variable.shard.version == 0)
+
+    def abandon(self, request: Request) -> None:
+        """Local. A worker could not compute a first value; the next one is to try."""
+        variable = self.variables[pb.ReadRequest.FromString(request.body).variable]
+        if not variable.waiting:
+            variable.abandoned = True
+            return
+        following = variable.waiting.pop(0)
+        variable.creator = pb.CreateRequest.FromString(following.body).connection
+        following.reply(self.created(variable, following, must_initialize=True).body)
+
+    def created(self, variable: ServedVariable, request: Request, must_initialize: bool) -> Reply:
+        """Local. What a worker is told of a variable."""
+        asked = pb.CreateRequest.FromString(request.body)
+        place = variable.place
+        versions, data = place.offsets
+        reply = pb.CreateReply(
+            variable=variable.identity,
+            versions_offset=versions,
+            data_offset=data,
+            must_initialize=must_initialize,
+            segment=place.segment or 0,
+            private=not place.is_reached(self._kind(asked)),
+            version=variable.shard.version,
+        )
+        connection = self.connections[asked.connection]
+        if connection.lacks_ring(variable.shard.layout):
+            try:
+                self._make_ring(connection)
+            except errors.ResourceExhaustedError as error:
+                self._host.memory.warn_unshared(error.message)
+        connection.tell(reply.ring)
+        return Reply(reply.SerializeToString())
+
+    def grow(self, request: Request) -> Reply:
+        """Local. A worker promises to take part in making a segment."""
+        asked = pb.GrowRequest.FromString(request.body)
+        name = asked.create.name
+        stale = asked.segment != self._memory.count or name in self._grown_for
+        if stale or name in self.by_name:
+            return Reply(pb.GrowReply().SerializeToString())  # ask again: it has changed meanwhile
+        growth = self._growth[self._kind(asked.create)]
+        if growth.promise(asked.create.worker, self._creation(asked.create), request):
+            self._go(asked.create)
+        return LATER
+
+    def withdraw(self, request: Request) -> None:
+        """Local. A worker has waited too long for others to promise."""
+        asked = pb.GrowRequest.FromString(request.body).create
+        creation = self._creation(asked)
+        growth = self._growth[self._kind(asked)]
+        missing = growth.missing(asked.name)
+        for promise in growth.withdraw(asked.worker, creation):
+            promise.fail(
+                errors.DeadlineExceededError(
+                    f"ps {self._index} has no room for {creation} yet, and can make some only "
+                    f"together with all workers that share it: worker {asked.worker} waits, and "
+                    f"worker {', '.join(map(str, missing))} did not create it in time, or has "
+                    "left; all workers must create the same variables in the same order "
+                    "(MPIDIST_CALL_TIMEOUT_S sets the limit)"
+                )
+            )
+
+    # Inside
+
+    def _kind(self, asked: pb.CreateRequest) -> bool:
+        """Whether who creates reaches variables by one-sided operations."""
+        return self.connections[asked.connection].mode.one_sided
+
+    def _creation(self, asked: pb.CreateRequest) -> Creation:
+        strategy = self.connections[asked.connection].strategy
+        return Creation(asked.name, tuple(asked.shape), asked.dtype, asked.ordinal, strategy)
+
+    def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
+        """See :meth:`_find_place`; errors name the variable."""
+        try:
+            if not self._kind(asked):  # segments are sparse: a page is taken when it is written
+                check_room(layout.version_bytes + layout.data_bytes)
+            return self._find_place(asked, layout)
+        except errors.ResourceExhaustedError as error:
+            raise errors.ResourceExhaustedError(
+                f"ps {self._index} has no room for variable {asked.name!r} of {layout.data_bytes} "
+                f"bytes: {error.message}"
+            ) from error
+
+    def _find_place(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
+        """Where a new variable can lie, or None: after growth it will be known."""
+        lengths = (layout.version_bytes, layout.data_bytes)
+        connection, kind = self.connections[asked.connection], self._kind(asked)
+        try:
+            # What is left of a one-sided segment might not do for the rings of the others.
+            for each in self.connections if kind else (connection,):
+                if each.mode.one_sided == kind and each.lacks_ring(layout):
+                    self._make_ring(each)
+            return self._memory.carve(*lengths, one_sided=kind)
+        except errors.ResourceExhaustedError as error:
+            problem = error
+        if kind:
+            check_room(sum(lengths))
+        if asked.name not in self._grown_for and self._growth_bytes(asked):
+            if self._mates[kind]:
+                return None
+            self._go(asked)
+            return self._find_place(asked, layout)
+        if asked.only_shared:
+            raise problem
+        try:
+            place = self._memory.carve(*lengths, one_sided=kind)  # it was the ring without room
+        except errors.ResourceExhaustedError:
+            place = self._carve_private(*lengths)
+        self._host.memory.warn_unshared(problem.message)
+        return place
+
+    def _carve_private(self, *lengths: int) -> Place:
+        try:
+            return self._memory.carve_private(*lengths)
+        except OSError as error:  # of a limit to the addresses of a process
+            raise errors.ResourceExhaustedError(
+                f"its process cannot have {sum(lengths)} bytes more ({error}): divide the variable "
+                "by a partitioner, over more ps tasks"
+            ) from error
+
+    def _make(self, asked: pb.CreateRequest, layout: Layout, place: Place) -> ServedVariable:
+        versions, data = place.offsets
+        place.memory[versions : versions + layout.version_bytes] = 0
+        lies = (place.memory, layout, versions, data)
+        shard = OwnedShard(
+            asked.name, *lies, self._host.memory.sync, self._scratch, origin_of(asked)
+        )
+        number = len(self.variables)
+        variable = ServedVariable(number, asked.ordinal, asked.connection, shard, place)
+        self.variables.append(variable)
+        self.by_name[asked.name] = variable
+        # There was no room for it when they promised, and none can be made by now, or need be.
+        for growth in self._growth.values():
+            for promise in growth.forget(asked.name):
+                promise.reply(pb.GrowReply().SerializeToString())
+        return variable
+
+    def _check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
+        known = variable.shard.layout
+        here = (known.shape, known.dtype, variable.ordinal)
+        there = (new.shape, new.dtype, asked.ordinal)
+        first = self.connections[variable.creator].worker
+        if here != there:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
+                f"{there[1]}{list(there[0])}, and worker {first} as number {here[2]}, "
+                f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
+                "same order"
+            )
+
+    def _check_division(self, asked: pb.CreateRequest) -> None:
+        """InvalidArgumentError if another worker divides the variable otherwise."""
+        name, own = asked.part.variable, division_of(asked) or " as a whole"
+        first, worker = self._divisions.setdefault(name, (own, asked.worker))
+        if own != first:
+            raise errors.InvalidArgumentError(
+                f"worker {asked.worker} creates variable {name!r}{own}, and worker {worker}{first}:"
+                " all workers must divide a variable alike"
+            )
+
+    def _make_ring(self, connection: ServedConnection) -> None:
+        if connection.ring is None and connection.slots:
+            nbytes = ring_bytes(connection.slots)
+            place = self._memory.carve(nbytes, one_sided=connection.mode.one_sided)
+            pump = self._host.endpoint.progress
+            ends = (place.memory, place.offsets[0], connection.slots)
+            task = workers_of(self._host.cluster_spec)[connection.worker]
+            worker = (f"worker {connection.worker}", lambda: self._host.has_left(*task))
+            connection.ring = Ring(*ends, self._host.memory.sync, pump, *worker)
+            connection.untold = place
+
+    def _growth_bytes(self, asked: pb.CreateRequest) -> int:
+        """How long a segment to make for a variable; 0 if there cannot be one."""
+        layout, kind = Layout(asked.shape, asked.dtype), self._kind(asked)
+        needed = needed_bytes(layout.version_bytes, layout.data_bytes)
+        rings = [
+            needed_bytes(ring_bytes(connection.slots))
+            for connection in self.connections
+            if connection.lacks_ring(layout) and connection.mode.one_sided == kind
+        ]
+        needed += max(rings, default=0)
+        wanted = max(2 * needed + sum(rings), self._memory.nbytes(kind), _LEAST_SEGMENT_BYTES)
+        return self._host.memory.growth_bytes(self._index, needed, wanted)
+
+    def _go(self, asked: pb.CreateRequest) -> None:
+        """All have promised: have them enter, and enter too."""
+        nbytes, segment, kind = self._growth_bytes(asked), self._memory.count, self._kind(asked)
+        entering, others = self._growth[kind].finish()
+        self._grown_for.add(asked.name)
+        reply = pb.GrowReply(enter=nbytes > 0, nbytes=nbytes, segment=segment)
+        for request in entering:
+            request.reply(reply.SerializeToString())
+        if nbytes:
+            tasks = list(self._mates[kind].values())
+            try:
+                self._host.memory.grow(self._index, segment, nbytes, tasks, kind)
+            except errors.ResourceExhaustedError as error:  # on all: they ask again, and are told
+                self._host.memory.warn_unshared(error.message)
+            except OSError:
+                if tasks:
+                    raise
+                # Memory of the server alone: the variable by itself takes less, and may find it.
+            else:
+                self._memory.add(self._host.memory.own(segment), kind)
+        for request in others:
+            request.reply(pb.GrowReply().SerializeToString())

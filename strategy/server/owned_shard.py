@@ -1,0 +1,278 @@
+"""A variable as its server has it: the only one who changes it, and keeps slots beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpidist import errors
+from strategy.server.memory import check_room
+from strategy.server.row_changes import change_rows
+from strategy.shared.kernels import Piece, Rule
+from strategy.shared.parts import Origin, whole
+from strategy.shared.shard import BLOCK_BYTES, WIDE, Array, Bytes, Layout, SharedShard
+
+# What overflows becomes infinite, and nobody is told: a server's log is not where it is looked for.
+_quiet = partial(np.errstate, all="ignore")
+
+
+class Scratch:
+    """Arrays of a block for what lies between, shared by the shards of a server.
+
+    They are kept, since new memory costs a page fault every 4 KiB.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[np.dtype[Any], list[Array]] = {}
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Local. So many flat arrays of this dtype, as long as a block; their contents are old."""
+        arrays = self._arrays.setdefault(dtype, [])
+        while len(arrays) < count:
+            arrays.append(np.empty(BLOCK_BYTES // dtype.itemsize, dtype))
+        return arrays[:count]
+
+
+class OwnedShard(SharedShard):
+    """A shard as its server has it: the only one who writes.
+
+    Args:
+        name: Of the variable.
+        memory: The server's arena.
+        layout: The shard's.
+        versions_offset: See :class:`SharedShard`.
+        data_offset: See :class:`SharedShard`.
+        sync: See :class:`SharedShard`.
+        scratch: The server's; by default one of its own.
+        origin: What of which variable it is; by default all of the one of this name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        memory: Bytes,
+        layout: Layout,
+        versions_offset: int,
+        data_offset: int,
+        sync: Callable[[], None],
+        scratch: Scratch | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        super().__init__(memory, layout, versions_offset, data_offset, sync)
+        self.origin = Origin(name, whole(layout.shape)) if origin is None else origin
+        self.name = name
+        self.slots: dict[str, Array] = {}
+        self.initials: dict[str, float] = {}  # what slots are full of at first, where that is not 0
+        self.steps: dict[str, int] = {}
+        self._scratch = Scratch() if scratch is None else scratch
+
+    @property
+    def version(self) -> int:
+        """Number of changes so far."""
+        return self._version_of[0] >> 1
+
+    def slot(self, name: str, initial: float = 0.0, dtype: DTypeLike | None = None) -> Array:
+        """Local. The slot of this name, flat, shape ``(size,)``.
+
+        Args:
+            name: ``<name of the optimizer>/<slot>``.
+            initial: What it is full of at first.
+            dtype: Of a new one; by default the variable's.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for a new one.
+        """
+        if name not in self.slots:
+            kind = np.dtype(dtype or self.layout.dtype)
+            self._check_room(name, kind)
+            self.slots[name] = np.full(self.layout.size, initial, kind)
+            if initial:
+                self.initials[name] = initial
+        return self.slots[name]
+
+    def apply(
+        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array]
+    ) -> None:
+        """Local. Change the whole shard once; see :meth:`applying`. All blocks are there."""
+        for _ in self.applying(name, rule, values, blocks):
+            continue
+
+    def applying(
+        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array | None]
+    ) -> Iterator[None]:
+        """Local. Change the whole shard once, as its gradient comes.
+
+        Args:
+            name: Under which slots and steps are kept: the optimizer's.
+            rule: How.
+            values: The optimizer's numbers.
+            blocks: The gradient, flat, block by block; asked for one by one.
+
+        Yields:
+            None, where the next block is not there yet: until then some blocks are of the next
+            version, and no consistent copy can be had.
+
+        Raises:
+            Exception: What the rule or the blocks raise, after the versions of all blocks have
+                advanced: some of the values may have changed.
+        """
+        step = self.steps.get(name, 0) + 1
+        update = self._updater(name, rule, values, step)
+        block, start, problem = 0, 0, None
+        try:
+            for gradient in blocks:
+                if gradient is None:
+                    yield
+                    continue
+                self._version_of[block] += 1
+                self._sync()
+                try:
+                    if problem is None:
+                        with _quiet():
+                            update(start, gradient)
+                except Exception as error:
+                    problem = error
+                self._sync()
+                self._version_of[block] += 1
+                block, start = block + 1, start + gradient.size
+        except GeneratorExit:
+            raise  # dropped half-way when the server ended: the memory may be gone
+        except BaseException:
+            self._end_change(block, name, step)
+            raise
+        self._end_change(block, name, step)
+        if problem is not None:
+            raise problem
+
+    def _end_change(self, block: int, name: str, step: int) -> None:
+        self.versions[block:] += 2  # none, but where the rest does not come
+        self.steps[name] = step
+
+    def replace(self, values: Array) -> None:
+        """Local. Put new values, flat, in the place of those of a shard of one block."""
+        version, sync = self._version_of, self._sync
+        version[0] += 1
+        sync()
+        self.flat[:] = values
+        sync()
+        version[0] += 1
+
+    def lend(self, name: str, rule: Rule) -> Callable[[], None]:
+        """Local. Let a worker change the whole shard once, by :meth:`SharedShard.change`.
+
+        Args:
+            name: See :meth:`applying`.
+            rule: What the worker does; it keeps nothing beside the variable.
+
+        Returns:
+            To be called when the worker has, or will not. The versions of all blocks advance.
+        """
+        self._arrays(name, rule)  # copies in float32 are no longer what the values are
+        after = self._version_of[0] + 2
+
+        def end() -> None:
+            self.versions[:] = after  # they are, but where the worker has not come to the end
+            self.steps[name] = self.steps.get(name, 0) + 1
+
+        return end
+
+    def apply_rows(
+        self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array
+    ) -> None:
+        """Local. Change some rows once; all others, and what is kept beside them, stay.
+
+        Args:
+            name: See :meth:`apply`, which raises the same.
+            rule: How.
+            values: The optimizer's numbers.
+            ids: Which rows, each once.
+            rows: The gradients, flat, one behind the other.
+
+        Raises:
+            InvalidArgumentError: A row is not there.
+        """
+        self.check_rows(ids)
+        step = self.steps.get(name, 0) + 1
+        param, slots = self._arrays(name, rule)
+        width = self.layout.size // max(len(self.data), 1)
+        tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
+        mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
+        self.versions += 1
+        self._sync()
+        try:
+            with _quiet():
+                change_rows(rule, tables, ids, rows, values, step, mirror)
+        finally:
+            self._sync()
+            self.versions += 1
+            self.steps[name] = step
+
+    def check_rows(self, ids: Array) -> None:
+        """Local. InvalidArgumentError if there are no rows of these numbers."""
+        shape = self.layout.shape
+        if not shape or (ids.size and not 0 <= ids.min() <= ids.max() < shape[0]):
+            raise errors.InvalidArgumentError(
+                f"variable {self.name!r} of shape {shape} has not all rows that are named"
+            )
+
+    def _arrays(self, name: str, rule: Rule) -> tuple[Array, list[Array]]:
+        """What a rule changes, the values or their wide copy, and what it keeps beside them."""
+        param = self.flat
+        if self.layout.is_half:
+            param = self._wide_copy(name) if rule.wide else param
+            self._forget_wide_copies(param)
+        return param, [
+            self.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0), param.dtype)
+            for slot in rule.slots
+        ]
+
+    def _updater(
+        self, name: str, rule: Rule, values: Mapping[str, float], step: int
+    ) -> Callable[[int, Array], None]:
+        """What changes the values from a place on, by a gradient that fits a block."""
+        param, slots = self._arrays(name, rule)
+        *scratch, wide = self._scratch.take(rule.scratch + 1, param.dtype)
+        length = rule.piece or wide.size
+
+        def update(start: int, gradient: Array) -> None:
+            for begin in range(0, gradient.size, length):
+                grad = gradient[begin : begin + length]
+                here = slice(start + begin, start + begin + grad.size)
+                if param is not self.flat:
+                    np.copyto(wide[: grad.size], grad)
+                    grad = wide[: grad.size]
+                parts = [slot[here] for slot in slots]
+                work = [array[: grad.size] for array in scratch]
+                rule.update(Piece(param[here], grad, parts, work, values, step))
+                if param is not self.flat:
+                    np.copyto(self.flat[here], param[here], casting="same_kind")
+
+        return update
+
+    def _wide_copy(self, name: str) -> Array:
+        """The values in float32, from which an optimizer goes on."""
+        key = f"{name}/{WIDE}"
+        if key not in self.slots:
+            self._check_room(key, np.dtype(np.float32))
+            self.slots[key] = self.flat.astype(np.float32)
+        return self.slots[key]
+
+    def _check_room(self, slot: str, dtype: np.dtype[Any]) -> None:
+        nbytes = self.layout.size * dtype.itemsize
+        try:
+            check_room(nbytes)
+        except errors.ResourceExhaustedError as error:
+            raise errors.ResourceExhaustedError(
+                f"there is no room for {slot!r} of {nbytes} bytes beside variable {self.name!r}: "
+                f"{error.message}"
+            ) from error
+
+    def _forget_wide_copies(self, kept: Array) -> None:
+        """Drop those that do not take part in a change."""
+        for key in [key for key in self.slots if key.endswith(f"/{WIDE}")]:
+            if self.slots[key] is not kept:
+                del self.slots[key]

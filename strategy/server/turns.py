@@ -1,0 +1,120 @@
+"""Changes that a worker makes itself in the memory of its server, as the server has them made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.server.given import Given
+from strategy.server.ledger import Ledger
+from strategy.server.served import ServedVariable
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Turns of a worker.
+
+    Attributes:
+        reply: Versions after them, and staleness.
+        over: Ends when they are over.
+    """
+
+    reply: pb.PushReply
+    over: Iterator[None]
+
+
+def can_follow(
+    ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], own: Sequence[pb.PushEntry]
+) -> bool:
+    """Local. Whether changes can be applied while turns last: at once, and of other variables.
+
+    Args:
+        ledger: The server's.
+        each: The changes, of one or more workers each.
+        own: Those that the worker makes in its turns.
+    """
+    busy = ledger.in_work.union(entry.variable for entry in own)
+    return not any(entry.staged or entry.variable in busy for entries in each for entry in entries)
+
+
+def all_at_once(ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry]) -> Turns | None:
+    """Local. Have a worker make all changes that it makes itself, from now on.
+
+    None if it makes none, must wait for others, or is to be refused one.
+    """
+    numbers = {entry.variable for entry in entries}
+    if not entries or len(numbers) < len(entries) or numbers & ledger.in_work:
+        return None
+    try:
+        rules = [ledger.rule(entry) for entry in entries]
+    except Exception:
+        return None  # it is told of it when the one comes that is refused
+    variables = [ledger.variable(entry) for entry in entries]
+    reply = pb.PushReply()
+    ends = []
+    for entry, variable, (name, rule, _) in zip(entries, variables, rules, strict=True):
+        shard = variable.shard
+        ledger.count_streamed([entry], shard)
+        ledger.count([entry], [shard], reply)
+        reply.versions.append(shard.version + 1)
+        ends.append(shard.lend(name, rule))
+    ledger.in_work |= numbers
+    return Turns(reply, _over(ledger, variables, ends, given.lend(len(entries), granted=True)))
+
+
+def one_by_one(
+    ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry], reply: pb.PushReply
+) -> Generator[None, None, Exception | None]:
+    """Local. Have a worker make changes itself, one after the other.
+
+    Args:
+        ledger: The server's.
+        given: What the worker pushes.
+        entries: The changes.
+        reply: Versions and staleness are added to it.
+
+    Yields:
+        None, where a turn lasts, or another push is in the middle of the same variable.
+
+    Returns:
+        Why one is refused.
+    """
+    problem: Exception | None = None
+    for entry in entries:
+        while entry.variable in ledger.in_work:
+            yield
+        turns = all_at_once(ledger, given, [entry])
+        if turns is not None:
+            reply.MergeFrom(turns.reply)
+            yield from turns.over
+            continue
+        try:
+            ledger.rule(entry)
+        except Exception as error:
+            problem = problem or error
+        yield from given.lend(granted=False)
+    return problem
+
+
+def _over(
+    ledger: Ledger,
+    variables: Sequence[ServedVariable],
+    ends: Sequence[Callable[[], None]],
+    turns: Iterator[None],
+) -> Iterator[None]:
+    def end_all() -> None:
+        for end in ends:
+            end()
+        ledger.in_work.difference_update(variable.identity for variable in variables)
+
+    try:
+        yield from turns
+    except GeneratorExit:
+        raise  # dropped half-way when the server ended: the memory may be gone
+    except BaseException:
+        end_all()
+        raise
+    end_all()
+    for variable in variables:
+        ledger.tell_waiting(variable)

@@ -1,0 +1,1 @@
+"""What workers and ps tasks both know: memory, its layout, and arithmetic."""
