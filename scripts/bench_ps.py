@@ -21,7 +21,7 @@ from _bench import alternate, report, size_text
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
-from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
+from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers, read_values
 
 MANY, EACH = 200, 1024  # variables of a model of many small ones, and bytes of each
 SIZES = [8, 512, 32 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -97,7 +97,7 @@ def many_variables(strategy, by_name, peer, rounds):
     def push_by(optimizer):
         return lambda: optimizer.apply_gradients(pairs).wait()
 
-    sides = {"pull": lambda: [v.read_value() for v in made]}
+    sides = {"pull": lambda: read_values(made)}
     sides |= {f"push with {name}": push_by(optimizer) for name, optimizer in by_name.items()}
     others = {} if peer is None else peer.many_sides(MANY, EACH)
     rows = []

@@ -37,7 +37,14 @@ import mpidist
 import mpidist.cuda
 from dataservice import Dataset, distribute
 from mpidist.cluster_resolver import MPIClusterResolver
-from strategy import ParameterServerStrategy, Variable, get_variable, initializers, optimizers
+from strategy import (
+    ParameterServerStrategy,
+    Variable,
+    get_variable,
+    initializers,
+    optimizers,
+    read_values,
+)
 
 Array = NDArray[Any]
 Batch = tuple[Array, Array]
@@ -143,7 +150,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
     reporter = Reporter(args, strategy, lambda: accuracy_of(weights, held_out), first_epoch)
 
     def step(images: Array, digits: Array) -> tuple[float, mpidist.Work]:
-        values = [weight.read_value() for weight in weights]  # on this replica's GPU, if it has one
+        values = read_values(weights)  # on this replica's GPU, if it has one
         loss, gradients = loss_and_gradients(values, images, digits)
         return loss, optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
@@ -269,7 +276,7 @@ def loss_and_gradients(
 
 def accuracy_of(weights: Sequence[Variable], data: Split) -> float:
     """Share of images whose most probable digit is right."""
-    _, log_probabilities = forward([weight.read_value() for weight in weights], data.images)
+    _, log_probabilities = forward(read_values(weights), data.images)
     return float((log_probabilities.argmax(axis=1) == data.digits).mean())
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
-from strategy import ParameterServerStrategy, Variable, get_variable, optimizers
+from strategy import ParameterServerStrategy, Variable, get_variable, optimizers, read_values
 
 Split = tuple[torch.Tensor, torch.Tensor]
 
@@ -110,8 +110,7 @@ def make_variable(
 
 def pull(model: nn.Module, variables: list[Variable]) -> None:
     """Fill the parameters, where they lie, with the values on the servers."""
-    for parameter, variable in zip(model.parameters(), variables, strict=True):
-        variable.read_value(np.from_dlpack(parameter.detach()))
+    read_values(variables, [np.from_dlpack(parameter.detach()) for parameter in model.parameters()])
 
 
 def accuracy(model: nn.Module, held_out: Split) -> float:

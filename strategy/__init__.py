@@ -11,6 +11,7 @@ from strategy.device_setter import (
 )
 from strategy.inputs import InputContext, ValueContext
 from strategy.parameter_server_strategy import ParameterServerStrategy
+from strategy.reading import read_values
 from strategy.reductions import PerReplica
 from strategy.replicas import ReplicaContext, get_replica_context, in_cross_replica_context
 from strategy.scopes import AUTO_REUSE, get_variable_scope, variable_scope
@@ -42,6 +43,7 @@ __all__ = [
     "initializers",
     "optimizers",
     "partitioners",
+    "read_values",
     "replica_device_setter",
     "schedules",
     "variable_scope",

@@ -127,6 +127,24 @@ def pulled(
         ValueError: ``out`` does not fit.
         TypeError: CuPy does not have the dtype.
     """
+    out, view = landing(whose, shape, dtype, out, gpu)
+    pull(view)
+    landed(view)
+    return out
+
+
+def landing(
+    whose: str, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any, gpu: int | None
+) -> tuple[Any, Array]:
+    """Local. Where what is pulled shall lie, and an array of the host to pull it into.
+
+    Args:
+        whose: See :func:`pulled`, which raises the same; so are the others.
+        shape: Of what is pulled.
+        dtype: Of what is pulled.
+        out: Where it shall lie; None for a fresh array.
+        gpu: Where a fresh array shall lie.
+    """
     if out is None:
         out = np.empty(shape, dtype) if gpu is None else empty_on(gpu, shape, dtype, whose)
     view = out if out.__class__ is np.ndarray else host_view(out, read=False)
@@ -136,10 +154,13 @@ def pulled(
             f"out must be a writable C-contiguous {dtype}{list(shape)} for {whose}, not a "
             f"{view.dtype}{list(view.shape)}{why}"
         )
-    pull(view)
-    if view is not out and isinstance(view, Mirror):
+    return out, view
+
+
+def landed(view: Array) -> None:
+    """Local. Bring to its GPU what has been pulled, if it shall lie on one."""
+    if isinstance(view, Mirror):
         view.upload()
-    return out
 
 
 def handed_over(gpu: int | None) -> Handed | None:

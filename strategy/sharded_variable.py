@@ -9,7 +9,7 @@ import numpy as np
 
 from strategy.assigned import Version
 from strategy.connection.change import Change
-from strategy.connection.remote import pull_all
+from strategy.connection.remote import Remote, pull_all, pull_into
 from strategy.shared.parts import Array, Part, Rows
 from strategy.variable import RuleOf, Variable
 
@@ -37,15 +37,12 @@ class ShardedVariable(Variable):
         """Local. The versions as a tuple."""
         return tuple(versions)
 
+    def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
+        """Local. What each part is pulled into; columns are not contiguous."""
+        return [(r, part.of(out)) for part, r in zip(self.parts, self.remotes, strict=True)]
+
     def _pull(self, out: Array, consistent: bool) -> None:
-        views = [part.of(out) for part in self.parts]
-        targets = [  # columns are copied in the end
-            view if view.flags.c_contiguous else np.empty(view.shape, self.dtype) for view in views
-        ]
-        pull_all([(r, t, None) for r, t in zip(self.remotes, targets, strict=True)], consistent)
-        for view, target in zip(views, targets, strict=True):
-            if target is not view:
-                view[...] = target
+        pull_into(self.places_in(out), consistent)
 
     def _pull_rows(self, ids: Array, out: Array) -> None:
         rows = Rows(self.parts, ids)

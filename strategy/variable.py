@@ -232,6 +232,10 @@ class Variable(ArrayLike):
 
     # What sharded variables do otherwise
 
+    def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
+        """Local. Where in an array of the variable's shape each of its remotes is pulled into."""
+        return [(self.remotes[0], out)]
+
     def _pull(self, out: Array, consistent: bool) -> None:
         pull(self.remotes[0], out, consistent=consistent)
 

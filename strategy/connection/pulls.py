@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Work, errors
+from mpidist import Reply, Work, errors
 from strategy.proto import parameter_server_pb2 as pb
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from strategy.connection.remote import Remote
 
 Array = NDArray[Any]
+
+SMALL_BYTES = 64 << 10
+"""What is shorter is pulled with others in one message, from which it is copied once more."""
 
 LARGE_BYTES = 16 << 20
 """What is longer is pulled in pieces: copies of the whole would fill the server's memory."""
@@ -56,6 +61,28 @@ class Pulls:
         buffers = () if ids is None else (ids,)
         work = self._connection.start("Read", asked, buffers, into=(out,))
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
+
+    def start_many(self, wanted: Sequence[tuple[Remote, Array]]) -> Work:
+        """Local. Ask the server for consistent copies of several small variables at once.
+
+        Args:
+            wanted: Variables, and for each a C-contiguous array of its shape and dtype.
+
+        Returns:
+            A Work whose result is the list of the versions of the copies.
+        """
+        asked = pb.ReadManyRequest(variables=[remote.number for remote, _ in wanted])
+        memory = np.empty(sum([out.nbytes for _, out in wanted]), np.uint8)
+
+        def put(reply: Reply) -> list[int]:
+            begin = 0
+            for _, out in wanted:
+                end = begin + out.nbytes
+                out.reshape(-1).view(np.uint8)[:] = memory[begin:end]
+                begin = end
+            return list(pb.ReadManyReply.FromString(reply.body).versions)
+
+        return self._connection.start("ReadMany", asked, into=(memory,)).then(put)
 
     def in_pieces(self, remote: Remote, out: Array) -> int:
         """Local. Get a consistent copy of a variable, which nobody changes meanwhile.

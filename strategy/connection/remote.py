@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from strategy.connection.pulls import is_large
+from mpidist import Work
+from strategy.connection.pulls import SMALL_BYTES, is_large
 from strategy.shared.one_sided import OneSidedShard
 from strategy.shared.shard import Layout, SharedShard
 
@@ -68,27 +70,58 @@ def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bo
 def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
     """Local. Pull several at once; see :func:`pull`.
 
-    Those by message are all under way together, but for large ones, which follow one by one.
+    Those by message are all under way together, the small ones of a server in one, but for large
+    ones, which follow one by one.
 
     Args:
         pulls: Variable, memory and rows of each.
         consistent: See :func:`pull`; of each on its own.
     """
     left = [one for one in pulls if not _copied(*one, consistent)]
-    large = [(remote, out) for remote, out, ids in left if is_large(out, ids)]
-    asked = [
-        (remote, remote.connection.pulls.start(remote, out, ids))
-        for remote, out, ids in left
-        if not is_large(out, ids)
-    ]
     for remote, out, _ in pulls:
         remote.connection.metrics.values["in_bytes"] += out.nbytes
     if left:
         with left[0][0].connection.metrics.timed("pulls by message", "waited_s"):
-            for remote, out in large:
-                remote.seen = remote.known = remote.connection.pulls.in_pieces(remote, out)
-            for remote, work in asked:
-                remote.seen = remote.known = work.result()
+            _ask_for(left)
+
+
+def pull_into(places: Sequence[tuple[Remote, Array]], consistent: bool = True) -> None:
+    """Local. Pull several at once; see :func:`pull_all`.
+
+    Args:
+        places: Of each variable where it shall lie: of its shape and dtype, any strides.
+        consistent: See :func:`pull`; of each on its own.
+    """
+    targets = [  # by way of memory that is contiguous where it is not
+        view if view.flags.c_contiguous else np.empty(view.shape, view.dtype) for _, view in places
+    ]
+    pulls = [(remote, target, None) for (remote, _), target in zip(places, targets, strict=True)]
+    pull_all(pulls, consistent)
+    for (_, view), target in zip(places, targets, strict=True):
+        if target is not view:
+            view[...] = target
+
+
+def _ask_for(pulls: Sequence[tuple[Remote, Array, Array | None]]) -> None:
+    small: dict[Connection, list[tuple[Remote, Array]]] = {}
+    large: list[tuple[Remote, Array]] = []
+    asked: list[tuple[Remote, Work]] = []
+    for remote, out, ids in pulls:
+        connection = remote.connection
+        if is_large(out, ids):
+            large.append((remote, out))
+        elif ids is None and out.nbytes < SMALL_BYTES:
+            small.setdefault(connection, []).append((remote, out))
+        else:
+            asked.append((remote, connection.pulls.start(remote, out, ids)))
+    together = [(wanted, one.pulls.start_many(wanted)) for one, wanted in small.items()]
+    for remote, out in large:
+        remote.seen = remote.known = remote.connection.pulls.in_pieces(remote, out)
+    for remote, work in asked:
+        remote.seen = remote.known = work.result()
+    for wanted, work in together:
+        for (remote, _), version in zip(wanted, work.result(), strict=True):
+            remote.seen = remote.known = version
 
 
 def _copied(remote: Remote, out: Array, ids: Array | None, consistent: bool) -> bool:

@@ -285,6 +285,18 @@ class ReadReply(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
+class ReadManyRequest(_message.Message):
+    __slots__ = ("variables",)
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, variables: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadManyReply(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, versions: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class HoldReply(_message.Message):
     __slots__ = ("last",)
     LAST_FIELD_NUMBER: _ClassVar[int]

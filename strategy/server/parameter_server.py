@@ -58,6 +58,7 @@ class ParameterServer:
                 "Missing": self._timekeeper.missing,
                 "Leave": self._timekeeper.leave,
                 "Read": self._reads.read,
+                "ReadMany": self._reads.read_many,
                 "Save": self._checkpoints.save,
                 "Fetch": self._checkpoints.fetch,
                 "Forget": self._checkpoints.forget,

@@ -115,15 +115,30 @@ class Pushes:
         """
         if variable is None and self._half_way:
             self._later.append(action)  # no push begins until then
-        elif variable is not None and variable in self._ledger.in_work:
-            # In one line with the pushes that want it: who waits has it before those that come.
-            self._half_way.append(self._once_free(variable, action))
-            self._reminder.start()
+        elif variable is not None and self.is_busy(variable):
+            self.attend(self._once_free(variable, action))
         else:
             action()
 
+    def is_busy(self, variable: int) -> bool:
+        """Local. Whether a push is in the middle of a variable, or it is held."""
+        return variable in self._ledger.in_work
+
+    def attend(self, work: Iterator[None]) -> None:
+        """Local. Do some work as far as it can be done, and go on with it as with pushes.
+
+        It is in one line with the pushes that want the same variable: who waits has it before those
+        that come.
+
+        Args:
+            work: Gives None where it has to wait for a variable; it must not raise.
+        """
+        if _goes_on(work):
+            self._half_way.append(work)
+            self._reminder.start()
+
     def _once_free(self, variable: int, action: Callable[[], None]) -> Iterator[None]:
-        while variable in self._ledger.in_work:
+        while self.is_busy(variable):
             yield
         action()
 
@@ -135,10 +150,7 @@ class Pushes:
             work: What is gone on with as with pushes that are half-way; it must not raise.
         """
         self._ledger.in_work.add(variable)
-        held = self._holding(variable, work)
-        if _goes_on(held):
-            self._half_way.append(held)
-            self._reminder.start()
+        self.attend(self._holding(variable, work))
 
     def _holding(self, variable: int, work: Iterator[None]) -> Iterator[None]:
         try:
@@ -286,10 +298,7 @@ class Pushes:
         """Apply what several workers have pushed as one change, or drop it, and answer them."""
         if not batch:
             return
-        work = self._finishing(batch, problem)
-        if _goes_on(work):
-            self._half_way.append(work)
-            self._reminder.start()
+        self.attend(self._finishing(batch, problem))
 
     def _finishing(self, batch: Sequence[Given], problem: str) -> Iterator[None]:
         replies = [pb.PushReply() for _ in batch]

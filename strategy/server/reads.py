@@ -78,6 +78,30 @@ class Reads:
         self._pushes.when_free(asked.variable, answer)
         return LATER
 
+    def read_many(self, request: Request) -> Reply:
+        """Local. A worker wants several variables, each of which is copied when it is whole."""
+        self._pushes.attend(self._reading_many(request))
+        return LATER
+
+    def _reading_many(self, request: Request) -> Iterator[None]:
+        try:
+            asked = pb.ReadManyRequest.FromString(request.body)
+            shards = [self._variables[number].shard for number in asked.variables]
+            copy = np.empty(sum([shard.layout.data_bytes for shard in shards]), np.uint8)
+            reply, begin = pb.ReadManyReply(), 0
+            for number, shard in zip(asked.variables, shards, strict=True):
+                while self._pushes.is_busy(number):
+                    yield
+                end = begin + shard.layout.data_bytes
+                copy[begin:end] = shard.flat.view(np.uint8)
+                reply.versions.append(shard.version)
+                begin = end
+        except Exception as error:
+            request.fail(error)
+        else:
+            self._metrics.values["out_bytes"] += copy.nbytes
+            request.reply(reply.SerializeToString(), (copy,))
+
     def _copied(self, asked: pb.ReadRequest, request: Request) -> Reply:
         shard = self._variables[asked.variable].shard
         with self._metrics.timed("read", "busy_s"):
