@@ -13,16 +13,21 @@ digit is held out. The last line printed is the accuracy on the held-out images.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import numpy as np
-import torch
 from _digits import load_digits
-from torch import nn
-from torch.nn import functional
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, Variable, get_variable, optimizers, read_values
+
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+except ModuleNotFoundError:
+    sys.exit("torch computes here, and is not installed: pip install 'mpidist[torch]'")
 
 Split = tuple[torch.Tensor, torch.Tensor]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,14 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.variable import Variable
 from strategy.variables import Variables
 
+logger = logging.getLogger(__name__)
+
 
 class Durable(ABC):
     """The part of a strategy that deals with checkpoints."""
 
     global_step: Variable
+    _worker: int
     _connections: list[Connection]
     _variables: Variables
 
@@ -32,7 +36,7 @@ class Durable(ABC):
         Args:
             directory: Folder of all checkpoints. A ps task that does not see it, on another host
                 without a shared file system, sends its part to this worker.
-            keep: How many to keep, at least 1.
+            keep: How many to keep, at least 1: those that were saved last, whatever their steps.
             extra: More files for the folder: name, without ``/``, to what they hold: bytes, such as
                 the state of a data iterator, or what is written as JSON.
 
@@ -47,7 +51,9 @@ class Durable(ABC):
         """
         self._drain()
         step, files = int(self.global_step), extra or {}
-        with checkpoint.Writing(directory, step, len(self._connections), keep, files) as writing:
+        names = list(self._variables.by_name)
+        count = len(self._connections)
+        with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
             for name, content in files.items():
                 writing.add(name, content)
             self._save_parts(writing.paths)
@@ -97,14 +103,24 @@ class Durable(ABC):
             missing = [name for name in self._variables.remotes if name not in found]
             if missing:
                 raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
+            self._say_what_is_left(path, index)
         # One after the other: of workers with different paths, the first server lets one go on.
         for connection in self._connections:
             connection.snapshots.restore(wanted, ordinal)
         return int(self.global_step)
 
+    def _say_what_is_left(self, path: str, index: bytes) -> None:
+        names = checkpoint.variables_in(index)
+        left = [name for name in names if name not in self._variables.by_name]
+        if left and self._worker == 0:
+            logger.warning(
+                "the checkpoint %s has variables that the program has not made before restore(), "
+                "and that later checkpoints will not have: %s", path, left,
+            )  # fmt: skip
+
     @staticmethod
     def latest_checkpoint(directory: str) -> str | None:
-        """Local. The newest complete checkpoint of a folder, or None."""
+        """Local. The complete checkpoint of a folder that was saved last, or None."""
         found = checkpoint.checkpoints(directory)
         return found[-1] if found else None
 

@@ -229,9 +229,16 @@ class InitialValue:
         if self._whole is None:
             value = self._initializer
             if function is not None:
-                value = function(self._shape, self._dtype)
+                value = self._called(function)
             self._whole = self._checked(value, self._shape)
         return np.asarray(part.of(self._whole), order="C")
+
+    def _called(self, function: Initializer) -> Any:
+        try:
+            return function(self._shape, self._dtype)
+        except TypeError as error:
+            error.add_note(f"The initializer of {self._whose} is called with (shape, dtype).")
+            raise
 
     def _function(self) -> Initializer | None:
         given = self._initializer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from mpidist import Work
+from mpidist import Work, errors
 from strategy.connection.change import Change, global_norm
 from strategy.gpus import usable_elsewhere
 from strategy.proto import parameter_server_pb2 as pb
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strategy.assigned import Version
     from strategy.connection.connection import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
-    from strategy.variable import Variable
+    from strategy.variable import RuleOf, Variable
 
 _ONE = np.ones((), np.int64)
 
@@ -120,18 +120,16 @@ class Optimizer:
                 of gradients to be clipped is no number.
             TypeError: A gradient is not an array, or its dtype does not fit.
         """
-        pairs = [(grad, var) for grad, var in grads_and_vars if grad is not None]
+        pairs = [(grad, var) for grad, var in _pairs(grads_and_vars) if grad is not None]
         if not pairs:
             raise ValueError("there is no gradient to apply: all are None, or the list is empty")
-        if not all(hasattr(variable, "changes") for _, variable in pairs):
-            raise TypeError(
-                "apply_gradients needs pairs of a gradient and its variable, in this order"
-            )
         strategy = pairs[0][1].strategy
         if any(var.strategy is not strategy for _, var in pairs):
             raise ValueError("all variables of one apply_gradients must belong to one strategy")
-        if len({var.name for _, var in pairs}) < len(pairs):
-            raise ValueError("a variable comes twice; add its gradients first")
+        names = [var.name for _, var in pairs]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"variables come twice: {twice}; add their gradients first")
         context = get_replica_context()
         if context is not None and context.strategy is not strategy:
             raise ValueError(
@@ -158,7 +156,7 @@ class Optimizer:
         self, strategy: ParameterServerStrategy, pairs: Sequence[tuple[Any, Variable]]
     ) -> Work:
         strategy.begin_step()
-        divided = [var.changes(grad, self._rule) for grad, var in pairs]
+        divided = [_changes(grad, var, self._rule) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
         if not strategy.nan.allows(changes):
             return strategy.pace.pass_over().then(lambda _: Applied((), (), contributed=False))
@@ -209,6 +207,35 @@ class Optimizer:
         rate = [] if self._schedule is None else [f"learning_rate={_in_words(self._schedule)}"]
         values = [f"{name}={value:g}" for name, value in self._values.items()]
         return f"{type(self).__name__}({', '.join(rate + values)})"
+
+
+def _pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Any, Variable]]:
+    """Pairs of gradient and variable; TypeError if one is none."""
+    pairs = list(grads_and_vars)
+    for number, pair in enumerate(pairs):
+        parts = tuple(pair) if isinstance(pair, tuple | list) else (pair,)
+        if len(parts) != 2 or (parts[0] is not None and not hasattr(parts[1], "changes")):
+            got = " and ".join(map(errors.type_name, parts))
+            raise TypeError(
+                "apply_gradients needs a list of pairs of a gradient and its variable, in this "
+                f"order; number {number} of what it got is {got}"
+            )
+    return pairs
+
+
+def _changes(grad: Any, variable: Variable, rule_of: RuleOf) -> list[Change]:
+    """Checked changes; see :meth:`Variable.changes`. A number is no gradient of an array."""
+    shape = () if isinstance(grad, int | float | complex) else getattr(grad, "shape", None)
+    if shape == () and variable.shape:
+        raise ValueError(
+            f"the gradient of variable {variable.name!r} is a number, and the variable has shape "
+            f"{variable.shape}"
+        )
+    try:
+        return variable.changes(grad, rule_of)
+    except TypeError as error:
+        error.add_note(f"It is the gradient of variable {variable.name!r}.")
+        raise
 
 
 def _in_words(function: Any) -> str:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import ClusterSpec, started_server
+from mpidist import ClusterSpec, launched, started_server
 from mpidist.cluster_resolver import ClusterResolver
 from strategy.connection.compression import Compressor, parse
 from strategy.connection.connection import Connection
@@ -220,7 +220,8 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         self.compressor = Compressor(self._compression)
         self.nan = NanPolicy(self._nan, self._worker)
         name, backups, bound = self._mode
-        count = None if alone else self._workers
+        # One process runs the script of a cluster: its only worker cannot be for backup.
+        count = None if alone or (self._workers == 1 and not launched()) else self._workers
         mode = checked_mode(name, count, backups, bound, str(self._compression))
         mode.one_sided = self._transport == "rma"
         return mode

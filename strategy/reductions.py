@@ -39,6 +39,13 @@ class PerReplica:
             "its values, or strategy.experimental_local_results"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a PerReplica has no {name!r}: it holds a value of each replica; strategy.group(...) "
+            "waits for all, strategy.reduce(...) and strategy.experimental_local_results(...) give "
+            "what they are"
+        )
+
     def __repr__(self) -> str:
         return f"PerReplica({list(self.values)!r})"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import started_server
+from mpidist import errors, started_server
 from strategy.aggregation import VariableSynchronization, member
 from strategy.array_like import on_host
 from strategy.local import local_host
@@ -68,6 +68,8 @@ def get_variable(
         InvalidArgumentError: Another worker made it otherwise; the message names both.
         ResourceExhaustedError: The ps task has no room for it.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a variable's name is a str, not {errors.type_name(name)}: {name!r}")
     if not (initializer is None or isinstance(initializer, str) or callable(initializer)):
         value = np.asarray(on_host(initializer))
         shape = value.shape if shape is None else shape

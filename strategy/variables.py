@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
+from mpidist import errors
 from strategy.aggregation import VariableAggregation, VariableSynchronization, member
 from strategy.connection.change import Change, push_all
 from strategy.connection.connection import Connection
@@ -100,9 +102,15 @@ class Variables:
         """Local. Make a variable; see :func:`strategy.get_variable`."""
         if not name or ":" in name:
             raise ValueError(f"a variable needs a name without ':', not {name!r}")
-        if any(axis < 0 for axis in shape):
-            raise ValueError(f"variable {name!r} cannot have the shape {tuple(shape)}")
-        layout = Layout(shape, dtype)
+        if not all(isinstance(axis, int | np.integer) and axis >= 0 for axis in shape):
+            raise ValueError(
+                f"variable {name!r} cannot have the shape {tuple(shape)}: its axes are as long as "
+                "integers from 0 say"
+            )
+        try:
+            layout = Layout(shape, dtype)
+        except TypeError as error:
+            raise TypeError(f"variable {name!r}: {dtype!r} is no dtype") from error
         if layout.dtype not in DTYPES:
             raise TypeError(
                 f"variable {name!r} cannot have the dtype {layout.dtype}: what can be changed and "
@@ -155,6 +163,7 @@ class Variables:
         """
         remotes: dict[str, Remote] = {}
         placed: list[tuple[int, Layout]] = []
+        announced: list[int] = []
         try:
             for name, origin in origins.items():
                 own = layout if len(origins) == 1 else Layout(origin.part.shape, layout.dtype)
@@ -163,6 +172,7 @@ class Variables:
                 division = (origin, len(origins))
                 if len(self._connections) > 1:  # each server sees its own variables only
                     self._connections[0].announce(name, own, ordinal, server, *division)
+                    announced.append(ordinal)
                 connection = self._connections[server]
                 remote, must_initialize = connection.create(name, own, ordinal, *division)
                 if must_initialize:
@@ -173,6 +183,9 @@ class Variables:
         except BaseException:
             for server, own in placed:
                 self._placement.forget(server, own)
+            with suppress(errors.Error):  # what counts is why it could not be made
+                for ordinal in announced:
+                    self._connections[0].retract(ordinal)
             raise
         return remotes
 

@@ -62,7 +62,8 @@ def check_alone(spec: ClusterSpec, task: Task, *, launched: bool) -> None:
     if elsewhere:
         raise FailedPreconditionError(
             f"the cluster has {len(elsewhere) + 1} tasks, and this is a plain process: start "
-            f"the script with  {_command(spec)}"
+            f"the script with  {_command(spec)}  and have MPIClusterResolver or auto() say "
+            "which task each rank is"
         )
 
 

@@ -70,7 +70,10 @@ def _config(config: Any) -> ConfigProto:
 def _only_job(spec: ClusterSpec) -> str:
     if len(spec.jobs) != 1:
         what = f"several jobs: {spec.jobs}" if spec.jobs else "no jobs"
-        raise ValueError(f"job_name is missing, and the cluster has {what}")
+        raise ValueError(
+            f"job_name is missing, and the cluster has {what}; a resolver's task_type is None "
+            "where nothing, such as TF_CONFIG, says which task this is"
+        )
     return spec.jobs[0]
 
 

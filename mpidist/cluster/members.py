@@ -245,7 +245,8 @@ class Members:
         if known is not None and known.rank != said.rank:
             raise InvalidArgumentError(
                 f"ranks {known.rank} and {said.rank} both say that they are {said.job} "
-                f"{said.task}: give each rank a task of its own"
+                f"{said.task}: give each rank a task of its own; where all have the same "
+                "TF_CONFIG, MPIClusterResolver or auto() tells tasks apart by their ranks"
             )
 
     def _check_others(self, needed: int) -> None:

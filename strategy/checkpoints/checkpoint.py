@@ -93,6 +93,7 @@ class Writing:
         servers: Number of files.
         keep: How many complete checkpoints to keep, at least 1.
         extra: Names of more files that will be put into it.
+        variables: Names of the variables, for who restores fewer.
 
     Attributes:
         paths: The file of each server.
@@ -104,13 +105,20 @@ class Writing:
     """
 
     def __init__(
-        self, directory: str, step: int, servers: int, keep: int, extra: Iterable[str] = ()
+        self,
+        directory: str,
+        step: int,
+        servers: int,
+        keep: int,
+        extra: Iterable[str] = (),
+        variables: Iterable[str] = (),
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep!r}")
         self._directory = os.path.abspath(directory)
         self._step = step
         self._keep = keep
+        self._variables = list(variables)
         self.path = os.path.join(self._directory, f"step-{step}")
         # Of a name that nobody has used: a server that sees it sees this folder.
         writer = f"by-{os.getpid()}-on-{socket.gethostname()}"
@@ -153,15 +161,17 @@ class Writing:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _complete(self) -> None:
-        facts = {"format": _FORMAT, "step": self._step, "files": self._names}
+        facts: dict[str, Any] = {"format": _FORMAT, "step": self._step, "files": self._names}
+        facts["variables"] = self._variables
+        # Two may be saved within a tick of the clock.
+        latest = max(map(_saved_ns, checkpoints(self._directory)), default=0)
+        facts["saved_ns"] = max(time.time_ns(), latest + 1)
         self.add(_INDEX, facts | {"id": secrets.token_hex(8)})
         with reported(self.path):
             _put_in_place(self._partial, self.path)
         with suppress(OSError):  # the checkpoint is there; the next save removes what stays now
             _tidy(self._directory)
-            # The one just written stays, though an earlier training may have left higher steps.
-            others = [old for old in checkpoints(self._directory) if old != self.path]
-            for old in others[: max(len(others) - self._keep + 1, 0)]:
+            for old in checkpoints(self._directory)[: -self._keep]:
                 _remove(old)
 
 
@@ -226,14 +236,40 @@ def _remove(path: str) -> None:
 
 
 def checkpoints(directory: str) -> list[str]:
-    """Local. Complete checkpoints of a folder, oldest first; empty if there is no such folder."""
+    """Local. Complete checkpoints of a folder, the last saved last; empty without such a folder.
+
+    Steps say nothing of that: a training that begins anew in the folder, or goes on from an earlier
+    checkpoint, has lower ones than what the one before has left.
+    """
     if not os.path.isdir(directory):
         return []
     found: dict[int, str] = {}
     for name in sorted(os.listdir(directory), reverse=True):  # one that was put aside comes first
         if match := _NAME.fullmatch(name):
             found[int(match[1])] = name
-    return [os.path.join(directory, found[step]) for step in sorted(found)]
+    paths = [os.path.join(directory, found[step]) for step in sorted(found)]
+    return sorted(paths, key=_saved_ns)
+
+
+def _saved_ns(path: str) -> int:
+    """When a checkpoint was saved, in nanoseconds since the epoch; 0 if its index does not say."""
+    saved = _fact(index_of(path), "saved_ns")
+    return saved if isinstance(saved, int) else 0
+
+
+def variables_in(index: bytes) -> list[str]:
+    """Local. Names of the variables of a checkpoint, as far as its index says them."""
+    names = _fact(index, "variables")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _fact(index: bytes | None, name: str) -> Any:
+    """What an index says of something; None if nothing, or if it is damaged."""
+    try:
+        facts = json.loads(index or b"")
+    except (ValueError, RecursionError):
+        return None
+    return facts.get(name) if isinstance(facts, dict) else None
 
 
 def index_of(path: str) -> bytes | None:
@@ -257,8 +293,11 @@ def names_in(path: str, index: bytes | None) -> list[str]:
         DataLossError: Its index is damaged, or of another format.
     """
     if index is None:
+        within = ", ".join(os.path.basename(one) for one in checkpoints(path))
+        hint = f"; it holds {within}: latest_checkpoint() gives the last" if within else ""
         raise errors.NotFoundError(
             f"{path!r} is not a checkpoint, or is on another host alone: {_INDEX} cannot be read"
+            f"{hint}"
         )
     try:
         facts = json.loads(index)

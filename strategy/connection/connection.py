@@ -112,6 +112,11 @@ class Connection(Line):
         asked.part.CopyFrom(_part_of(origin, count))
         self.call("Announce", asked)
 
+    def retract(self, ordinal: int) -> None:
+        """Local. Take back that a variable is announced, which has not been made."""
+        asked = pb.CreateRequest(ordinal=ordinal, worker=self._worker, connection=self.number)
+        self.call("Retract", asked)
+
     def create(
         self, name: str, layout: Layout, ordinal: int, origin: Origin, count: int
     ) -> tuple[Remote, bool]:
@@ -150,7 +155,8 @@ class Connection(Line):
             self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
         self._ring = self._reach.ring(reply.ring) or self._ring
         shared = self._reach.shard(layout, reply)
-        remote = Remote(name, layout, self, reply.variable, shared, seen=reply.version)
+        whole = origin.variable
+        remote = Remote(name, whole, layout, self, reply.variable, shared, seen=reply.version)
         return remote, reply.must_initialize
 
     def abandon(self, remote: Remote) -> None:

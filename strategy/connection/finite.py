@@ -25,11 +25,12 @@ def not_finite(changes: Sequence[Change]) -> list[str]:
     Those too that would be in the variable's dtype.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        return [
-            change.remote.name
+        names = [
+            change.remote.whole
             for change in changes
             if not _is_finite(change.data, change.remote.layout.dtype)
         ]
+    return list(dict.fromkeys(names))
 
 
 def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:

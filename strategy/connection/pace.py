@@ -246,10 +246,12 @@ def checked_mode(
     if backup_workers and name != "sync":
         raise ValueError(f"backup_workers are for mode 'sync', not {name!r}")
     if backup_workers < 0 or (workers is not None and backup_workers >= workers):
-        there = "the workers" if workers is None else f"{workers} workers"
-        raise ValueError(f"of {there} {backup_workers} cannot be for backup")
-    if (staleness is None) != (name != "ssp"):
-        raise ValueError("mode 'ssp' needs staleness, and no other mode takes it")
+        most = "" if workers is None else f" to {workers - 1}, one less than there are workers"
+        raise ValueError(f"backup_workers must be from 0{most}, not {backup_workers}")
+    if name == "ssp" and staleness is None:
+        raise ValueError("mode 'ssp' needs staleness: how many steps ahead a worker may be")
+    if name != "ssp" and staleness is not None:
+        raise ValueError(f"staleness is for mode 'ssp', not {name!r}")
     if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
         raise ValueError(f"staleness must be a number of steps from 0 to 2^31, not {staleness}")
     return pb.Mode(

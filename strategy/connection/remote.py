@@ -28,6 +28,7 @@ class Remote:
 
     Attributes:
         name: Of the variable.
+        whole: Of the variable that it is a part of; its own, if it is whole.
         layout: Shape and dtype.
         connection: To its server.
         number: The server's for it.
@@ -38,6 +39,7 @@ class Remote:
     """
 
     name: str
+    whole: str
     layout: Layout
     connection: Connection
     number: int

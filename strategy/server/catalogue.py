@@ -49,7 +49,7 @@ class Catalogue:
         self._index = index
         self._memory = Memory(host)
         self._scratch = Scratch()
-        self._order: dict[tuple[int, int], tuple[str, int]] = {}  # by strategy and ordinal
+        self._order: dict[tuple[int, int], tuple[str, list[int]]] = {}  # by strategy and ordinal
         self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
         workers = workers_of(host.cluster_spec)
         # By whether segments are one-sided: who takes part in making them, and who has promised to.
@@ -94,13 +94,24 @@ class Catalogue:
         division = division_of(asked)
         what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
         place = (self.connections[asked.connection].strategy, asked.ordinal)
-        first, worker = self._order.setdefault(place, (what, asked.worker))
+        first, workers = self._order.setdefault(place, (what, []))
         if first != what:
             raise errors.InvalidArgumentError(
                 f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
-                f"worker {worker} as {first}: all workers must create the same variables in the "
-                "same order, and place them alike"
+                f"worker {workers[0]} as {first}: all workers must create the same variables in "
+                "the same order, and place them alike"
             )
+        workers.append(asked.worker)
+
+    def retract(self, request: Request) -> None:
+        """Local. A worker has not made a variable that it told of; it may make another one."""
+        asked = pb.CreateRequest.FromString(request.body)
+        place = (self.connections[asked.connection].strategy, asked.ordinal)
+        if place in self._order:
+            workers = self._order[place][1]
+            workers[:] = [worker for worker in workers if worker != asked.worker]
+            if not workers:
+                del self._order[place]
 
     def create(self, request: Request) -> Reply:
         """Local. A worker creates a variable: the first one makes it, the others find it."""

@@ -62,7 +62,8 @@ class Configured:
             rate = float(self._schedule(step - 1))
         except Exception as error:
             raise errors.InvalidArgumentError(
-                f"the schedule of optimizer {self.name!r} raised {_text(error)}"
+                f"the schedule of optimizer {self.name!r}, called with the number of earlier "
+                f"updates, raised {_text(error)}"
             ) from error
         if not 0 <= rate < math.inf:
             raise errors.InvalidArgumentError(
@@ -94,7 +95,8 @@ def _rule_of(name: str, function: Callable[..., Any], slots: tuple[str, ...]) ->
             result = function(piece.param, piece.grad, kept, rate, piece.step)
         except Exception as error:
             raise errors.InvalidArgumentError(
-                f"the function of optimizer {name!r} raised {_text(error)}; {half_changed}"
+                f"the function of optimizer {name!r}, called with (param, grad, slots, "
+                f"learning_rate, step), raised {_text(error)}; {half_changed}"
             ) from error
         if result is not None or any(
             kept.get(key) is not slot for key, slot in zip(slots, piece.slots, strict=True)

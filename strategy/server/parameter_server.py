@@ -41,6 +41,7 @@ class ParameterServer:
             {
                 "Attach": self._catalogue.attach,
                 "Announce": self._catalogue.announce,
+                "Retract": self._catalogue.retract,
                 "CreateVariable": self._catalogue.create,
                 "Abandon": self._catalogue.abandon,
                 "Grow": self._catalogue.grow,

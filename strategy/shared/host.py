@@ -9,8 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors
-from mpidist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors, settings
+from mpidist.cluster_resolver import (
+    ClusterResolver,
+    MPIClusterResolver,
+    TFConfigClusterResolver,
+)
 
 Bytes = NDArray[np.uint8]
 Task = tuple[str, int]
@@ -167,15 +171,22 @@ def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
     return source.cluster_spec() if isinstance(source, ClusterResolver) else ClusterSpec(source)
 
 
-def described_spec() -> ClusterSpec | None:
-    """Local. The cluster with ps tasks that TF_CONFIG describes; None without, and for evaluators.
+def described_by() -> str | None:
+    """Local. Who says, without being asked, that this process is a task of a cluster with ps tasks.
+
+    Returns:
+        In words; None without, and for evaluators.
 
     Raises:
         InvalidArgumentError: TF_CONFIG is broken.
     """
-    resolver = TFConfigClusterResolver()
-    spec = resolver.cluster_spec()
-    return spec if "ps" in spec.jobs and resolver.task_type != "evaluator" else None
+    resolvers: dict[str, ClusterResolver] = {"TF_CONFIG": TFConfigClusterResolver()}
+    if settings.jobs is not None:
+        resolvers["mpidist run"] = MPIClusterResolver()
+    for source, resolver in resolvers.items():
+        if "ps" in resolver.cluster_spec().jobs and resolver.task_type != "evaluator":
+            return source
+    return None
 
 
 def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
@@ -183,7 +194,7 @@ def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
 
     Args:
         spec: The cluster that it is given; one without jobs asks for local mode, as None does where
-            TF_CONFIG describes none.
+            nobody describes one.
         task_type: Job of this task, if it is known: an evaluator needs no Server.
 
     Raises:
@@ -191,11 +202,15 @@ def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
     """
     if task_type == "evaluator":
         return
-    if spec or (spec is None and described_spec() is not None):
-        source = "the strategy is given" if spec else "TF_CONFIG describes"
+    source = "the strategy is given" if spec else None
+    if spec is None:
+        described = described_by()
+        source = None if described is None else f"{described} describes"
+    if source is not None:
         raise errors.FailedPreconditionError(
             f"{source} a cluster, and no Server has been started in this process: start "
-            "mpidist.Server(spec, job_name, task_index) before the strategy"
+            "mpidist.Server(spec, job_name, task_index) before the strategy; a strategy of this "
+            "process alone is given cluster_spec={}"
         )
 
 

@@ -399,11 +399,44 @@ def test_a_save_killed_at_any_point_leaves_one_of_the_two(tmp_path):
     assert len(folders) > 10
 
 
-def test_they_are_in_the_order_of_steps(tmp_path):
-    for step in (10, 9, 100, 2):
+def test_they_are_in_the_order_in_which_they_were_saved(tmp_path):
+    for step in (10, 9, 100, 2, 9):
         write(tmp_path, step, keep=10)
-    assert checkpoints(str(tmp_path)) == [str(tmp_path / f"step-{n}") for n in (2, 9, 10, 100)]
+    assert checkpoints(str(tmp_path)) == [str(tmp_path / f"step-{n}") for n in (10, 100, 2, 9)]
     assert checkpoints(str(tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize("index", ["", "[]", "{", "{}", '{"saved_ns": "x"}'])
+def test_those_that_do_not_say_when_come_first_by_their_steps(tmp_path, index):
+    for step in (100, 9, 1):
+        write(tmp_path, step, keep=10)
+    for step in (100, 9):
+        (tmp_path / f"step-{step}" / "index.json").write_text(index)
+    assert checkpoints(str(tmp_path)) == [str(tmp_path / f"step-{n}") for n in (9, 100, 1)]
+
+
+def test_a_clock_that_was_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.time, "time_ns", lambda: 1 << 62)
+    write(tmp_path, 5)
+    monkeypatch.undo()
+    write(tmp_path, 3)
+    assert checkpoints(str(tmp_path)) == [str(tmp_path / f"step-{n}") for n in (5, 3)]
+
+
+def test_a_training_that_begins_anew_keeps_what_it_has_saved(tmp_path):
+    for step in (10, 20, 30, 40):
+        write(tmp_path, step)
+    for step in (1, 2, 3, 4):
+        path = write(tmp_path, step)
+        assert checkpoints(str(tmp_path))[-1] == path
+    assert names(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+def test_a_folder_of_checkpoints_is_none(tmp_path):
+    write(tmp_path, 3)
+    write(tmp_path, 1)
+    with pytest.raises(NotFoundError, match=r"is not a checkpoint.*holds step-3, step-1: latest"):
+        checkpoint.names_in(str(tmp_path), None)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

@@ -179,7 +179,7 @@ def test_options_that_need_other_tasks_have_no_effect_without_them(options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "sync", "backup_workers": -1}, "of the workers -1 cannot be for backup"),
+        ({"mode": "sync", "backup_workers": -1}, "backup_workers must be from 0, not -1"),
         ({"backup_workers": 1}, "backup_workers are for mode 'sync'"),
         ({"mode": "ssp", "staleness": -1}, "staleness must be a number of steps"),
         ({"parameter_devices": []}, r"parameter_devices \[\] are not among"),

@@ -580,12 +580,12 @@ def test_workers_with_different_modes(make):
     [
         ({"mode": "bulk"}, r"unknown mode 'bulk'.*'async', 'sync', 'ssp'"),
         ({"mode": "ssp"}, "needs staleness"),
-        ({"staleness": 1}, "no other mode takes it"),
+        ({"staleness": 1}, "staleness is for mode 'ssp', not 'async'"),
         ({"mode": "ssp", "staleness": -1}, "from 0 to"),
         ({"mode": "ssp", "staleness": 1 << 40}, "from 0 to"),
         ({"backup_workers": 1}, "are for mode 'sync'"),
-        ({"mode": "sync", "backup_workers": 2}, "of 2 workers 2 cannot be for backup"),
-        ({"mode": "sync", "backup_workers": -1}, "cannot be for backup"),
+        ({"mode": "sync", "backup_workers": 2}, "must be from 0 to 1, .*, not 2"),
+        ({"mode": "sync", "backup_workers": -1}, "must be from 0 to 1, .*, not -1"),
     ],
     ids=str,
 )

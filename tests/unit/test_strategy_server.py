@@ -9,7 +9,8 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import errors, host_memory
-from strategy import optimizers
+from strategy import get_variable, optimizers
+from strategy.partitioners import FixedShardsPartitioner
 from strategy.proto import parameter_server_pb2 as pb
 
 
@@ -370,3 +371,28 @@ def test_no_memory_for_one_more_variable(make, monkeypatch):
     with pytest.raises(errors.ResourceExhaustedError, match="no room for variable 'w' of 8000"):
         variable(strategy, "w", 1000, "ones")
     np.testing.assert_array_equal(first, np.ones(1000))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_variable_that_could_not_be_made_leaves_its_place(make, servers, parts):
+    cluster = make(servers=servers)
+    first, second = cluster.worker(0), cluster.worker(1)
+    divide = FixedShardsPartitioner(parts)
+
+    def create(strategy, name, initializer="ones"):
+        with strategy.scope():
+            return get_variable(name, 6, np.float64, initializer, partitioner=divide)
+
+    made = [create(first, "a")]
+    with pytest.raises(ValueError, match="has shape"):
+        create(first, "b", np.ones(4))
+    made.append(create(first, "c"))
+    for strategy in (first, second):
+        others = [create(second, name) for name in "ac"] if strategy is second else made
+        for v in others:
+            np.testing.assert_array_equal(v, np.ones(6))
+    if servers > 1:  # who comes later is still compared
+        create(first, "d")
+        with pytest.raises(errors.InvalidArgumentError, match=r"worker 1 creates .* worker 0 as"):
+            create(second, "e")
