@@ -116,7 +116,8 @@ def global_norm(changes: Sequence[Change]) -> float:
 
 def _norm(flat: Array) -> float:
     if flat.dtype not in (np.float32, np.float64):
-        flat = flat.astype(np.float64 if flat.dtype.kind in "iu" else np.float32)
+        wide = flat.dtype.kind in "iu" or flat.itemsize > 4
+        flat = flat.astype(np.float64 if wide else np.float32)
     square = float(np.vdot(flat, flat))
     # Squares may be too large, or too small, for their type.
     if 1e-30 < square < math.inf or not flat.any():
@@ -159,9 +160,19 @@ def push_all(
         ]
     if len(works) == 1:
         return works[0]
-    return gather_works("push", works).then(
+    whole = gather_works("push", works)
+    whole.add_done_callback(lambda _: _tell_once(works))
+    return whole.then(
         lambda results: in_order([pair for result in results for pair in result], order)
     )
+
+
+def _tell_once(works: Sequence[Work]) -> None:
+    """What several servers say of one push is raised as one error, of the first of them."""
+    problems = [error for error in (work.exception() for work in works) if error is not None]
+    for other in problems[1:]:
+        problems[0].add_note(f"Another server says: {other}")
+        other.__context__ = problems[0]
 
 
 def in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:

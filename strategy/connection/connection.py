@@ -330,4 +330,5 @@ def _needs_attention(work: Work) -> bool:
     if not work.is_completed():
         return True
     error = work.exception()
-    return error is not None and error.__traceback__ is None
+    # With a context, it goes with another one.
+    return error is not None and error.__traceback__ is None and error.__context__ is None

@@ -15,6 +15,9 @@ from strategy.shared.inline import Enclosed
 from strategy.shared.one_sided import OneSidedRing
 from strategy.shared.staging import STAGED_BYTES, TURN_S, Ring
 
+# As at the server: what becomes infinite is not told here.
+_quiet = partial(np.errstate, all="ignore")
+
 
 class Parcel:
     """Local. Puts changes into a message.
@@ -47,12 +50,13 @@ class Parcel:
         self.order = sorted(range(len(changes)), key=own.__contains__)
         for place in self.order:
             self._add(changes[place], own.get(place))
-        self.inline = self._enclosed.arrays()
+        with _quiet():
+            self.inline = self._enclosed.arrays()
 
     def stream(self) -> None:
         """Local. Once the message has been sent: stream what is not in it, and make changes."""
         begin = time.monotonic()
-        with np.errstate(all="ignore"):  # as at the server; what raises half-way breaks the push
+        with _quiet():  # what raises half-way breaks the push
             for each in self._later:
                 each()
         self.is_long = self.has_turns and time.monotonic() - begin > TURN_S

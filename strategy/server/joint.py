@@ -113,23 +113,27 @@ def find_joint(ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: in
         They; None if the first has to be made by itself.
     """
     first = each[place][0]
-    shard, rule, scaled = ledger.variable(first).shard, first.rule, first.scaled
-    if not _is_small(shard.layout):
+    if not (ledger.may_join(first) and _is_small(ledger.variable(first).shard.layout)):
         return None
     try:
-        name, how, values = ledger.rule(first)
-    except Exception:
+        joint = _joint_of(ledger, first)
+        taken = set(ledger.in_work)
+        for entries in itertools.islice(each, place, None):
+            number, shard = entries[0].variable, ledger.variable(entries[0]).shard
+            alike = entries[0].rule == first.rule and entries[0].scaled == first.scaled
+            as_it_is = alike and number not in taken and all(map(_is_as_it_is, entries))
+            if not (as_it_is and _is_small(shard.layout) and joint.add(shard)):
+                break
+            taken.add(number)
+    except (Exception, SystemExit):
         return None  # it is told of it when it is made by itself
-    joint = Joint(name, how, values, shard.layout, shard.steps.get(name, 0))
-    taken = set(ledger.in_work)
-    for entries in itertools.islice(each, place, None) if how.joins else ():
-        number, shard = entries[0].variable, ledger.variable(entries[0]).shard
-        alike = entries[0].rule == rule and entries[0].scaled == scaled and number not in taken
-        as_it_is = alike and all(map(_is_as_it_is, entries))
-        if not (as_it_is and _is_small(shard.layout) and joint.add(shard)):
-            break
-        taken.add(number)
     return joint if joint.shards else None
+
+
+def _joint_of(ledger: Ledger, first: pb.PushEntry) -> Joint:
+    name, rule, values = ledger.rule(first)
+    shard = ledger.variable(first).shard
+    return Joint(name, rule, values, shard.layout, shard.steps.get(name, 0))
 
 
 def _is_as_it_is(entry: pb.PushEntry) -> bool:

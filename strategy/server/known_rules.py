@@ -47,6 +47,12 @@ class Rules:
             self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
 
+    def may_join(self, number: int) -> bool:
+        """Local. Whether the rule of this number may be called for several variables at once."""
+        if number in _PLAIN:
+            return True
+        return self._optimizers[number - pb.FIRST_OPTIMIZER].rule.joins
+
     def find(
         self, entry: pb.PushEntry, shard: OwnedShard
     ) -> tuple[str, kernels.Rule, Mapping[str, float]]:

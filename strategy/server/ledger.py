@@ -39,6 +39,10 @@ class Ledger:
         """Local. See :meth:`Rules.find`."""
         return self._rules.find(entry, self.variable(entry).shard)
 
+    def may_join(self, entry: pb.PushEntry) -> bool:
+        """Local. Whether the rule of a change may be called for several variables at once."""
+        return self._rules.may_join(entry.rule)
+
     def count(
         self, entries: Sequence[pb.PushEntry], shards: Sequence[OwnedShard], reply: pb.PushReply
     ) -> None:

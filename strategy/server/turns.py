@@ -48,7 +48,7 @@ def all_at_once(ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry]) -
         return None
     try:
         rules = [ledger.rule(entry) for entry in entries]
-    except Exception:
+    except (Exception, SystemExit):
         return None  # it is told of it when the one comes that is refused
     variables = [ledger.variable(entry) for entry in entries]
     reply = pb.PushReply()
@@ -65,7 +65,7 @@ def all_at_once(ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry]) -
 
 def one_by_one(
     ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry], reply: pb.PushReply
-) -> Generator[None, None, Exception | None]:
+) -> Generator[None, None, BaseException | None]:
     """Local. Have a worker make changes itself, one after the other.
 
     Args:
@@ -80,7 +80,7 @@ def one_by_one(
     Returns:
         Why one is refused.
     """
-    problem: Exception | None = None
+    problem: BaseException | None = None
     for entry in entries:
         while entry.variable in ledger.in_work:
             yield
@@ -91,7 +91,7 @@ def one_by_one(
             continue
         try:
             ledger.rule(entry)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = problem or error
         yield from given.lend(granted=False)
     return problem

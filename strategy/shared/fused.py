@@ -106,12 +106,12 @@ def _ftrl(
 
 
 @compiled
-def _descend(versions: Any, param: Any, grad: Any, rate: Any, step: int) -> None:
+def _descend(versions: Any, param: Any, grad: Any, rate: Any, decay: Any, step: int) -> None:
     for block in range(versions.size):
         here = slice(block * step, (block + 1) * step)
         versions[block] += 1
         _fence()
-        _sgd(param[here], grad[here], rate, rate - rate)
+        _sgd(param[here], grad[here], rate, decay)
         _fence()
         versions[block] += 1
 
@@ -126,7 +126,7 @@ def descend(versions: Array, param: Array, grad: Array, rate: Any, step: int) ->
         rate: Of the same dtype.
         step: Elements of a block.
     """
-    _descend(versions, param, grad, rate, step)
+    _descend(versions, param, grad, rate, param.dtype.type(0), step)
 
 
 def _update_sgd(slots: tuple[str, ...], piece: Piece) -> None:

@@ -1,9 +1,11 @@
 """What is said of gradients, variables and options that cannot be."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from _cases.servers import Cluster
 
 import mpidist
 from mpidist import settings
@@ -139,3 +141,27 @@ def test_what_a_checkpoint_has_beside_the_program_is_said(tmp_path, caplog):
             strategy.save(str(tmp_path))
     (record,) = caplog.records
     assert "['b']" in record.getMessage()
+
+
+def test_what_several_servers_refuse_is_raised_once():
+    with ExitStack() as stack:
+        strategy = Cluster(stack, servers=2).worker(0)
+        with strategy.scope():
+            v = get_variable(
+                "v", 4000, bool, True, partitioner=partitioners.FixedShardsPartitioner(2)
+            )
+        assert v.remotes[0].connection is not v.remotes[1].connection
+        with pytest.raises(mpidist.errors.InvalidArgumentError, match="part_0") as info:
+            v.assign_sub(np.ones(4000, bool))
+        assert ["part_1" in note for note in info.value.__notes__] == [True]
+        np.testing.assert_array_equal(v, np.ones(4000, bool))
+        v.assign(np.zeros(4000, bool))
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", np.longdouble, np.int64])
+def test_the_norm_of_gradients_of_any_dtype(strategy, dtype):
+    v = get_variable("v", 2, np.float64, "zeros")
+    large = 3e30 if np.dtype(dtype).itemsize == 4 else 3e6 if dtype == np.int64 else 3e100
+    gradient = np.array([large, large * 4 / 3]).astype(dtype)
+    optimizers.SGD(1.0, global_clipnorm=1.0).apply_gradients([(gradient, v)]).wait()
+    np.testing.assert_allclose(v, [-0.6, -0.8], rtol=1e-6 if dtype == ">f4" else 1e-12)

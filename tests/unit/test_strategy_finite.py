@@ -49,6 +49,13 @@ def test_squares_that_are_too_large(dtype):
     assert names(data, dtype) == []
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.uint8])
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.uint8, np.int64])
 def test_integers_are_finite(dtype):
-    assert names(np.ones(3, dtype), np.float16) == []
+    for variable in DTYPES:
+        assert names(np.ones(3, dtype), variable) == []
+
+
+def test_integers_that_are_too_large_for_halves():
+    data = np.array([1, -65520])
+    assert [names(data, dtype) for dtype in DTYPES] == [["v"], [], [], []]
+    assert names(np.array([65519, -65519]), np.float16) == []

@@ -235,3 +235,53 @@ def test_a_variable_in_the_middle_of_another_change_is_waited_for(make):
     assert not work.is_completed()
     release.set()
     assert work.result(30).versions == (2, 2, 2)
+
+
+def exit_at(step, rate=1.0):
+    def schedule(number):
+        if number == step:
+            raise SystemExit(3)
+        return rate
+
+    return schedule
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("large", [40_000, 600_000])
+def test_a_schedule_that_exits_leaves_nothing_in_the_ring(make, mode, large):
+    """Not even before it is known which changes are made together."""
+    cluster = make()
+    strategies = [cluster.worker(index, mode=mode) for index in range(2)]
+    sizes = {"a": 3, "b": large, "c": large}
+    made = [[variable(s, name, n) for name, n in sizes.items()] for s in strategies]
+    exiting = [optimizers.SGD(exit_at(0), name="exits") for _ in strategies]
+    plain = [optimizers.SGD(1.0) for _ in strategies]
+
+    def push(many, index, value):
+        pairs = [(np.full(v.shape, value), v) for v in made[index]]
+        return many[index].apply_gradients(pairs).result(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        workers = range(2) if mode == "sync" else range(1)
+        for work in [pool.submit(push, exiting, index, 7.0) for index in workers]:
+            with pytest.raises(errors.Error, match="SystemExit"):
+                work.result(60)
+        for work in [pool.submit(push, plain, index, 1.0) for index in workers]:
+            work.result(60)
+    for v in made[0]:
+        np.testing.assert_array_equal(v, np.full(v.shape, -1.0))
+    assert int(strategies[0].global_step) == 2
+
+
+def test_the_schedule_of_a_function_is_asked_once_a_variable(make, tmp_path):
+    strategy, path = make().worker(0), tmp_path / "asked"
+
+    def schedule(step, path=str(path)):
+        with open(path, "a") as file:
+            file.write(f"{step} ")
+        return 1.0
+
+    made = [variable(strategy, f"v{i}", 2) for i in range(3)]
+    function = optimizers.Function(subtract, learning_rate=schedule)
+    function.apply_gradients([(np.ones(2), v) for v in made]).wait()
+    assert path.read_text() == "0 0 0 "
