@@ -16,6 +16,7 @@ Array = NDArray[Any]
 
 # What BLAS multiplies.
 _VECTORS = (np.dtype(np.float32), np.dtype(np.float64))
+_TWO_STREAMS_BYTES = 1 << 20
 _PART = 1 << 17  # elements that are looked at together: they and what comes of them are in a cache
 
 
@@ -36,8 +37,8 @@ def not_finite(changes: Sequence[Change]) -> list[str]:
 def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
     kind = data.dtype
     if kind in _VECTORS:
-        # At the speed of memory; but finite squares may be too large for their type.
-        if math.isfinite(np.vdot(data, data)) and kind == dtype:
+        # At the speed of memory; but finite products may be too large for their type.
+        if math.isfinite(_sum_of_products(data)) and kind == dtype:
             return True
     elif kind.kind in "biu" and dtype != np.float16:  # the only one that some are too large for
         return True
@@ -46,6 +47,18 @@ def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
     if kind in FLOATING:
         return all(np.isfinite(_largest(part).astype(dtype)) for part in parts)
     return all(np.isfinite(part.astype(dtype)).all() for part in parts)
+
+
+def _sum_of_products(data: Array) -> Any:
+    """A sum of products in which each element is a factor: NaN or infinite if one of them is.
+
+    Of many, that of one half with the other: two streams come a third faster from memory than one.
+    """
+    if data.nbytes < _TWO_STREAMS_BYTES:
+        return np.vdot(data, data)
+    flat = data.reshape(-1)
+    half = flat.size // 2
+    return np.vdot(flat[:half], flat[half : 2 * half]) + 0 * flat[-1]  # which may be left over
 
 
 def _largest(part: Array) -> Any:

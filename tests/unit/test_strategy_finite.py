@@ -34,10 +34,12 @@ def test_as_numpy_says(dtype, kind, values, strided):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("place", [0, _PART - 1, _PART, 3 * _PART + 6, None])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_wherever_it_is(dtype, place, bad):
-    data = np.ones(3 * _PART + 7, dtype)
+@pytest.mark.parametrize("place", [0, _PART - 1, _PART, 3 * _PART + 2, 3 * _PART + 3, -2, -1, None])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("others", [1, 0])
+@pytest.mark.parametrize("size", [6 * _PART + 7, 6 * _PART + 8])
+def test_wherever_it_is(dtype, place, bad, others, size):
+    data = np.full(size, others, dtype)
     if place is not None:
         data[place] = bad
     assert names(data, dtype) == ([] if place is None else ["v"])
@@ -45,8 +47,8 @@ def test_wherever_it_is(dtype, place, bad):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_squares_that_are_too_large(dtype):
-    data = np.full(5, np.finfo(dtype).max, dtype)
-    assert names(data, dtype) == []
+    for size in (5, 6 * _PART + 7):
+        assert names(np.full(size, np.finfo(dtype).max, dtype), dtype) == []
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.uint8, np.int64])
