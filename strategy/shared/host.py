@@ -181,7 +181,7 @@ def described_by() -> str | None:
         InvalidArgumentError: TF_CONFIG is broken.
     """
     resolvers: dict[str, ClusterResolver] = {"TF_CONFIG": TFConfigClusterResolver()}
-    if settings.jobs is not None:
+    if settings.jobs is not None and "ps=" in settings.jobs:  # else MPI need not be started
         resolvers["mpidist run"] = MPIClusterResolver()
     for source, resolver in resolvers.items():
         if "ps" in resolver.cluster_spec().jobs and resolver.task_type != "evaluator":
