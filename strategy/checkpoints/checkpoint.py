@@ -171,8 +171,10 @@ class Writing:
             _put_in_place(self._partial, self.path)
         with suppress(OSError):  # the checkpoint is there; the next save removes what stays now
             _tidy(self._directory)
+            # The one just written stays, though another job may have saved later ones meanwhile.
             for old in checkpoints(self._directory)[: -self._keep]:
-                _remove(old)
+                if old != self.path:
+                    _remove(old)
 
 
 def _put_in_place(partial: str, path: str) -> None:

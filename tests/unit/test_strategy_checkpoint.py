@@ -432,6 +432,19 @@ def test_a_training_that_begins_anew_keeps_what_it_has_saved(tmp_path):
     assert names(tmp_path) == ["step-2", "step-3", "step-4"]
 
 
+def test_the_one_just_saved_stays(tmp_path, monkeypatch):
+    put = checkpoint._put_in_place
+
+    def overtaken(partial, path):
+        monkeypatch.undo()
+        put(partial, path)
+        write(tmp_path, 9)  # another job
+
+    monkeypatch.setattr(checkpoint, "_put_in_place", overtaken)
+    assert os.path.isdir(write(tmp_path, 3, keep=1))
+    assert names(tmp_path) == ["step-3", "step-9"]
+
+
 def test_a_folder_of_checkpoints_is_none(tmp_path):
     write(tmp_path, 3)
     write(tmp_path, 1)
