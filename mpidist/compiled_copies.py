@@ -56,11 +56,18 @@ _prefetch: Any = intrinsic(_prefetch_code)
 
 
 @compiled
-def _copy_lines(target: Any, source: Any, lines: Any) -> None:
-    for line in range(lines):
-        _prefetch(source + np.uintp(line * _LINE + _PAGE_AHEAD))
-        _copy_line(target + np.uintp(line * _LINE), source + np.uintp(line * _LINE))
+def _copy_bytes(to: Any, whence: Any) -> None:
+    address, source = np.uintp(to.ctypes.data), np.uintp(whence.ctypes.data)
+    begin = min((_LINE - np.int64(address % np.uintp(_LINE))) % _LINE, to.size)
+    lines = (to.size - begin) // _LINE
+    for i in range(begin):
+        to[i] = whence[i]
+    for offset in range(begin, begin + lines * _LINE, _LINE):
+        _prefetch(source + np.uintp(offset + _PAGE_AHEAD))
+        _copy_line(address + np.uintp(offset), source + np.uintp(offset))
     _fence()
+    for i in range(begin + lines * _LINE, to.size):
+        to[i] = whence[i]
 
 
 @compiled
@@ -92,17 +99,12 @@ def copy_past_caches(target: NDArray[Any], source: NDArray[Any]) -> None:
     non-temporal stores).
 
     Args:
-        target: C-contiguous, of at least 64 bytes.
+        target: C-contiguous.
         source: C-contiguous, of the same shape and dtype, elsewhere in memory.
     """
     to, whence = (array.reshape(-1).view(np.uint8) for array in (target, source))
-    begin = -to.ctypes.data % _LINE
-    lines = (to.size - begin) // _LINE
-    end = begin + lines * _LINE
-    to[:begin] = whence[:begin]
-    to[end:] = whence[end:]
-    addresses = (np.uintp(array.ctypes.data + begin) for array in (to, whence))
-    _copy_lines(*addresses, lines)
+    whence.flags.writeable = False  # code is compiled for one kind of array, not for two
+    _copy_bytes(to, whence)
 
 
 def take_ahead(table: NDArray[Any], ids: NDArray[np.int64], out: NDArray[Any]) -> None:
