@@ -47,6 +47,7 @@ def pytest_configure(config):
         "ranks(*counts, timeout=60, own_launch=False): run the test on every rank of a launched "
         "world, once per number of ranks",
     )
+    config.addinivalue_line("markers", "alone: no other job may start on this host meanwhile")
     config.addinivalue_line("markers", "long: takes long; runs only with --long")
     config.addinivalue_line("markers", "gpu: needs CuPy and a GPU; runs only with --gpu")
     if config.option.rank_socket:

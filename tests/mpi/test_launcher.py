@@ -259,6 +259,7 @@ def test_timeout(tmp_path):
     )
 
 
+@pytest.mark.alone  # the next job would remove what this looks for
 def test_nothing_outlives_a_killed_command(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # it can no longer remove its folder
     before = shared_files()
