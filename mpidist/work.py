@@ -80,7 +80,7 @@ class Work:
 
     def is_success(self) -> bool:
         """Local. True once the operation has ended well."""
-        return self._done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """Local. The error with which the operation ended; None if it goes on or went well."""

@@ -138,8 +138,9 @@ class Durable(ABC):
             ]
             sizes = gather_works("save", works).result()
         except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
-            for connection in self._connections:
+            for connection, path in zip(self._connections, paths, strict=True):
                 connection.snapshots.release().wait()
+                connection.snapshots.forget(path).wait()  # a part that nobody fetches
             raise
         elsewhere = [
             (connection.snapshots, path, nbytes)

@@ -161,7 +161,7 @@ def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
     if isinstance(structure, Mapping):
         return {key: _mapped(function, value) for key, value in structure.items()}
     if isinstance(structure, tuple | list):
-        return type(structure)(_mapped(function, value) for value in structure)
+        return _like(structure, [_mapped(function, value) for value in structure])
     return function(structure)
 
 
@@ -170,10 +170,15 @@ def _mapped_lists(parts: Any, like: Any, number: int) -> Any:
     if isinstance(like, Mapping):
         return {key: _mapped_lists(parts[key], like[key], number) for key in like}
     if isinstance(like, tuple | list):
-        return type(like)(
-            _mapped_lists(part, one, number) for part, one in zip(parts, like, strict=True)
-        )
+        each = [_mapped_lists(part, one, number) for part, one in zip(parts, like, strict=True)]
+        return _like(like, each)
     return parts[number]
+
+
+def _like(structure: Any, values: list[Any]) -> Any:
+    """Values in a tuple or list of the same kind; those of a named tuple come one by one."""
+    kind = type(structure)
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
 def _leaves(structure: Any) -> list[Any]:

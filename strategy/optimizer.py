@@ -170,6 +170,8 @@ class Optimizer:
         changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         work = strategy.pace.push(changes, lambda: self._in_words(pairs))
+        if not (work.is_success() and work.result() is None):  # else they come too late
+            strategy.compressor.count()
         changes[0].remote.connection.metrics.values["steps"] += 1
         return work.then(lambda results: _applied(results, shapes))
 

@@ -286,7 +286,7 @@ class _Together:
             go_behind(made)
             value = _merged(strategy, given)
             self._outcome = (value, None, [handed_over(gpu) for gpu in sorted(set(strategy.gpus))])
-        except Exception as error:
+        except BaseException as error:  # sys.exit() and Ctrl-C, too, must not leave an earlier one
             self._outcome = (None, error, [])
         self._changed.notify_all()
 

@@ -170,10 +170,10 @@ class Variables:
                 server = self._server_for(name, own)
                 ordinal = len(self.remotes) + len(remotes)
                 division = (origin, len(origins))
-                if len(self._connections) > 1:  # each server sees its own variables only
-                    self._connections[0].announce(name, own, ordinal, server, *division)
-                    announced.append(ordinal)
                 connection = self._connections[server]
+                if len(self._connections) > 1:  # each server sees its own variables only
+                    self._connections[0].announce(name, own, ordinal, connection.index, *division)
+                    announced.append(ordinal)
                 remote, must_initialize = connection.create(name, own, ordinal, *division)
                 if must_initialize:
                     self._initialize(remote, origin.part, value)

@@ -62,6 +62,7 @@ class Answers:
         self._lock = lock
         self._parked: list[_Parked] = []
         self._unwritten: list[tuple[Request, Reply]] = []
+        self._writing = False
         self._outcome = Outcome()
         self._news = threading.Event()
 
@@ -104,7 +105,8 @@ class Answers:
         if request is None:  # who looks after time writes next
             return reply
         self._news.set()
-        if reply is LATER or not (outcome.changed or self._unwritten):
+        # What it says may rest on what is just being written, or could not be.
+        if reply is LATER or not (self._outcome.changed or self._unwritten or self._writing):
             return reply
         self._unwritten.append((request, reply))
         return LATER
@@ -117,6 +119,7 @@ class Answers:
         unwritten: list[tuple[Request, Reply]] = []
         try:
             with self._lock:
+                self._writing = True
                 changed, self._outcome.changed = self._outcome.changed, {}
                 unwritten, self._unwritten = self._unwritten, []
                 records: Mapping[Key, bytes | None] = {
@@ -129,6 +132,7 @@ class Answers:
             # Whatever it is, those who wait for their answers are told.
             logger.exception("the dispatcher's journal cannot be written")
             with self._lock:
+                self._writing = False
                 self._outcome.changed = changed | self._outcome.changed
             for request, _ in unwritten:
                 request.fail(error)
@@ -136,6 +140,7 @@ class Answers:
         for request, reply in unwritten:
             request.reply(reply.body, reply.buffers)
         with self._lock:
+            self._writing = False
             self._carry_out()
 
     def tell(self, worker: str, method: str, body: Message) -> None:

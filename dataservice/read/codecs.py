@@ -26,7 +26,7 @@ class Codecs:
         self._name = "" if self._auto or name is None else name
         self._endpoint = endpoint
         self._chosen: dict[str, str] = {}
-        self._probes: dict[str, tuple[Work, float, list[Array]]] = {}
+        self._probes: dict[str, tuple[Work, list[float], list[Array]]] = {}
 
     def of(self, worker: str) -> str:
         """Local. The codec for requests to a worker; empty for none."""
@@ -45,15 +45,18 @@ class Codecs:
                 return
             body = pb.ProbeRequest(nbytes=PROBE_BYTES).SerializeToString()
             work = self._endpoint.call(worker, "data_worker/Probe", body, timeout=_PROBE_LIMIT_S)
-            self._probes[worker] = (work, time.monotonic(), list(buffers))
+            times = [time.monotonic()]
+            # When it is looked at depends on when there is an element next.
+            work.add_done_callback(lambda _: times.append(time.monotonic()))
+            self._probes[worker] = (work, times, list(buffers))
 
     def _look(self, worker: str) -> None:
-        work, began, first = self._probes[worker]
-        if not work.is_completed():
+        work, times, first = self._probes[worker]
+        if len(times) < 2:
             return
         del self._probes[worker]
         if work.exception() is None:
-            rate = PROBE_BYTES / max(time.monotonic() - began, 1e-9)
+            rate = PROBE_BYTES / max(times[1] - times[0], 1e-9)
             self._chosen[worker] = choose_codec("AUTO", "tcp", rate, first) or ""
         else:
             self._chosen[worker] = ""

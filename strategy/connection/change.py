@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +154,14 @@ def push_all(
         for connection in by_server:
             connection.make_room()
         sent = [connection.sequence + (connection in by_server) for connection in first.siblings]
-        works = [
-            connection.push([changes[position] for position in positions], decision, sent)
-            for connection, positions in by_server.items()
-        ]
+        works = []
+        try:
+            for connection, positions in by_server.items():
+                own = [changes[position] for position in positions]
+                works.append(connection.push(own, decision, sent))
+        except BaseException:  # Ctrl-C too
+            _pass_by(first, by_server, sent)
+            raise
     if len(works) == 1:
         return works[0]
     whole = gather_works("push", works)
@@ -165,6 +169,15 @@ def push_all(
     return whole.then(
         lambda results: in_order([pair for result in results for pair in result], order)
     )
+
+
+def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -> None:
+    """Where some servers have been told of a push that others will not get, tell those."""
+    pairs = [(one, last) for one, last in zip(first.siblings, sent, strict=True) if one in to]
+    if any(one.sequence == last for one, last in pairs):
+        for one, last in pairs:
+            if one.sequence < last:
+                one.pass_by(sent)
 
 
 def _tell_once(works: Sequence[Work]) -> None:

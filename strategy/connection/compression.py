@@ -72,15 +72,17 @@ class Compressor:
     def __init__(self, compression: Compression) -> None:
         self._how = compression
         self._behind: dict[str, Array] = {}
+        self._next: dict[str, Array] = {}
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Local. Replace what gradients carry by what is to travel.
+        """Local. Replace what gradients carry by what is to travel; see :meth:`count`.
 
         Args:
             changes: Gradients; of float32 and float64 variables they change.
         """
         if not self._how.name:
             return
+        self._next = {}
         for change in changes:
             if change.remote.layout.dtype.kind != "f" or change.remote.layout.is_half:
                 continue
@@ -88,6 +90,11 @@ class Compressor:
                 self._halve(change, _HALVES[self._how.name])
             elif change.ids is None:
                 self._select(change)
+
+    def count(self) -> None:
+        """Local. The last gradients count: from now on what stayed behind is what they left."""
+        self._behind.update(self._next)
+        self._next = {}
 
     def _halve(self, change: Change, dtype: np.dtype[Any]) -> None:
         flat = converted(change)
@@ -105,4 +112,4 @@ class Compressor:
         places.sort()
         change.data, change.places, change.scale = total[places], places.astype(np.int64), 1.0
         total[places] = 0
-        self._behind[name] = total
+        self._next[name] = total

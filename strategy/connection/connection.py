@@ -221,6 +221,18 @@ class Connection(Line):
         self.metrics.note("push", begin)
         return work
 
+    def pass_by(self, sent: Sequence[int]) -> None:
+        """Local. Send a push of nothing in place of one that others were told of, and no more.
+
+        Args:
+            sent: See :meth:`push`.
+        """
+        with self._pushing:
+            self._sequence += 1
+            with contextlib.suppress(errors.Error):  # it is gone, and waits for nothing
+                push = pb.PushRequest(connection=self.number, sequence=self._sequence, sent=sent)
+                self.start("Push", push)
+
     def _give_up(self) -> None:
         """Tell the server, which waits for the rest of a push, that it does not come."""
         body = pb.AttachReply(connection=self.number).SerializeToString()
@@ -273,7 +285,13 @@ class Connection(Line):
             if time.monotonic() >= deadline:
                 break
         if not promise.is_completed():
-            endpoint.call(self.address, "ps/Withdraw", body).wait()
+            withdrawal = endpoint.call(self.address, "ps/Withdraw", body)
+            # It may have begun before the server hears of this, and then the server answers no
+            # more until this worker has taken part.
+            while not (promise.is_completed() or withdrawal.is_completed()):
+                promise.block(time.monotonic() + LOOK_S)
+            if not promise.is_completed():
+                withdrawal.wait()
         reply = pb.GrowReply.FromString(promise.result().body)
         if reply.enter:
             self._reach.grow(reply)

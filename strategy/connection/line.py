@@ -12,8 +12,12 @@ from strategy.shared.host import Host
 
 Array = NDArray[Any]
 
-# Who asks for these waits for other workers, or for a disk: as long as the server is there.
-_PATIENT = ("Push", "Await", "Hold", "Save", "CheckRestore", "Restore")
+# Who asks for these waits for other workers, or for a disk that the server writes to: as long as it
+# is there.
+_PATIENT = {
+    *("CreateVariable", "Read", "ReadMany", "Push", "Await", "Missing"),
+    *("Hold", "Save", "CheckRestore", "Restore"),
+}
 
 LOOK_S = 1.0
 """How often who waits for others looks whether they are still there, in seconds."""

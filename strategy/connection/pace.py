@@ -158,11 +158,15 @@ class Synchronous(Pace):
 
     def leave(self) -> None:
         """Local. This worker makes no more steps."""
+        super().leave()
         with self._turn:
             entering, self._entering = self._entering, None
-            if entering is not None and entering.is_success() and entering.result().members:
+            if entering is None:
+                return
+            # The server has counted it in a step before it left, or does not answer any more.
+            entering.block(time.monotonic() + settings.call_timeout_s)
+            if entering.is_success() and entering.result().members:
                 self._fail(entering.result())
-        super().leave()
 
     def _enter(self, what: str | None) -> Decision:
         if self._entering is None:

@@ -219,6 +219,7 @@ class Catalogue:
                 check_room(layout.version_bytes + layout.data_bytes)
             return self._find_place(asked, layout)
         except errors.ResourceExhaustedError as error:
+            self._forget_division(asked)
             raise errors.ResourceExhaustedError(
                 f"ps {self._index} has no room for variable {asked.name!r} of {layout.data_bytes} "
                 f"bytes: {error.message}"
@@ -300,6 +301,13 @@ class Catalogue:
                 f"worker {asked.worker} creates variable {name!r}{own}, and worker {worker}{first}:"
                 " all workers must divide a variable alike"
             )
+
+    def _forget_division(self, asked: pb.CreateRequest) -> None:
+        """A variable has not been made: it may come divided otherwise."""
+        name = asked.part.variable
+        made = any(variable.shard.origin.variable == name for variable in self.variables)
+        if not made and self._divisions[name][1] == asked.worker:
+            del self._divisions[name]
 
     def _make_ring(self, connection: ServedConnection) -> None:
         if connection.ring is None and connection.slots:

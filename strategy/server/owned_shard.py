@@ -122,7 +122,8 @@ class OwnedShard(SharedShard):
         """
         step = self.steps.get(name, 0) + 1
         update = self._updater(name, rule, values, step)
-        block, start, problem = 0, 0, None
+        block, start = 0, 0
+        problem: BaseException | None = None
         try:
             for gradient in blocks:
                 if gradient is None:
@@ -134,7 +135,7 @@ class OwnedShard(SharedShard):
                     if problem is None:
                         with _quiet():
                             update(start, gradient)
-                except Exception as error:
+                except (Exception, SystemExit) as error:  # of a user's rule
                     problem = error
                 self._sync()
                 self._version_of[block] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,12 +26,14 @@ class _Steps:
     """The synchronous steps of the workers' strategies of one number.
 
     Attributes:
+        begun: How many are being applied, or are over.
         over: How many have been applied, or have failed.
         given: What has been pushed for the next ones, by worker.
         failed: Steps that fail, and why.
         waiting: Who waits for how many to be over.
     """
 
+    begun: int = 0
     over: int = 0
     given: dict[int, Given] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -68,6 +71,7 @@ class Pushes:
         self._cut: Cut | None = None
         self._half_way: list[Iterator[None]] = []
         self._later: list[Callable[[], None]] = []
+        self._put_off: list[tuple[int, Callable[[], None]]] = []
         self._reminder = Reminder(remind, _RESUME_S)
 
     def close(self) -> None:
@@ -143,14 +147,24 @@ class Pushes:
         action()
 
     def hold_variable(self, variable: int, work: Iterator[None]) -> None:
-        """Local. Keep a free variable as it is until some work has ended.
+        """Local. Once a variable is free, keep it as it is until some work has ended.
+
+        Where something waits until nothing is half-way, it goes first: else those who read on and
+        on would put it off for ever, and all pushes with it.
 
         Args:
             variable: Its number.
             work: What is gone on with as with pushes that are half-way; it must not raise.
         """
-        self._ledger.in_work.add(variable)
-        self.attend(self._holding(variable, work))
+
+        def begin() -> None:
+            self._ledger.in_work.add(variable)
+            self.attend(self._holding(variable, work))
+
+        if self._later:
+            self._put_off.append((variable, begin))
+        else:
+            self.when_free(variable, begin)
 
     def _holding(self, variable: int, work: Iterator[None]) -> Iterator[None]:
         try:
@@ -197,10 +211,12 @@ class Pushes:
 
     def _after(self) -> None:
         """Go on with what may, after a push has been applied or what is held has changed."""
-        if not self._half_way:
-            later, self._later = self._later, []
-            for action in later:
-                action()
+        while self._later and not self._half_way:
+            self._later.pop(0)()
+        if not self._later:
+            put_off, self._put_off = self._put_off, []
+            for variable, begin in put_off:
+                self.when_free(variable, begin)
         for connection in self._catalogue.connections:
             self._go_on(connection)
         cut = self._cut
@@ -251,7 +267,7 @@ class Pushes:
         """Local. A worker cannot push what was to count in a step: it fails for all."""
         asked = pb.AwaitRequest.FromString(request.body)
         steps = self._steps_of(asked)
-        if steps.over > asked.step:
+        if steps.begun > asked.step:
             return
         worker = self._catalogue.connections[asked.connection].worker
         steps.failed[asked.step] = (
@@ -281,12 +297,12 @@ class Pushes:
         steps.given[given.connection.worker] = given
         if set(push.members) <= set(steps.given):
             batch = [steps.given.pop(worker) for worker in push.members]
-            steps.over = max(steps.over, push.step + 1)
-            self._finish(batch)
-            self._close(steps, push.step)
+            steps.begun = max(steps.begun, push.step + 1)
+            self._finish(batch, then=lambda: self._close(steps, push.step))
 
     def _close(self, steps: _Steps, step: int) -> None:
         """Answer those who wait for a step to be over."""
+        steps.begun = max(steps.begun, step + 1)
         steps.over = max(steps.over, step + 1)
         steps.failed = {number: why for number, why in steps.failed.items() if number >= step}
         ready = [request for number, request in steps.waiting if number <= steps.over]
@@ -294,13 +310,17 @@ class Pushes:
         for request in ready:
             request.reply()
 
-    def _finish(self, batch: Sequence[Given], problem: str = "") -> None:
+    def _finish(
+        self, batch: Sequence[Given], problem: str = "", then: Callable[[], None] = lambda: None
+    ) -> None:
         """Apply what several workers have pushed as one change, or drop it, and answer them."""
         if not batch:
             return
-        self.attend(self._finishing(batch, problem))
+        self.attend(self._finishing(batch, problem, then))
 
-    def _finishing(self, batch: Sequence[Given], problem: str) -> Iterator[None]:
+    def _finishing(
+        self, batch: Sequence[Given], problem: str, then: Callable[[], None]
+    ) -> Iterator[None]:
         replies = [pb.PushReply() for _ in batch]
 
         def answer() -> None:
@@ -308,8 +328,8 @@ class Pushes:
                 given.answer(reply.SerializeToString())
 
         try:
-            with self._metrics.timed("apply", "busy_s"):
-                yield from self._applier.apply(batch, replies, answer, problem)
+            with self._metrics.timed("apply"):
+                yield from self._busy(self._applier.apply(batch, replies, answer, problem))
         except (Exception, SystemExit) as error:
             for given in batch:
                 given.answer(error)
@@ -321,8 +341,20 @@ class Pushes:
             self._metrics.values["steps"] += 1
             self._metrics.values["queued"] -= 1
             connection.applied, connection.sent = given.push.sequence, tuple(given.push.sent)
+        then()
         if len(batch) > 1 or self._cut is not None:
             self._after()
+
+    def _busy(self, work: Iterator[None]) -> Iterator[None]:
+        """Count the time that some work takes, and not the time for which it stands half-way."""
+        while True:
+            begin = time.monotonic()
+            try:
+                if next(work, work) is not None:
+                    return
+            finally:
+                self._metrics.values["busy_s"] += time.monotonic() - begin
+            yield
 
     def _last_pushes(self) -> bytes:
         reply = pb.HoldReply()

@@ -123,10 +123,7 @@ class Reads:
             raise self._lost()
         reading = self._readings[key] = _Reading(self._variables[asked.variable].shard)
         reading.asked.append((asked, request))
-        self._pushes.when_free(
-            asked.variable,
-            lambda: self._pushes.hold_variable(asked.variable, self._reading(key, reading)),
-        )
+        self._pushes.hold_variable(asked.variable, self._reading(key, reading))
 
     def _reading(self, key: _Key, reading: _Reading) -> Iterator[None]:
         """Give a reader its pieces, as it asks for them; yields where it has to ask."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpidist import Window
+from mpidist import Backoff, Window
 from strategy.shared.kernels import copy_scaled
 from strategy.shared.shard import BLOCK_BYTES, Layout
 from strategy.shared.staging import COUNTER_BYTES, EMPTIED, FILLED, Patience
@@ -57,11 +57,13 @@ class OneSidedShard:
         flat = out.reshape(-1)
         for block in range(self.layout.blocks):
             part = flat[block * step : (block + 1) * step]
+            backoff = Backoff()
             while True:
                 before = self._versions(block, 1)[0]
                 self._window.get(self._rank, self._places[1] + block * BLOCK_BYTES, part)
                 if not before & 1 and self._versions(block, 1)[0] == before:
                     break
+                backoff.pause()
 
     def _versions(self, first: int, count: int) -> NDArray[np.int64]:
         versions = np.empty(count, np.int64)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpidist import copy_array, take_rows
+from mpidist import Backoff, copy_array, take_rows
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -150,6 +150,7 @@ class SharedShard:
         flat = out.reshape(-1)
         for block in range(self.layout.blocks):
             part = slice(block * step, (block + 1) * step)
+            backoff = Backoff()  # whoever changes the block may stand still
             while True:
                 before = self._version_of[block]
                 self._sync()
@@ -157,3 +158,4 @@ class SharedShard:
                 self._sync()
                 if not before & 1 and self._version_of[block] == before:
                     break
+                backoff.pause()

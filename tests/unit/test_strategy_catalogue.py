@@ -197,6 +197,24 @@ def test_more_memory_than_the_host_has(server, room, elements):
     assert server.host.log == server.host.warnings == []
 
 
+def test_what_there_was_no_room_for_may_come_divided(server):
+    server.host.room = 0
+    with pytest.raises(errors.ResourceExhaustedError, match="divide the variable"):
+        server.create(0, shape=[1 << 45], part=pb.PartOf(variable="v", count=1))
+    parts = [
+        pb.PartOf(variable="v", shape=[8], axis=0, start=4 * n, stop=4 * n + 4, count=2)
+        for n in range(2)
+    ]
+    server.create(0, name="v/part_0", shape=[4], part=parts[0])
+    with pytest.raises(errors.InvalidArgumentError, match="must divide a variable alike"):
+        server.create(2, shape=[8], part=pb.PartOf(variable="v", shape=[8], count=1))
+    # What has been made keeps its division, though a further part finds no room.
+    with pytest.raises(errors.ResourceExhaustedError):
+        server.create(0, name="v/part_1", shape=[1 << 45], ordinal=2, part=parts[1])
+    with pytest.raises(errors.InvalidArgumentError, match="must divide a variable alike"):
+        server.create(2, shape=[8], part=pb.PartOf(variable="v", shape=[8], count=1))
+
+
 def test_the_least_that_is_more_than_the_host_has(server, monkeypatch):
     monkeypatch.setattr(host_memory, "free_memory", lambda: (12 * MIB, "host"))
     with pytest.raises(

@@ -167,3 +167,29 @@ def test_scattered_blocks(data, size):
     expected[places] = values
     np.testing.assert_array_equal(np.concatenate(blocks), expected)
     assert [len(block) for block in blocks[:-1]] == [131_072] * (len(blocks) - 1)
+
+
+def test_a_gradient_that_comes_too_late_leaves_nothing_behind(make):
+    cluster = make(workers=2)
+    strategies = [
+        cluster.worker(index, mode="sync", backup_workers=1, compression=("topk", 0.5))
+        for index in range(2)
+    ]
+    made = []
+    for strategy in strategies:
+        with strategy.scope():
+            made.append(get_variable("v", 2, np.float64, 0.0))
+
+    def step(index, *values):
+        pairs = [(np.array(values), made[index])]
+        return optimizers.SGD(1.0).apply_gradients(pairs).result().contributed
+
+    assert step(1, 4.0, 1.0)  # 1 stays behind
+    assert step(0, 0.0, 0.0) is False  # it comes to the first step, which is over
+    assert step(0, 1.0, 8.0)  # 1 stays behind
+    assert step(1, 50.0, 70.0) is False
+    np.testing.assert_array_equal(made[0], [-4, -8])
+    assert step(1, 3.0, 1.0)  # with the 1 of its first step, and nothing of the second
+    np.testing.assert_array_equal(made[0], [-7, -8])
+    assert step(1, 0.0, 0.0)
+    np.testing.assert_array_equal(made[0], [-7, -10])

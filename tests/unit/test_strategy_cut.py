@@ -4,6 +4,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 from mpidist import errors
 from strategy import optimizers
 from strategy.checkpoints.cut import Cut, targets_of
+from strategy.server import served_checkpoints
 
 SIZES = {"small": 3, "other": 5, "large": 600_000, "largest": 700_000}
 
@@ -183,3 +185,56 @@ def test_targets_are_what_anybody_has_said():
     assert [cut.allows(one, 5), cut.allows(one, 6), cut.allows((2, 0), 1)] == [True, False, False]
     assert not cut.is_reached({one: 5})
     assert cut.is_reached({one: 5, two: 1})
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, MemoryError])
+def test_a_push_that_reaches_some_servers_only_keeps_no_save_waiting(make, tmp_path, problem):
+    cluster = make(servers=2, workers=2)
+    strategies = [cluster.worker(index, placement="round_robin") for index in range(2)]
+    made = [[variable(strategy, name, 4) for name in "abcd"] for strategy in strategies]
+    sgd = optimizers.SGD(1.0)
+
+    def step(index):
+        return sgd.apply_gradients([(np.ones(4), v) for v in made[index]])
+
+    step(0).wait()
+    step(1).wait()
+    first = made[1][0].remotes[0].connection  # in the order of the gradients
+    (last,) = [one for one in strategies[1]._connections if one is not first]
+    enclose = last._enclose
+
+    def fail(*_):
+        last._enclose = enclose
+        raise problem
+
+    last._enclose = fail
+    with pytest.raises(problem):
+        step(1)
+    with ThreadPoolExecutor(1) as pool:
+        path = pool.submit(strategies[0].save, str(tmp_path)).result(60)
+    step(0).wait()
+    step(1).wait()
+    values = {float(v.numpy()[0]) for v in made[0]}
+    assert values == {-4.0, -5.0}  # where that push came, and where it did not
+    strategies[0].restore(path)
+    assert {float(v.numpy()[0]) for v in made[0]} == {-2.0, -3.0}
+
+
+def test_a_save_that_fails_keeps_no_parts(make, tmp_path, monkeypatch):
+    cluster = make(servers=2)
+    strategy = cluster.worker(0, placement="round_robin")
+    for name in "abcd":
+        variable(strategy, name, 4)
+    # Servers that do not see the folder, one of which has no room.
+    path = SimpleNamespace(isdir=lambda folder: False, dirname=os.path.dirname)
+    monkeypatch.setattr(served_checkpoints, "os", SimpleNamespace(path=path))
+    second = cluster.parameter_servers[1]._checkpoints
+
+    def refuse(asked):
+        raise errors.ResourceExhaustedError("no room")
+
+    monkeypatch.setattr(second, "_write", refuse)
+    for _ in range(3):
+        with pytest.raises(errors.ResourceExhaustedError, match="no room"):
+            strategy.save(str(tmp_path))
+    assert [server._checkpoints._parts for server in cluster.parameter_servers] == [{}, {}]

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,6 +27,11 @@ from strategy.local import local_host
 from strategy.partitioners import FixedShardsPartitioner
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
+
+
+class Named(NamedTuple):
+    x: Any
+    y: Any
 
 
 @pytest.fixture
@@ -287,6 +293,11 @@ class TestInput:
         for x, y in strategy.experimental_distribute_dataset([(np.ones(2), np.zeros(2))]):
             differences = strategy.run(lambda x, y: (x - y).tolist(), args=(x, y))
             assert strategy.reduce("sum", differences) == [2.0]
+        (named,) = strategy.experimental_distribute_dataset([Named(np.arange(4), [np.ones(4)])])
+        assert [(type(own), own.x.tolist()) for own in named.values] == [
+            (Named, [0, 1]),
+            (Named, [2, 3]),
+        ]
         assert list(make(1).experimental_distribute_dataset([3, 4])) == [3, 4]
         with pytest.raises(ValueError, match="3 has none: batch the dataset first"):
             next(iter(strategy.experimental_distribute_dataset([3])))

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from mpidist import errors
 from strategy import optimizers
+from strategy.server import pushes as pushes_module
 from strategy.shared import staging
 from strategy.shared.shard import BLOCK_BYTES
 
@@ -210,3 +211,62 @@ def test_calls_that_wait_for_others_have_no_limit(make, pool, monkeypatch):
         monkeypatch.setattr(endpoint, "call", watched)
     push(optimizers.SGD(1.0), [(gradient(1.0), made[0][0])])
     assert ("ps/Push", float("inf")) in calls
+
+
+def test_a_late_worker_goes_on_with_whole_steps(make, pool):
+    cluster, strategies, made = two_workers(make, mode="sync", backup_workers=1)
+    sgd = optimizers.SGD(1.0)
+    stops = Stops(strategies[1]._connections[0], 1)
+    step = [
+        pool.submit(push, sgd, [(gradient(1.0), large), (np.ones(4), small)])
+        for large, small in made[1:]
+    ]
+    assert stops.reached.wait(LIMIT_S)
+    late = pool.submit(push, sgd, [(gradient(9.0), made[0][0]), (np.ones(4), made[0][1])])
+    (pushes,) = [server._pushes for server in cluster.parameter_servers]
+    wait_until(lambda: pushes._steps and pushes._steps[0].waiting)
+    assert not late.done()
+    stops.go_on.set()
+    assert not late.result(LIMIT_S).contributed
+    np.testing.assert_array_equal(made[0][1], -np.ones(4))
+    np.testing.assert_array_equal(made[0][0], -gradient(1.0))
+    assert strategies[0].global_step.numpy() == 1
+    step[0].result(LIMIT_S)
+
+
+def test_who_only_reads_does_not_keep_a_save_waiting(make, pool):
+    cluster = make(near=False)
+    lines = [cluster.worker(index)._connections[0] for index in range(2)]
+    remotes = [
+        variable(strategy, "large", SIZE).remotes[0]
+        for strategy in (cluster.worker(0), cluster.worker(1))
+    ]
+    (server,) = cluster.parameter_servers
+    halves = [slice(0, BLOCK), slice(BLOCK, SIZE)]
+    pieces = [[np.ones(half.stop - half.start) for half in halves] for _ in lines]
+
+    def ask(reader, number):
+        line = remotes[reader].connection
+        return line.pulls._ask(remotes[reader], 1, halves[number].start, pieces[reader][number])
+
+    ask(0, 0).result(LIMIT_S)
+    held = lines[0].snapshots.hold()
+    wait_until(lambda: server._pushes._later)
+    second = ask(1, 0)
+    wait_until(lambda: server._pushes._put_off)
+    ask(0, 1).result(LIMIT_S)
+    held.result(LIMIT_S)  # though somebody else wants to read
+    lines[0].snapshots.release().wait()
+    second.result(LIMIT_S)
+    ask(1, 1).result(LIMIT_S)
+    assert not any(piece.any() for own in pieces for piece in own)
+
+
+def test_what_stands_half_way_is_not_counted_as_busy(make, monkeypatch):
+    cluster = make()
+    pushes = cluster.parameter_servers[0]._pushes
+    clock = iter([0.0, 1.0, 50.0, 51.5, 99.0, 99.25])
+    monkeypatch.setattr(pushes_module.time, "monotonic", lambda: next(clock))
+    before = pushes._metrics.values["busy_s"]
+    assert list(pushes._busy(iter([None, None]))) == [None, None]
+    assert pushes._metrics.values["busy_s"] - before == 1.0 + 1.5 + 0.25

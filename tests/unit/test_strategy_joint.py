@@ -285,3 +285,22 @@ def test_the_schedule_of_a_function_is_asked_once_a_variable(make, tmp_path):
     function = optimizers.Function(subtract, learning_rate=schedule)
     function.apply_gradients([(np.ones(2), v) for v in made]).wait()
     assert path.read_text() == "0 0 0 "
+
+
+@pytest.mark.parametrize("size", [4, 700_000])
+def test_a_function_that_exits_leaves_the_variable_readable(make, size):
+    strategy = make().worker(0)
+    v = variable(strategy, "v", size)
+
+    def update(param, grad, slots, learning_rate, step):
+        if step == 1:
+            raise SystemExit(3)
+        param -= grad
+
+    function = optimizers.Function(update)
+    with pytest.raises(errors.Error, match="SystemExit"):
+        function.apply_gradients([(np.ones(size), v)]).result(30)
+    assert not (v.remotes[0].shared.versions & 1).any()
+    assert v.remotes[0].shared.try_read(np.empty(size)) is not None
+    function.apply_gradients([(np.ones(size), v)]).result(30)
+    np.testing.assert_array_equal(v, np.full(size, -1.0))

@@ -592,3 +592,44 @@ def test_workers_with_different_modes(make):
 def test_wrong_arguments(make, options, message):
     with pytest.raises(ValueError, match=message):
         make(workers=2).worker(0, **options)
+
+
+def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
+    cluster = make(workers=2)
+    strategies = [cluster.worker(index, mode="sync") for index in range(2)]
+    made = [variables(strategy, [2], np.float64)[0] for strategy in strategies]
+    rounds = cluster.parameter_servers[0]._timekeeper
+
+    def step(index):
+        return optimizers.SGD(1.0).apply_gradients([(np.ones(2), made[index])])
+
+    own = strategies[0].pace
+    own._entering = own._connections[0].steps.enter(0, own_words(strategies[0], made[0]))
+    until(lambda: rounds._rounds and rounds._rounds[0]._entered)
+    steps, leave = own._connections[0].steps, own._connections[0].steps.leave
+    other = []
+
+    def late():
+        other.append(threading.Thread(target=lambda: results.append(outcome()), daemon=True))
+        other[0].start()
+        until(lambda: rounds._rounds[0]._step == 1)
+        leave()
+
+    results = []
+
+    def outcome():
+        try:
+            return step(1).result(LIMIT_S)
+        except errors.AbortedError as error:
+            return error
+
+    steps.leave = late
+    strategies[0].finish()
+    other[0].join(LIMIT_S)
+    assert [type(one) for one in results] == [errors.AbortedError]
+    assert step(1).result(LIMIT_S).contributed
+
+
+def own_words(strategy, variable):
+    """What a step of SGD for a variable is of."""
+    return optimizers.SGD(1.0)._in_words([(None, variable)])

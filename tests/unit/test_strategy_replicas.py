@@ -501,3 +501,22 @@ def test_variables_as_values_of_replicas(make):
     for total, both in zip(totals["v"].values, gathered.values, strict=True):
         np.testing.assert_array_equal(total, [6, 12])
         np.testing.assert_array_equal(both, [3, 6, 3, 6])
+
+
+@pytest.mark.parametrize("problem", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_a_merge_call_reaches_all(make, problem):
+    caught = []
+
+    def step():
+        context = get_replica_context()
+        assert context.merge_call(lambda strategy: "before") == "before"
+        try:
+            context.merge_call(leave)
+        except BaseException as error:
+            caught.append(type(error))
+
+    def leave(strategy):
+        raise problem
+
+    make(3).run(step)
+    assert caught == [problem] * 3

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from dataservice import compression
 from dataservice.compression import CODECS, Compressor, check_compression, choose_codec
+from dataservice.read import codecs as codecs_module
+from mpidist import Work
 from mpidist.errors import DataLossError, FailedPreconditionError
 
 needs_codecs = pytest.mark.skipif(
@@ -198,3 +201,24 @@ def test_who_names_a_codec_gets_it(name, transport):
 )
 def test_auto(transport, bytes_per_s, first, expected):
     assert choose_codec("AUTO", transport, bytes_per_s, first) == expected
+
+
+def test_the_pace_of_a_pipeline_is_not_that_of_the_link(monkeypatch):
+    clock, rates, calls = [0.0], [], []
+    monkeypatch.setattr(codecs_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(codecs_module, "choose_codec", lambda *args: rates.append(args[2]))
+
+    class Line:
+        address = SimpleNamespace(protocol="tcp", host="here")
+
+        def call(self, *_args, timeout):
+            calls.append(Work("probe"))
+            return calls[-1]
+
+    chosen = codecs_module.Codecs("AUTO", Line())
+    chosen.learn("tcp://there:1", [NOISE])
+    clock[0] = 0.001
+    calls[0].complete()
+    clock[0] = 60.0  # when the next element comes
+    chosen.learn("tcp://there:1", [NOISE])
+    assert rates == [pytest.approx(codecs_module.PROBE_BYTES / 0.001)]
