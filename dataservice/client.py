@@ -67,7 +67,8 @@ def distribute(
             are coordinated: in every round each consumer gets one element of the same part of the
             dataset, one after the other there; the dataset must be without end.
         max_outstanding_requests: Elements that may be requested or held here at a time. None or -1
-            bounds only their memory.
+            bounds only their memory; under a ``job_name`` alone they are a few at first, and then
+            an eighth of what this consumer has used, so that others get theirs.
         data_transfer_protocol: Elements travel as calls do: leave None.
         compression: What elements are compressed with on their way: ``"SNAPPY"``, ``"LZ4"``,
             ``"ZSTD"`` (extra ``compress``), None, or ``"AUTO"``: LZ4 from other hosts over tcp, if

@@ -55,15 +55,15 @@ class _Stack:
         self._columns: list[np.ndarray[Any, Any] | list[Any]] = []
 
     def append(self, element: Any) -> None:
-        leaves = tree.flatten(element)
         if not self._rows:
             self._first, self._structure = element, tree.structure(element)
-            self._columns = [_column(leaf, self._size) for leaf in leaves]
-        elif len(leaves) != len(self._columns) or tree.structure(element) != self._structure:
+            self._columns = [_column(leaf, self._size) for leaf in tree.flatten(element)]
+        elif tree.structure(element) != self._structure:
             raise InvalidArgumentError(
                 f"cannot batch elements of different structure: element 0 has "
                 f"{self._structure!r}, element {self._rows} has {tree.structure(element)!r}"
             )
+        leaves = tree.flatten(element, self._first)
         for component, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
             if isinstance(column, list):
                 column.append(leaf)

@@ -114,6 +114,5 @@ class BucketIterator(UnaryIterator):
                     "pad_to_bucket_boundary: an element is as long as the last boundary, "
                     f"{self._node.boundaries[-1:]}, or longer"
                 )
-            shape = (self._node.boundaries[number] - 1,)
-            padding = Padding(padding.shapes or shape, padding.values)
+            padding = padding.up_to(self._node.boundaries[number] - 1, elements[0])
         return padding.stack(elements)

@@ -89,6 +89,8 @@ class Context:
         stages: Measures the nodes; None if nobody wants to know.
         part: Tells the randomness of this process from that of others, where orders need not agree.
         chosen: Whether a node above chooses the indices that the feed gives.
+        numbered: Whether elements go by their numbers, since another process may have to go on
+            with the pass: their order must not be that in which they happen to be ready.
     """
 
     seed: tuple[int, ...]
@@ -98,6 +100,7 @@ class Context:
     stages: Stages | None = None
     part: tuple[int, ...] = ()
     chosen: bool = False
+    numbered: bool = False
 
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +47,38 @@ class Padding:
                     f"cannot batch elements of different structure: element 0 has {structure!r}, "
                     f"element {number} has {tree.structure(element)!r}"
                 )
-            for column, leaf in zip(columns, tree.flatten(element), strict=True):
+            for column, leaf in zip(columns, tree.flatten(element, first), strict=True):
                 column.append(np.asarray(leaf))
-        shapes = self._leaves(self.shapes, len(columns), _is_shape)
-        values = self._leaves(self.values, len(columns), _is_value)
+        shapes = _for_leaves(self.shapes, first, _is_shape)
+        values = _for_leaves(self.values, first, _is_value)
         filled = [
             _filled(number, *facts)
             for number, facts in enumerate(zip(columns, shapes, values, strict=True))
         ]
         return tree.unflatten(first, filled)
 
+    def up_to(self, length: int, element: Any) -> Padding:
+        """Local. The same, with a length in place of those that are not given.
+
+        Without shapes the first dimension of each array has the length; those without any stay.
+
+        Args:
+            length: What is filled up to.
+            element: Any of the elements.
+        """
+        given = _for_leaves(self.shapes, element, _is_shape)
+        shapes = [
+            (length, *[None] * (np.ndim(leaf) - 1))[: np.ndim(leaf)]
+            if shape is None
+            else [length if one in (None, -1) else one for one in shape]
+            for leaf, shape in zip(tree.flatten(element), given, strict=True)
+        ]
+        return Padding(tree.unflatten(element, shapes), self.values)
+
     def spec(self, element: Spec, rows: int | None) -> Spec:
         """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
         leaves = tree.flatten(element)
-        shapes = self._leaves(self.shapes, len(leaves), _is_shape)
+        shapes = _for_leaves(self.shapes, element, _is_shape)
         batches = [
             ArraySpec((rows, *_limits(shape, len(leaf.shape))), leaf.dtype)
             if isinstance(leaf, ArraySpec)
@@ -68,27 +87,22 @@ class Padding:
         ]
         return tree.unflatten(element, batches)
 
-    @staticmethod
-    def _leaves(given: Any, count: int, is_leaf: Any) -> list[Any]:
-        """What is given for each leaf of an element."""
-        if given is None or is_leaf(given):
-            return [given] * count
-        found: list[Any] = []
-        stack = [given]
-        while stack:
-            one = stack.pop()
-            if isinstance(one, dict):
-                stack += list(one.values())[::-1]
-            elif isinstance(one, tuple) and not is_leaf(one):
-                stack += one[::-1]
-            else:
-                found.append(one)
-        if len(found) != count:
-            raise InvalidArgumentError(
-                f"padded_batch is given {len(found)} shapes or values, and elements have {count} "
-                "arrays"
-            )
-        return found
+
+def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """What is given for each leaf of an element; what stands alone is for all leaves below."""
+    if given is None or is_leaf(given):
+        return [given] * len(tree.flatten(element))
+    if isinstance(element, dict) and isinstance(given, dict) and element.keys() == given.keys():
+        pairs = [(given[key], value) for key, value in element.items()]
+    elif isinstance(element, tuple) and isinstance(given, tuple) and len(element) == len(given):
+        pairs = list(zip(given, element, strict=True))
+    else:
+        raise InvalidArgumentError(
+            f"padded_batch is given {given!r} for elements of the structure "
+            f"{tree.structure(element)!r}: shapes and values have that of the elements, or are one "
+            "for all"
+        )
+    return [leaf for own, part in pairs for leaf in _for_leaves(own, part, is_leaf)]
 
 
 def _is_shape(given: Any) -> bool:
@@ -135,10 +149,23 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     dtype = np.result_type(*column)
     result = np.zeros((len(column), *target), dtype)
     if value is not None:
-        result[...] = np.asarray(value).astype(dtype)
+        result[...] = _fitting(value, dtype)
     for row, array in enumerate(column):
         result[row : row + 1, *(slice(length) for length in array.shape)] = array
     return result
+
+
+def _fitting(value: Any, dtype: np.dtype[Any]) -> Array:
+    """A value to fill up with in a dtype; InvalidArgumentError if that does not hold it."""
+    given = np.asarray(value)
+    with np.errstate(all="ignore"):
+        filler = given.astype(dtype)
+    numbers = given.dtype.kind in "biuf" and dtype.kind in "biu"
+    if (numbers and filler != given) or (given.dtype.kind in "USO") != (dtype.kind in "USO"):
+        raise InvalidArgumentError(
+            f"padded_batch: arrays of {dtype} cannot be filled up with {value!r}"
+        )
+    return filler
 
 
 class _Stack:

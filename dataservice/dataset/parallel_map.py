@@ -64,6 +64,7 @@ class ParallelMapIterator(UnaryIterator):
         super().__init__(node.parent.iterate(context))
         self._node = node
         self._scope = context.scope or Scope()
+        self._in_order = node.deterministic or context.numbered
         self._pending: deque[_Call] = deque()
         self._ended = False
         self._workers = _Workers(node)
@@ -79,7 +80,7 @@ class ParallelMapIterator(UnaryIterator):
                 self._begin(Failure(error))
         if not self._pending:
             raise StopIteration
-        call = self._pending[0] if self._node.deterministic else self._first_ready()
+        call = self._pending[0] if self._in_order else self._first_ready()
         while not call.done:
             call.wait(_LOOK_S)
             if self._scope.closed:

@@ -53,7 +53,8 @@ class Transformations(ABC):
                 strings and lists in its result become NumPy's.
             num_parallel_calls: How many elements it works on at once, in threads; by default it
                 is called by who asks for elements.
-            deterministic: Whether elements stay in their order; otherwise who is ready goes first.
+            deterministic: Whether elements stay in their order; otherwise who is ready goes first,
+                but on workers of a service, where others may have to go on.
             processes: Run it in processes in place of threads, for functions that Python's lock
                 would hold up. They get the function by cloudpickle, and share no memory.
 

@@ -24,13 +24,33 @@ def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
     return function(element)
 
 
-def flatten(element: Any) -> list[Any]:
-    """Local. The leaves, depth first, dicts in the order of their keys' insertion."""
+def flatten(element: Any, like: Any = None) -> list[Any]:
+    """Local. The leaves, depth first.
+
+    Args:
+        element: The element.
+        like: Another one of the same structure: dicts are in the order of its keys. By default in
+            that of their own.
+    """
     if isinstance(element, _NUMPY):
         return [element]
     leaves: list[Any] = []
-    map_leaves(leaves.append, element)
+    if like is None:
+        map_leaves(leaves.append, element)
+    else:
+        _add_leaves(leaves, element, like)
     return leaves
+
+
+def _add_leaves(leaves: list[Any], element: Any, like: Any) -> None:
+    if isinstance(like, dict):
+        for key, one in like.items():
+            _add_leaves(leaves, element[key], one)
+    elif isinstance(like, tuple):
+        for part, one in zip(element, like, strict=True):
+            _add_leaves(leaves, part, one)
+    else:
+        leaves.append(element)
 
 
 def unflatten(like: Any, leaves: list[Any]) -> Any:

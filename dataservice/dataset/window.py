@@ -113,7 +113,7 @@ class Window(UnaryNode):
 
     def of(self, elements: Sequence[Any]) -> Any:
         """Local. The window of these elements: one dataset for each of their components."""
-        columns = zip(*map(tree.flatten, elements), strict=True)
+        columns = zip(*(tree.flatten(one, elements[0]) for one in elements), strict=True)
         datasets = [self.make(Listed(list(column))) for column in columns]
         return tree.unflatten(elements[0], datasets)
 

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _REQUESTS_PER_TASK = 2
 _ELEMENTS_PER_REPLY = 4096
+# Consumers that share elements hold few, lest one take them all: at first so many for each task,
+# then as many more as this part of what they have used.
+_FIRST_SHARED = 4
+_SHARED_PART = 8
 # A worker that is alive answers within some ten seconds, if only with nothing.
 _SILENT_S = 12.0
 _REPLY_LIMIT_S = 60.0
@@ -116,6 +120,7 @@ class Requests:
         self.due = time.monotonic()
         self.last_loss = ""
         self.breaks_since = 0.0
+        self._came_in = 0
         self._empty_replies = 0
         self._pauses = Backoff(spins=0, longest_s=5e-3)
 
@@ -170,6 +175,10 @@ class Requests:
         if not open_tasks or now < self.due:
             return
         limit = self._terms.max_outstanding
+        shares = limit is None and self._terms.job.reading == pb.SHARED
+        if shares:
+            used = self._came_in - self._stream.held
+            limit = max(_FIRST_SHARED * len(open_tasks), used // _SHARED_PART)
         if limit is None:
             for task in open_tasks:
                 while len(task.calls) < _REQUESTS_PER_TASK and self._stream.has_room(task.part):
@@ -183,10 +192,11 @@ class Requests:
                 self._request(task, now, 1, hold=True)
         asked = sum(call.elements for task in open_tasks for call in task.calls)
         share = max(limit // (_REQUESTS_PER_TASK * len(open_tasks)), 1)
+        share = min(share, _ELEMENTS_PER_REPLY) if shares else share
         # With fewer requests than workers, one may not be left with a worker that is slow.
         hold = limit >= len(open_tasks)
         budget = limit - asked - self._stream.held
-        while budget > 0:
+        while budget > 0 and not (shares and not self._stream.has_room(0)):
             task = min(open_tasks, key=lambda task: (len(task.calls), task.sequence))
             if len(task.calls) == _REQUESTS_PER_TASK:
                 break
@@ -271,6 +281,7 @@ class Requests:
         self, task: Task, call: Call, body: pb.GetElementReply, buffers: Sequence[Array]
     ) -> None:
         if body.count:
+            self._came_in += body.count
             parcel = expand(Parcel(body.pickle, buffers), call.codec, body.sizes)
             self._codecs.learn(task.worker, parcel.buffers)
             size = len(parcel.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)

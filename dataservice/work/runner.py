@@ -20,7 +20,7 @@ from dataservice.work.outbox import CacheOutbox, Outbox, SharedOutbox, WindowOut
 from dataservice.work.outbox.outbox import AHEAD_BYTES
 from dataservice.work.task_thread import TaskThread, WithdrawnError
 from mpidist import Request
-from mpidist.errors import CancelledError, Error, UnimplementedError
+from mpidist.errors import CancelledError, Error, NotFoundError, UnimplementedError
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Runner(TaskThread):
         self._lock = threading.Lock()
         self._early: list[Callable[[Outbox], None]] = []
         self._outbox: Outbox | None = None
-        self._checkpoints = Checkpoints(pb.Checkpoint())
+        self._checkpoints: Checkpoints | None = None  # until the task is known
         self._told_index = -1
         self._stages = StageTimes()
         self._began = self._stopped_at = 0.0
@@ -83,28 +83,36 @@ class Runner(TaskThread):
         self._scope.close()
 
     def checkpoint(self, index: int) -> pb.Checkpoint:
-        """Local. Where the task can be taken up again, not after an element."""
+        """Local. Where the task can be taken up again, not after an element.
+
+        Raises:
+            NotFoundError: It has not begun; the dispatcher knows where.
+        """
+        if self._checkpoints is None:
+            raise NotFoundError(f"{self._where} has not begun")
         return self._checkpoints.before(index)
 
     def progress(self) -> pb.TaskProgress | None:
         """Local. What the dispatcher shall know, if there is anything new."""
-        outbox = self._outbox
-        if outbox is None:
+        outbox, checkpoints = self._outbox, self._checkpoints
+        if outbox is None or checkpoints is None:
             return None
         progress = pb.TaskProgress(task_id=self._task_id)
-        newest = self._checkpoints.newest_index(outbox.needed)
+        newest = checkpoints.newest_index(outbox.needed)
         if newest > self._told_index:
             self._told_index = newest
-            self._add_checkpoint(progress, newest)
+            self._add_checkpoint(checkpoints, progress, newest)
         if self._ended:
             progress.ended, progress.total = True, outbox.produced
         elif not progress.HasField("checkpoint"):
             return None
         return progress
 
-    def _add_checkpoint(self, progress: pb.TaskProgress, index: int) -> None:
+    def _add_checkpoint(
+        self, checkpoints: Checkpoints, progress: pb.TaskProgress, index: int
+    ) -> None:
         try:
-            checkpoint = self._checkpoints.before(index)
+            checkpoint = checkpoints.before(index)
         except UnimplementedError as error:
             # Who takes the part over begins at its beginning.
             logger.info("%s: %s", self._where, error)
@@ -187,8 +195,8 @@ class Runner(TaskThread):
         outbox = self._outbox
         assert outbox is not None
         feed = self._feed(task, node)
-        common = ((task.seed,), (task.repetition,))
-        context = Context(*common, feed, self._scope, self._stages, _part(task))
+        common = ((task.seed,), (task.repetition,), feed, self._scope, self._stages, _part(task))
+        context = Context(*common, numbered=True)
         self._checkpoints = checkpoints = Checkpoints(task.checkpoint)
         with node.iterate(context) as elements:
             if task.checkpoint.state:

@@ -63,7 +63,8 @@ class Saver(TaskThread):
             if writer.finished:
                 return writer.elements
             feed = StridedFeed(node, task.part, task.num_parts) if task.num_parts > 1 else None
-            context = Context((task.seed,), (0,), feed, self._scope, part=(task.part,))
+            common = ((task.seed,), (0,), feed, self._scope)
+            context = Context(*common, part=(task.part,), numbered=True)
             elements = stack.enter_context(node.iterate(context))
             if writer.state is not None:
                 elements.set_state(pickle.loads(writer.state))

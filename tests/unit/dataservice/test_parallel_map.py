@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dataservice import Dataset
+from dataservice.dataset.node import Context
 from mpidist.errors import UnavailableError
 
 
@@ -179,3 +180,17 @@ def test_wrong_numbers():
         Dataset.range(3).map(abs, 0)
     with pytest.raises(ValueError, match="num_parallel_calls"):
         Dataset.range(3).map(abs, processes=True)
+
+
+def test_on_workers_elements_keep_their_order():
+    """Another worker may have to go on, and must find the same element under each number."""
+    go_on = threading.Event()
+
+    def behind(i):  # the first is ready after the fourth
+        if i == 3:
+            go_on.set()
+        return (i or go_on.wait(20), i)[1]
+
+    node = Dataset.range(6).map(behind, 4, deterministic=False)._node
+    with node.iterate(Context((0,), numbered=True)) as elements:
+        assert [int(x) for x in elements] == list(range(6))

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from _cases.endpoints import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -289,3 +290,28 @@ def test_a_worker_that_comes_during_an_iteration_takes_part(make_service):
     threading.Thread(target=add_worker).start()
     counts = Counter(str(task) for task in elements)
     assert sorted(counts.values()) == [40, 40]
+
+
+def test_who_comes_first_leaves_elements_to_others(make_service):
+    service = make_service(2)
+
+    def trainer():
+        apply = distribute("distributed_epoch", service.target, job_name="shared")
+        return Dataset.range(1000).batch(8).apply(apply)
+
+    with iter(trainer()) as first:
+        found = [next(first)]
+        others = list(trainer())
+        assert len(others) >= 100  # of 125
+        found += list(first)
+    assert sorted(np.concatenate(found + others).tolist()) == list(range(1000))
+
+
+def test_who_has_used_many_holds_many(make_service):
+    service = make_service(1)
+    apply = distribute("distributed_epoch", service.target, job_name="shared")
+    dataset = Dataset.range(1 << 20).apply(apply)
+    with iter(dataset) as elements:
+        for _ in range(40_000):
+            next(elements)
+        wait_until(lambda: elements._elements._fetch.stream.held > 1000)

@@ -1,12 +1,14 @@
 """States of passes that a service reads: what comes after them is what would have come."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dataservice import Dataset, distribute
-from mpidist.errors import InvalidArgumentError
+from dataservice.work.runner import Runner
+from mpidist.errors import InvalidArgumentError, NotFoundError
 
 
 def numbers(elements):
@@ -131,3 +133,11 @@ def test_a_state_of_another_dataset(make_service):
         pytest.raises(InvalidArgumentError, match=r"range\(0, 20, 1\).*range\(0, 21, 1\)"),
     ):
         elements.set_state(state)
+
+
+def test_a_worker_whose_part_has_not_begun_does_not_say_that_it_is_at_the_beginning():
+    dispatcher = SimpleNamespace(endpoint=None, peer="", what="", stopped=lambda: False)
+    runner = Runner(7, dispatcher, 1.0, lambda *_: None, "data worker x", 0)
+    with pytest.raises(NotFoundError, match="data worker x, task 7 has not begun"):
+        runner.checkpoint(30_000)
+    assert runner.progress() is None

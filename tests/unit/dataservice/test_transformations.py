@@ -172,7 +172,7 @@ def test_padded_batch_of_a_structure():
     [
         ((2,), [np.zeros(3)], "longer than"),
         ((2, 2), [np.zeros(3)], "for 2 dimensions"),
-        (((2,), (2,)), [np.zeros(1)], "given 2 shapes or values, and elements have 1"),
+        (((2,), (2,)), [np.zeros(1)], "one for all"),
         (None, [np.zeros(1), np.zeros((1, 1))], "different kinds in component 0"),
         (None, [np.zeros(1), np.zeros(1, int)], "different kinds in component 0"),
         (None, [np.zeros(1), {"a": np.zeros(1)}], "different structure"),
@@ -474,3 +474,73 @@ def test_array_specs():
     ]:  # fmt: skip
         with pytest.raises(error):
             ArraySpec(shape, dtype)
+
+
+@pytest.mark.parametrize("how", ["batch", "padded", "window", "bucket"])
+def test_keys_in_another_order(how):
+    source = Dataset.from_source(
+        [{"x": 1, "y": {"a": 10, "b": 20}}, {"y": {"b": 40, "a": 30}, "x": 2}]
+    )
+    if how == "batch":
+        (found,) = source.batch(2)
+    elif how == "padded":
+        (found,) = source.padded_batch(2)
+    elif how == "bucket":
+        (found,) = source.bucket_by_sequence_length(lambda element: 1, [2], [2, 2])
+    else:
+        (window,) = source.window(2)
+        found = {
+            "x": np.array(list(window["x"])),
+            "y": {key: np.array(list(window["y"][key])) for key in "ab"},
+        }
+    assert found["x"].tolist() == [1, 2]
+    assert found["y"]["a"].tolist() == [10, 30]
+    assert found["y"]["b"].tolist() == [20, 40]
+
+
+def test_shapes_and_values_go_by_their_keys():
+    elements = [{"a": np.zeros(1), "b": np.zeros(1)}]
+    (batch,) = Dataset.from_source(elements).padded_batch(
+        1, padded_shapes={"b": [5], "a": [2]}, padding_values={"b": 7, "a": 1}
+    )
+    assert batch["a"].tolist() == [[0, 1]]
+    assert batch["b"].tolist() == [[0, 7, 7, 7, 7]]
+    with pytest.raises(InvalidArgumentError, match="for elements of the structure"):
+        list(Dataset.from_source(elements).padded_batch(1, padding_values={"a": 1, "c": 2}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("i4", 0.5), ("u1", -1), ("u1", 300), ("i4", np.nan), ("?", 2), ("i4", "7"), ("U3", 1)],
+)
+def test_values_that_arrays_do_not_hold(dtype, value):
+    elements = [np.ones(1, dtype), np.ones(2, dtype)]
+    for batches in (
+        Dataset.from_source(elements).padded_batch(2, padding_values=value),
+        Dataset.from_source(elements).bucket_by_sequence_length(
+            len, [9], [2, 2], padding_values=value
+        ),
+    ):
+        with pytest.raises(InvalidArgumentError, match="cannot be filled up with"):
+            list(batches)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("f4", 7), ("f4", 0.1), ("i8", 3.0), ("?", 1)])
+def test_values_that_arrays_hold(dtype, value):
+    (batch,) = Dataset.from_source([np.zeros(0, dtype), np.ones(2, dtype)]).padded_batch(
+        2, padding_values=value
+    )
+    np.testing.assert_array_equal(batch[0], np.full(2, value, dtype))
+
+
+def test_buckets_of_sequences_with_labels():
+    elements = [(np.ones(n), n, np.ones((n, 2))) for n in (1, 2)]
+    pairs = Dataset.from_source(elements).bucket_by_sequence_length(
+        lambda sequence, *_: len(sequence), [5], [2, 2], pad_to_bucket_boundary=True
+    )
+    ((sequences, labels, tables),) = pairs
+    assert (sequences.shape, labels.tolist(), tables.shape) == ((2, 4), [1, 2], (2, 4, 2))
+    (batch,) = Dataset.from_source([np.ones(1), np.ones(1)]).bucket_by_sequence_length(
+        len, [5], [2, 2], padded_shapes=[None], pad_to_bucket_boundary=True
+    )
+    assert batch.shape == (2, 4)
