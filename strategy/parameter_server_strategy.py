@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -298,3 +298,9 @@ class ParameterServerStrategy(Replicated, Member, Durable):
 
     def __deepcopy__(self, memo: Any) -> ParameterServerStrategy:
         return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a strategy and its variables cannot be pickled: they belong to this process, and the "
+            "values live on the ps tasks; send numpy() of a variable"
+        )

@@ -87,7 +87,8 @@ class Dataset(Transformations):
         Args:
             generator: For instance a generator function. Where its iterators have ``get_state`` and
                 ``set_state``, or ``state_dict`` and ``load_state_dict``, the state of a pass has
-                theirs; others are read again up to where they were.
+                theirs; others are read again up to where they were. An array that has been given
+                must not be changed: it may be used later.
             args: Its arguments.
 
         Raises:

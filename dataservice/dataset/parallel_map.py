@@ -95,7 +95,8 @@ class ParallelMapIterator(UnaryIterator):
 
     def get_state(self) -> tuple[list[Any], bool, Any]:
         """Local. See :class:`ElementIterator`; what functions are at work on is begun again."""
-        return [call.element for call in self._pending], self._ended, super().get_state()
+        pending = list(self._pending)  # at once: another thread may be reading
+        return [call.element for call in pending], self._ended, super().get_state()
 
     def set_state(self, state: tuple[list[Any], bool, Any]) -> None:
         """Local. See :class:`ElementIterator`."""

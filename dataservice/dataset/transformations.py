@@ -189,7 +189,9 @@ class Transformations(ABC):
         up to there. A source that cannot go on, such as a generator that raised or a data service,
         ends the pass with its error. ``iterator.ignored`` tells how many errors a pass has ignored,
         and ``ignored`` of :func:`mpidist.task_metrics` those of all passes of the process, for its
-        task, or for ``dataset 0`` if no Server is started.
+        task, or for ``dataset 0`` if no Server is started. On workers of a service the same
+        elements have to raise whenever they are made: where others go on for a lost worker, an
+        error that comes and goes has elements come twice, or not at all.
 
         Args:
             log_warning: Whether to log each error.

@@ -59,7 +59,8 @@ class InprocTransport:
         if address.port not in self._endpoints:
             known = ", ".join(str(n) for n in sorted(self._endpoints)) or "none"
             raise DistNetworkError(
-                f"nothing serves {address} in this process; inproc endpoints here: {known}"
+                f"nothing serves {address} in this process; inproc endpoints here: {known} (what "
+                "another process serves has an address that begins with tcp:// or mpi://)"
             )
         return address.port
 

@@ -138,20 +138,20 @@ class Objects(Moves, Messages):
 
         Args:
             scatter_object_output_list: Its first entry is replaced.
-            scatter_object_input_list: On the root one object a member; on others None.
+            scatter_object_input_list: On the root one object a member; elsewhere it is not used.
             src: World rank of the root; without it, and without ``group_src``, the first member.
             group_src: Group rank of the root.
             weights_only: Accept nothing that could run code.
 
         Raises:
-            ValueError: A list has another length, is missing on the root, or given elsewhere.
+            ValueError: A list has another length, or is missing on the root.
         """
         root = self._peer("src", src, group_src, default=0)
         if not scatter_object_output_list:
             raise ValueError("scatter_object_output_list needs one entry to write to")
-        given = list_of_root_objects(
-            self, "scatter_object_input_list", scatter_object_input_list, root
-        )
+        # As in torch, where scripts give a list of None there.
+        asked = scatter_object_input_list if self._rank == root else None
+        given = list_of_root_objects(self, "scatter_object_input_list", asked, root)
         if given is None:
             block = np.empty(BLOCK_BYTES, BYTE)
             self._at_once(Op("scatter", self, None, block, root=root))

@@ -180,6 +180,9 @@ def test_arguments_that_cannot_be(group):
         group.gather_object(1, None if is_root else [None, None])
     with pytest.raises(ValueError, match="needs one entry to write to"):
         group.scatter_object_list([], [1, 2] if is_root else None)
+    one = [None]
+    group.scatter_object_list(one, ["a", "b"] if is_root else [None] * 3)
+    assert one == ["a" if is_root else "b"]
     with pytest.raises((pickle.PicklingError, AttributeError)):
         group.all_gather_object([None] * 2, lambda: None)
     group.barrier()

@@ -4,10 +4,12 @@ import contextlib
 import copy
 import gc
 import json
+import pickle
 import threading
 import time
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from _cases.servers import Cluster, Host, variable
@@ -342,6 +344,16 @@ def test_a_strategy_cannot_be_copied():
     ):
         with pytest.raises(RuntimeError, match="cannot be copied"):
             make(what)
+    with strategy.scope():
+        v = get_variable("v", 2)
+    for dumps, what in (
+        (pickle.dumps, strategy),
+        (pickle.dumps, v),
+        (cloudpickle.dumps, v),
+        (cloudpickle.dumps, lambda: v),
+    ):
+        with pytest.raises(TypeError, match="cannot be pickled: they belong to this process"):
+            dumps(what)
 
 
 class Sharded(list):
