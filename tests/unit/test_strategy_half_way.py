@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from _cases.endpoints import wait_until
 from _cases.servers import Cluster, variable
 from safetensors.numpy import load_file
 
-from mpidist import errors
+from mpidist import errors, settings
+from mpidist.endpoint import endpoint
 from strategy import optimizers
 from strategy.server import pushes as pushes_module
 from strategy.shared import staging
@@ -270,3 +272,17 @@ def test_what_stands_half_way_is_not_counted_as_busy(make, monkeypatch):
     before = pushes._metrics.values["busy_s"]
     assert list(pushes._busy(iter([None, None]))) == [None, None]
     assert pushes._metrics.values["busy_s"] - before == 1.0 + 1.5 + 0.25
+
+
+def test_a_first_value_may_take_longer_than_a_call(make, pool, monkeypatch):
+    cluster = make()
+    strategies = [cluster.worker(index) for index in range(2)]
+    monkeypatch.setattr(endpoint, "config", replace(settings, call_timeout_s=0.05))
+
+    def slow(shape, dtype):
+        threading.Event().wait(0.3)  # which is longer
+        return np.ones(shape, dtype)
+
+    made = pool.map(lambda strategy: variable(strategy, "v", 3, slow), strategies)
+    for v in made:
+        np.testing.assert_array_equal(v, np.ones(3))
