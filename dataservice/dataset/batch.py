@@ -58,11 +58,8 @@ class _Stack:
         if not self._rows:
             self._first, self._structure = element, tree.structure(element)
             self._columns = [_column(leaf, self._size) for leaf in tree.flatten(element)]
-        elif tree.structure(element) != self._structure:
-            raise InvalidArgumentError(
-                f"cannot batch elements of different structure: element 0 has "
-                f"{self._structure!r}, element {self._rows} has {tree.structure(element)!r}"
-            )
+        else:
+            tree.check_structure(self._rows, element, self._structure)
         leaves = tree.flatten(element, self._first)
         for component, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
             if isinstance(column, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,16 +40,7 @@ class Padding:
                 one is longer than its shape.
         """
         first = elements[0]
-        structure = tree.structure(first)
-        columns: list[list[Any]] = [[] for _ in tree.flatten(first)]
-        for number, element in enumerate(elements):
-            if tree.structure(element) != structure:
-                raise InvalidArgumentError(
-                    f"cannot batch elements of different structure: element 0 has {structure!r}, "
-                    f"element {number} has {tree.structure(element)!r}"
-                )
-            for column, leaf in zip(columns, tree.flatten(element, first), strict=True):
-                column.append(np.asarray(leaf))
+        columns = [[np.asarray(leaf) for leaf in column] for column in tree.columns(elements)]
         shapes = _for_leaves(self.shapes, first, _is_shape)
         values = _for_leaves(self.values, first, _is_value)
         filled = [
@@ -156,12 +148,22 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
 
 
 def _fitting(value: Any, dtype: np.dtype[Any]) -> Array:
-    """A value to fill up with in a dtype; InvalidArgumentError if that does not hold it."""
+    """A value to fill up with in a dtype; InvalidArgumentError if that does not hold it.
+
+    A number may be rounded where the dtype has fractions, but not made infinite.
+    """
     given = np.asarray(value)
-    with np.errstate(all="ignore"):
-        filler = given.astype(dtype)
-    numbers = given.dtype.kind in "biuf" and dtype.kind in "biu"
-    if (numbers and filler != given) or (given.dtype.kind in "USO") != (dtype.kind in "USO"):
+    own, kind = given.dtype.kind, dtype.kind
+    filler: Array | None = None
+    if kind == "O" or ((own in "US") == (kind in "US") and (own != "c" or kind == "c")):
+        with suppress(OverflowError, TypeError, ValueError), np.errstate(all="ignore"):
+            filler = given.astype(dtype)
+    if filler is not None and kind in "biu" and not (filler == given).all():
+        filler = None
+    if filler is not None and kind == "f":
+        infinite = np.isinf(filler) & np.isfinite(given.astype(np.float64))
+        filler = None if infinite.any() else filler
+    if filler is None:
         raise InvalidArgumentError(
             f"padded_batch: arrays of {dtype} cannot be filled up with {value!r}"
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpidist import host_view
 from mpidist.cuda import lies_on_gpu
+from mpidist.errors import InvalidArgumentError
 
 _NUMPY = (np.ndarray, np.generic)
 _CONVERTED = (bool, int, float, complex, str, bytes, list)
@@ -51,6 +52,28 @@ def _add_leaves(leaves: list[Any], element: Any, like: Any) -> None:
             _add_leaves(leaves, part, one)
     else:
         leaves.append(element)
+
+
+def columns(elements: Sequence[Any]) -> list[list[Any]]:
+    """Local. For each leaf of the first element, those of all elements.
+
+    Raises:
+        InvalidArgumentError: They differ in structure.
+    """
+    first = structure(elements[0])
+    for number, element in enumerate(elements):
+        check_structure(number, element, first)
+    rows = [flatten(element, elements[0]) for element in elements]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def check_structure(number: int, element: Any, first: Any) -> None:
+    """Local. InvalidArgumentError unless an element has the structure of the first one."""
+    if structure(element) != first:
+        raise InvalidArgumentError(
+            f"cannot put elements of different structure together: element 0 has {first!r}, "
+            f"element {number} has {structure(element)!r}"
+        )
 
 
 def unflatten(like: Any, leaves: list[Any]) -> Any:

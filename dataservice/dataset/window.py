@@ -113,8 +113,7 @@ class Window(UnaryNode):
 
     def of(self, elements: Sequence[Any]) -> Any:
         """Local. The window of these elements: one dataset for each of their components."""
-        columns = zip(*(tree.flatten(one, elements[0]) for one in elements), strict=True)
-        datasets = [self.make(Listed(list(column))) for column in columns]
+        datasets = [self.make(Listed(column)) for column in tree.columns(elements)]
         return tree.unflatten(elements[0], datasets)
 
 

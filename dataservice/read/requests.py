@@ -174,11 +174,8 @@ class Requests:
         open_tasks = [task for task in self.tasks.values() if not (task.ended or task.broken)]
         if not open_tasks or now < self.due:
             return
-        limit = self._terms.max_outstanding
-        shares = limit is None and self._terms.job.reading == pb.SHARED
-        if shares:
-            used = self._came_in - self._stream.held
-            limit = max(_FIRST_SHARED * len(open_tasks), used // _SHARED_PART)
+        shares = self._terms.max_outstanding is None and self._terms.job.reading == pb.SHARED
+        limit = self._share(len(open_tasks)) if shares else self._terms.max_outstanding
         if limit is None:
             for task in open_tasks:
                 while len(task.calls) < _REQUESTS_PER_TASK and self._stream.has_room(task.part):
@@ -192,7 +189,7 @@ class Requests:
                 self._request(task, now, 1, hold=True)
         asked = sum(call.elements for task in open_tasks for call in task.calls)
         share = max(limit // (_REQUESTS_PER_TASK * len(open_tasks)), 1)
-        share = min(share, _ELEMENTS_PER_REPLY) if shares else share
+        share = min(share, _ELEMENTS_PER_REPLY)
         # With fewer requests than workers, one may not be left with a worker that is slow.
         hold = limit >= len(open_tasks)
         budget = limit - asked - self._stream.held
@@ -203,6 +200,11 @@ class Requests:
             if not self._request(task, now, min(share, budget), hold):
                 break
             budget -= share
+
+    def _share(self, tasks: int) -> int:
+        """How many elements may be requested or held where others want theirs."""
+        used = self._came_in - self._stream.held
+        return max(_FIRST_SHARED * tasks, used // _SHARED_PART)
 
     def _request(self, task: Task, now: float, elements: int, hold: bool) -> bool:
         body = pb.GetElementRequest(

@@ -14,10 +14,10 @@ Array = NDArray[Any]
 
 # Who asks for these waits for other workers, or for a disk that the server writes to: as long as it
 # is there.
-_PATIENT = {
+_PATIENT = (
     *("CreateVariable", "Read", "ReadMany", "Push", "Await", "Missing"),
     *("Hold", "Save", "CheckRestore", "Restore"),
-}
+)
 
 LOOK_S = 1.0
 """How often who waits for others looks whether they are still there, in seconds."""

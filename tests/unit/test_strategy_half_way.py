@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -268,7 +269,7 @@ def test_what_stands_half_way_is_not_counted_as_busy(make, monkeypatch):
     cluster = make()
     pushes = cluster.parameter_servers[0]._pushes
     clock = iter([0.0, 1.0, 50.0, 51.5, 99.0, 99.25])
-    monkeypatch.setattr(pushes_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pushes_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     before = pushes._metrics.values["busy_s"]
     assert list(pushes._busy(iter([None, None]))) == [None, None]
     assert pushes._metrics.values["busy_s"] - before == 1.0 + 1.5 + 0.25

@@ -205,7 +205,7 @@ def test_auto(transport, bytes_per_s, first, expected):
 
 def test_the_pace_of_a_pipeline_is_not_that_of_the_link(monkeypatch):
     clock, rates, calls = [0.0], [], []
-    monkeypatch.setattr(codecs_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(codecs_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(codecs_module, "choose_codec", lambda *args: rates.append(args[2]))
 
     class Line:

@@ -498,6 +498,12 @@ def test_keys_in_another_order(how):
     assert found["y"]["b"].tolist() == [20, 40]
 
 
+@pytest.mark.parametrize("other", [{"y": 1}, {"x": 1, "y": 2}, 3, (1,)])
+def test_windows_of_different_structures(other):
+    with pytest.raises(InvalidArgumentError, match="different structure"):
+        list(Dataset.from_source([{"x": 1}, other]).window(2))
+
+
 def test_shapes_and_values_go_by_their_keys():
     elements = [{"a": np.zeros(1), "b": np.zeros(1)}]
     (batch,) = Dataset.from_source(elements).padded_batch(
@@ -511,7 +517,11 @@ def test_shapes_and_values_go_by_their_keys():
 
 @pytest.mark.parametrize(
     ("dtype", "value"),
-    [("i4", 0.5), ("u1", -1), ("u1", 300), ("i4", np.nan), ("?", 2), ("i4", "7"), ("U3", 1)],
+    [
+        *(("i4", 0.5), ("u1", -1), ("u1", 300), ("i4", np.nan), ("?", 2), ("i4", "7"), ("U3", 1)),
+        *(("i8", 1 << 70), ("f2", 1e6), ("f4", 1j), ("i4", 1j), ("i4", "x")),
+        ("u1", np.array([1, 300])),
+    ],
 )
 def test_values_that_arrays_do_not_hold(dtype, value):
     elements = [np.ones(1, dtype), np.ones(2, dtype)]
@@ -525,7 +535,10 @@ def test_values_that_arrays_do_not_hold(dtype, value):
             list(batches)
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("f4", 7), ("f4", 0.1), ("i8", 3.0), ("?", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("f4", 7), ("f4", 0.1), ("f2", np.inf), ("f4", 1 << 70), ("i8", 3.0), ("?", 1), ("O", "x")],
+)
 def test_values_that_arrays_hold(dtype, value):
     (batch,) = Dataset.from_source([np.zeros(0, dtype), np.ones(2, dtype)]).padded_batch(
         2, padding_values=value
