@@ -60,9 +60,9 @@ def distribute(
         job_name: Consumers that give the same name share one stream: each element goes to one of
             them. The k-th iteration of the result pairs with their k-th, so apply it once, outside
             the loop over epochs: a new result begins with the job's first iteration, which may be
-            over. What a consumer that leaves early has fetched and not used, others get; what one
-            has that dies without a word, only who still reads when the dispatcher gives it up
-            (``client_timeout_ms``). None: a stream of our own.
+            over. What a consumer that leaves or dies has fetched and not used, others get, and
+            while one that died is waited for, the last of them does not end. None: a stream of our
+            own.
         consumer_index: Which of ``num_consumers`` this is.
         num_consumers: How many consumers the job has, from 0 on. Without ``deterministic``, reads
             are coordinated: in every round each consumer gets one element of the same part of the

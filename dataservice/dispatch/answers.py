@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from dataservice.dispatch.endings import decide, is_asked_for
 from dataservice.dispatch.journal import Journal
 from dataservice.dispatch.records import Client, Key, Outcome
 from dataservice.dispatch.registry import Registry
@@ -161,7 +162,8 @@ class Answers:
                 entry.request.fail(self._registry.unknown_client(entry.client_id))
                 continue
             waited_long = now is not None and now - entry.since >= _LONGEST_HOLD_S
-            if client.iteration.version == entry.version and not waited_long:
+            news = client.iteration.version != entry.version or waited_long
+            if not (decide(client) or news or is_asked_for(client)):
                 self._parked.append(entry)
                 continue
             reply = Reply(told_client(client).SerializeToString())

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.dispatch.answers import Answers
+from dataservice.dispatch.endings import decide
 from dataservice.dispatch.journal import Journal
 from dataservice.dispatch.records import Iteration, Timeouts
 from dataservice.dispatch.registry import Registry
@@ -177,6 +178,7 @@ class Dispatcher:
         """Local. Make the caller a client of an iteration."""
         body = pb.IterationRequest.FromString(request.body)
         client = self._registry.join(body, secrets.randbits(63), time.monotonic())
+        client.peer = request.process
         reply = pb.IterationReply(client_id=client.id, state=told_client(client))
         if client.iteration.begin is not None:
             reply.begin.CopyFrom(client.iteration.begin)
@@ -216,7 +218,9 @@ class Dispatcher:
         client = self._registry.heartbeat_client(body, now)
         for task_id in body.unreachable:
             self._registry.report_unreachable(task_id, now, _SILENT_S)
-        if body.version == client.iteration.version and not body.settled:
+        client.peer = request.process
+        news = body.version != client.iteration.version or body.settled
+        if not (decide(client) or news):
             self._answers.park(request, client, now)
             return LATER
         return _reply(told_client(client))
@@ -284,6 +288,7 @@ class Dispatcher:
     def _lose(self, process: str) -> None:
         """A process is gone; if workers were in it, others get their parts now."""
         with self._lock:
+            self._registry.lose_clients(process)
             for worker_id in self._workers_of.pop(process, set()):
                 worker = self._registry.workers.get(worker_id)
                 if worker is not None:
@@ -296,7 +301,9 @@ class Dispatcher:
             if progress.code:
                 self._registry.fail_save(progress.task_id, progress.code, progress.message)
             elif progress.ended:
-                self._registry.finish_task(progress.task_id, progress.total)
+                self._registry.finish_task(
+                    progress.task_id, progress.total, used_up=progress.used_up
+                )
 
     def _live(self) -> None:
         """Look after time, and write the journal."""

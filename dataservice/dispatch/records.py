@@ -90,6 +90,10 @@ class Client:
         token: What it calls itself.
         last_seen: When it was last heard of.
         work: What it has done, as it says.
+        peer: The process that speaks for it, as our endpoint calls that.
+        away: Whether its process was lost, and has not been heard of since.
+        at_end_since: When it came to its end, if it is there.
+        over: Whether it was told to go.
     """
 
     id: int
@@ -99,6 +103,10 @@ class Client:
     token: int
     last_seen: float
     work: pb.ClientWork = field(default_factory=pb.ClientWork)
+    peer: str = ""
+    away: bool = False
+    at_end_since: float | None = None
+    over: bool = False
 
 
 @dataclass(eq=False)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from dataservice.dispatch.clients import Clients
+from dataservice.dispatch.endings import is_away, is_waited_for
 from dataservice.dispatch.homes import Homes
-from dataservice.dispatch.jobs import Jobs
-from dataservice.dispatch.records import Client, Departure, Outcome, Part, Task, Timeouts, Worker
+from dataservice.dispatch.records import Outcome, Task, Timeouts, Worker
 from dataservice.dispatch.splits import Passes
-from dataservice.dispatch.terms import check_index_is_free, told_apart
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.ranges import RangeSet
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from mpidist.errors import FailedPreconditionError, NotFoundError
 
 
-class Registry(Jobs):
+class Registry(Clients):
     """The dispatcher's state.
 
     Args:
@@ -34,8 +33,9 @@ class Registry(Jobs):
         ids: Iterator[int] | None = None,
         worker_addresses: Sequence[str] = (),
     ) -> None:
-        super().__init__(itertools.count(1) if ids is None else ids, Homes(worker_addresses))
-        self.timeouts = timeouts
+        super().__init__(
+            timeouts, itertools.count(1) if ids is None else ids, Homes(worker_addresses)
+        )
 
     def take_outcome(self) -> Outcome:
         """Local. What has changed since the last call."""
@@ -87,6 +87,12 @@ class Registry(Jobs):
                 part.checkpoint.CopyFrom(checkpoint)
                 part.granted = part.granted.after(tuple(checkpoint.passes), checkpoint.split)
                 self._touch(part)
+        for holders in request.holders:
+            task = self.leases.tasks.get(holders.task_id)
+            if task is not None:
+                # They asked once more after they were given up, or word of that was lost.
+                for client_id in set(holders.client_ids) - self.clients.keys():
+                    self._depart(client_id, task)
         return [task_id for task_id in request.task_ids if task_id not in self.leases.tasks]
 
     def unregister_worker(self, worker_id: int) -> None:
@@ -110,101 +116,6 @@ class Registry(Jobs):
         task.part.avoided = task.worker.id
         self.leases.lose(task)
         self._place_all()
-
-    # Clients
-
-    def join(self, request: pb.IterationRequest, seed: int, now: float) -> Client:
-        """Local. A client of an iteration, which is created if this is its first.
-
-        A client that asks again, because the answer was lost, is the same.
-
-        Args:
-            request: Which iteration, and what the job is like.
-            seed: Randomness for the iteration, if it is created.
-            now: The time.
-
-        Raises:
-            AlreadyExistsError: Another consumer reads as this one.
-            FailedPreconditionError: The dataset cannot be split.
-            InvalidArgumentError: The job exists with other parameters, the state is of another
-                dataset or job, or the consumer has no worker in its process.
-            NotFoundError: The dataset is not known.
-        """
-        known = [client for client in self.clients.values() if client.token == request.token]
-        if request.token and known:
-            known[0].last_seen = now
-            return known[0]
-        dataset = self.dataset(request.dataset_id)
-        local = [w for w in self.workers.values() if w.process == request.process]
-        if request.terms.target == pb.LOCAL and not local:
-            raise InvalidArgumentError(
-                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, and "
-                f"none of the workers of this dispatcher is in {request.process}"
-            )
-        iteration = self._iteration(request, dataset, seed)
-        if told_apart(iteration.job.terms):
-            check_index_is_free(iteration, request)
-            iteration.joined.add(request.consumer_index)
-            self._touch(iteration)
-        index, token = request.consumer_index, request.token
-        client = Client(next(self.ids), iteration, request.process, index, token, now)
-        iteration.clients[client.id] = client
-        iteration.left = float("inf")
-        self.clients[client.id] = client
-        self._outcome.changed["client", client.id] = client
-        if not iteration.finished:
-            self.leases.take_back(iteration)
-            self.leases.place(iteration, self.workers.values())
-        return client
-
-    def heartbeat_client(self, request: pb.ClientRequest, now: float) -> Client:
-        """Local. Hear of a client, and of what it has used.
-
-        Raises:
-            NotFoundError: The client has been silent for too long, or has left.
-        """
-        client = self.clients.get(request.client_id)
-        if client is None:
-            raise self.unknown_client(request.client_id)
-        client.last_seen = now
-        if request.HasField("work"):
-            client.work = request.work
-        self._take_report(client, request)
-        return client
-
-    def unknown_client(self, client_id: int) -> NotFoundError:
-        """Local. What a client hears that is none."""
-        return NotFoundError(
-            f"consumer {client_id} is not known: it has left, or has been silent for "
-            f"{self.timeouts.client_s:g} s, or others have taken its job back to a state"
-        )
-
-    def release_client(self, request: pb.ClientRequest, now: float) -> None:
-        """Local. A client leaves; nobody else can come to an iteration of its own job."""
-        client = self.clients.get(request.client_id)
-        if client is None:
-            return
-        self._take_report(client, request)
-        iteration = client.iteration
-        del self.clients[client.id], iteration.clients[client.id]
-        self._outcome.changed["client", client.id] = None
-        for part in iteration.parts.values():
-            if part.held.pop(client.id, None) is not None:
-                self._touch(part)
-        reads_along = iteration.job.terms.reading in (pb.SHARED, pb.CACHED)
-        for task in iteration.tasks:
-            self._settled(task, client)
-            if reads_along and task.running and not task.lost:
-                self._outcome.departures.append(
-                    Departure(client.id, task.id, task.worker.address, tuple(task.part.used.bounds))
-                )
-        if iteration.clients:
-            self.leases.take_back(iteration)
-            self.leases.place(iteration, self.workers.values())
-            return
-        iteration.left = now
-        if not iteration.job.name or iteration.finished:
-            self._forget(iteration)
 
     # Tasks
 
@@ -242,13 +153,22 @@ class Registry(Jobs):
             self._touch(iteration)
         return split
 
-    def finish_task(self, task_id: int, total: int) -> None:
-        """Local. The number of elements of a task's part is known."""
+    def finish_task(self, task_id: int, total: int, *, used_up: bool = False) -> None:
+        """Local. The number of elements of a task's part is known.
+
+        Args:
+            task_id: The task; one that is not known is left alone.
+            total: The number.
+            used_up: Whether all have been used, for all that the worker has been told: a consumer
+                that died may have told the worker alone.
+        """
         task = self.leases.tasks.get(task_id)
         if task is None:
             return
         part = task.part
         part.total = total
+        if used_up:
+            part.used.add(0, total)
         # What is saved has no consumers to use it.
         part.finished |= part.iteration.job.terms.reading == pb.SAVED
         self._touch(part)
@@ -262,7 +182,8 @@ class Registry(Jobs):
             if now - worker.last_seen > self.timeouts.worker_s:
                 self.unregister_worker(worker.id)
         for client in list(self.clients.values()):
-            if now - client.last_seen > self.timeouts.client_s:
+            missed = is_away(client, now) and is_waited_for(client)
+            if missed or now - client.last_seen > self.timeouts.client_s:
                 self.release_client(pb.ClientRequest(client_id=client.id), now)
         for iteration in list(self.iterations.values()):
             if now - iteration.left > self.timeouts.iteration_s:
@@ -289,41 +210,3 @@ class Registry(Jobs):
             if task.worker is worker and not task.lost:
                 self.leases.lose(task)
                 self._touch(task.part.iteration)
-
-    def _take_report(self, client: Client, request: pb.ClientRequest) -> None:
-        iteration = client.iteration
-        for ranges in request.used:
-            part = iteration.parts[ranges.part]
-            if not ranges.bounds:
-                continue
-            if iteration.job.shared:
-                part.used.update(RangeSet(ranges.bounds))
-            else:
-                consumers = iteration.job.terms.num_consumers
-                part.note_mark(client.index, ranges.bounds[-1], consumers)
-            self._touch(part)
-            self._look(part)
-        for ranges in request.held:
-            part = iteration.parts[ranges.part]
-            part.held.setdefault(client.id, RangeSet()).update(RangeSet(ranges.bounds))
-            self._touch(part)
-        for task_id in request.settled:
-            task = self.leases.tasks.get(task_id)
-            if task is not None and task.lost:
-                self._settled(task, client)
-        if request.settled:
-            self.leases.place(iteration, self.workers.values())
-
-    def _settled(self, task: Task, client: Client) -> None:
-        """Nothing more is to be said of a lost task by a client."""
-        if client.id in task.unsettled:
-            task.unsettled.discard(client.id)
-            self._touch(task.part)
-        self.leases.look(task)
-
-    def _look(self, part: Part) -> None:
-        if part.look():
-            part.iteration.version += 1
-            saved = part.iteration.job.terms.reading == pb.SAVED
-            if part.iteration.finished and not (part.iteration.clients or saved):
-                self._forget(part.iteration)

@@ -189,6 +189,7 @@ def _restore_part(registry: Registry, key: int, stored: pb.StoredPart) -> None:
 def _restore_client(registry: Registry, key: int, stored: pb.StoredClient, now: float) -> None:
     iteration = registry.iterations[stored.iteration_id]
     client = Client(key, iteration, stored.process, stored.consumer_index, stored.token, now)
+    client.away = True  # until it is heard of
     registry.clients[key] = iteration.clients[key] = client
     iteration.left = float("inf")
 

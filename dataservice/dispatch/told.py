@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dataservice.dispatch.endings import is_asked_for
 from dataservice.dispatch.leases import may_read
 from dataservice.dispatch.records import Client, Iteration, Task
 from dataservice.dispatch.registry import Registry
@@ -15,7 +16,11 @@ def told_client(client: Client) -> pb.IterationState:
     """Local. What a client needs to know of its iteration."""
     iteration = client.iteration
     state = pb.IterationState(
-        finished=iteration.finished, version=iteration.version, dropped=iteration.dropped
+        finished=iteration.finished,
+        version=iteration.version,
+        dropped=iteration.dropped,
+        over=client.over,
+        beat_soon=is_asked_for(client),
     )
     for part in iteration.parts.values():
         task = part.task

@@ -182,7 +182,7 @@ class Ranges(_message.Message):
     def __init__(self, part: _Optional[int] = ..., bounds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientRequest(_message.Message):
-    __slots__ = ("client_id", "used", "held", "settled", "version", "unreachable", "work")
+    __slots__ = ("client_id", "used", "held", "settled", "version", "unreachable", "work", "at_end")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class ClientRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
+    AT_END_FIELD_NUMBER: _ClassVar[int]
     client_id: int
     used: _containers.RepeatedCompositeFieldContainer[Ranges]
     held: _containers.RepeatedCompositeFieldContainer[Ranges]
@@ -197,7 +198,8 @@ class ClientRequest(_message.Message):
     version: int
     unreachable: _containers.RepeatedScalarFieldContainer[int]
     work: ClientWork
-    def __init__(self, client_id: _Optional[int] = ..., used: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., settled: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., unreachable: _Optional[_Iterable[int]] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ...) -> None: ...
+    at_end: bool
+    def __init__(self, client_id: _Optional[int] = ..., used: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Ranges, _Mapping]]] = ..., settled: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., unreachable: _Optional[_Iterable[int]] = ..., work: _Optional[_Union[ClientWork, _Mapping]] = ..., at_end: bool = ...) -> None: ...
 
 class ClientWork(_message.Message):
     __slots__ = ("elements", "seconds", "waited_s")
@@ -220,7 +222,7 @@ class TaskAddress(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., worker: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class IterationState(_message.Message):
-    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended", "elsewhere")
+    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended", "elsewhere", "over", "beat_soon")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +231,8 @@ class IterationState(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    BEAT_SOON_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskAddress]
     settle: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
@@ -237,7 +241,9 @@ class IterationState(_message.Message):
     dropped: int
     ended: _containers.RepeatedCompositeFieldContainer[PartState]
     elsewhere: int
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., elsewhere: _Optional[int] = ...) -> None: ...
+    over: bool
+    beat_soon: bool
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., elsewhere: _Optional[int] = ..., over: bool = ..., beat_soon: bool = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address", "process", "tags")
@@ -268,32 +274,44 @@ class Checkpoint(_message.Message):
     def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., passes: _Optional[_Iterable[int]] = ..., split: _Optional[int] = ...) -> None: ...
 
 class TaskProgress(_message.Message):
-    __slots__ = ("task_id", "checkpoint", "ended", "total", "code", "message")
+    __slots__ = ("task_id", "checkpoint", "ended", "total", "code", "message", "used_up")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    USED_UP_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     checkpoint: Checkpoint
     ended: bool
     total: int
     code: int
     message: str
-    def __init__(self, task_id: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ended: bool = ..., total: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    used_up: bool
+    def __init__(self, task_id: _Optional[int] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ended: bool = ..., total: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., used_up: bool = ...) -> None: ...
 
 class WorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "task_ids", "progress", "work")
+    __slots__ = ("worker_id", "task_ids", "progress", "work", "holders")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_IDS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     task_ids: _containers.RepeatedScalarFieldContainer[int]
     progress: _containers.RepeatedCompositeFieldContainer[TaskProgress]
     work: _containers.RepeatedCompositeFieldContainer[TaskWork]
-    def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[TaskProgress, _Mapping]]] = ..., work: _Optional[_Iterable[_Union[TaskWork, _Mapping]]] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[Holders]
+    def __init__(self, worker_id: _Optional[int] = ..., task_ids: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[TaskProgress, _Mapping]]] = ..., work: _Optional[_Iterable[_Union[TaskWork, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[Holders, _Mapping]]] = ...) -> None: ...
+
+class Holders(_message.Message):
+    __slots__ = ("task_id", "client_ids")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    client_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, task_id: _Optional[int] = ..., client_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskWork(_message.Message):
     __slots__ = ("task_id", "elements", "seconds", "waited_s", "stages")

@@ -14,7 +14,7 @@ from dataservice.read.requests import Call, Requests
 from dataservice.read.stream import Stream
 from dataservice.read.terms import Terms
 from mpidist import Endpoint
-from mpidist.errors import DeadlineExceededError, Error, UnavailableError
+from mpidist.errors import DeadlineExceededError, Error, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Consumer:
         self._stream = stream
         self._terms = terms
         self._seeks = terms.job.reading not in (pb.SHARED, pb.CACHED)
-        self._reports = Reports(stream, shared=terms.job.reading == pb.SHARED)
+        self._shares = terms.job.reading == pb.SHARED
+        self._reports = Reports(stream, shared=self._shares)
         self._requests = Requests(
             endpoint, stream, terms, self._reports, self._ring, self._look_soon
         )
@@ -169,6 +170,12 @@ class Consumer:
             state = "lost" if task.broken else "ended" if task.ended else silent
             workers.append(f"{task.worker} (task {task.id}, {state})")
         beat = self._beat
+        if self._beat_is_last and beat is not None:
+            return (
+                f"the end of the epoch: other consumers of the dispatcher {dispatcher} have the "
+                "last elements, and none has been heard of lately. What one that is gone had comes "
+                "to this one"
+            )
         if beat is not None and now - beat.sent > 2.0:
             dispatcher += f" (unanswered for {now - beat.sent:.3g} s)"
         return (
@@ -182,10 +189,8 @@ class Consumer:
     def _send_heartbeat(self, now: float) -> None:
         if self._beat is not None or now < self._next_beat:
             return
-        self._beat_is_last = self._all_ended()
-        # An answer is wanted at once where it decides about the end.
-        version = -1 if self._beat_is_last and not self._over else self._state.version
-        request = self._reports.request(version)
+        self._beat_is_last = self._all_ended() and not self._over
+        request = self._reports.request(self._state.version, at_end=self._beat_is_last)
         try:
             work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
         except UnavailableError as error:
@@ -205,17 +210,22 @@ class Consumer:
         except (DeadlineExceededError, UnavailableError) as error:
             self._dispatcher_is_away(error, now)
             return
+        except NotFoundError as error:
+            self._stream.stop(error)
+            raise
         self._heard = now
-        self._next_beat = now + _HEARTBEAT_S
+        # The dispatcher holds what brings no news: then it has the next one at once.
+        self._next_beat = max(beat.sent + _HEARTBEAT_S, now)
         self._reports.confirm()
         self._update(pb.IterationState.FromString(reply.body))
+        if self._state.beat_soon:
+            self._next_beat = now
         # A worker may have come after the others had ended; only an answer given since can tell.
         if self._beat_is_last and self._all_ended():
-            again = [task for task in self._requests.tasks.values() if not task.asked_again]
-            self._over = not (again and self._terms.job.reading == pb.SHARED)
-            for task in again if not self._over else ():
+            self._over = self._state.over
+            if not self._over:
                 # Another consumer may have left without using what it had.
-                task.ended, task.asked_again = False, True
+                self._requests.ask_again()
 
     def _dispatcher_is_away(self, error: Error, now: float) -> None:
         """It may be starting again, and workers go on meanwhile."""
@@ -256,14 +266,14 @@ class Consumer:
             )
 
     def _all_ended(self) -> bool:
-        if self._state.waiting or self._state.settle:
+        if self._state.waiting or self._state.settle or (self._shares and self._stream.held):
             return False
         if not self._requests.tasks:
             return self._state.finished
         # Another consumer may give back what the requests that are out then get.
-        shared = self._terms.job.reading == pb.SHARED
         return all(
-            task.ended and not (shared and task.calls) for task in self._requests.tasks.values()
+            task.ended and not (self._shares and task.calls)
+            for task in self._requests.tasks.values()
         )
 
     def _look_for_end(self) -> None:

@@ -192,7 +192,7 @@ class OrderedStream(Stream):
             # This one may be requested even where nothing else may.
             self.on_room()
         with self._changed:
-            if not here:
+            if not here or (self.over and not self._is_here()):
                 self._wait(self._is_here, alive)
             if self._order.over:
                 raise StopIteration
@@ -202,6 +202,10 @@ class OrderedStream(Stream):
         if shelf.at_end_of_frame:
             self.on_room()
         return element
+
+    def _discard(self) -> None:
+        for shelf in self._shelves:
+            shelf.cut(0)
 
     def _is_here(self) -> bool:
         """Whether the next element is here, or it is known that there is none."""

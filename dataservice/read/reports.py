@@ -36,11 +36,12 @@ class Reports:
         self._under_way: pb.ClientRequest | None = None
         self._for_workers: dict[int, RangeSet] = defaultdict(RangeSet)
 
-    def request(self, version: int) -> pb.ClientRequest:
+    def request(self, version: int, *, at_end: bool = False) -> pb.ClientRequest:
         """Local. A heartbeat; to be followed by :meth:`confirm` or :meth:`retry`.
 
         Args:
             version: Of what is known; the dispatcher answers when it has a newer one.
+            at_end: Whether the dispatcher shall decide about the end.
         """
         held = {}
         if self.settled and isinstance(self._stream, Queue):
@@ -50,6 +51,7 @@ class Reports:
         request = pb.ClientRequest(
             client_id=self.client_id,
             version=version,
+            at_end=at_end,
             settled=sorted(self.settled),
             unreachable=sorted(self.unreachable),
             used=[pb.Ranges(part=part, bounds=r.bounds) for part, r in self._news.items()],

@@ -62,7 +62,6 @@ class Task:
         sequence: Number of the next request.
         calls: Requests without an answer, oldest first.
         ended: Whether it has no more elements.
-        asked_again: Whether it has been asked once more after that.
         broken: Why nothing more is asked of it; empty if it is.
         plan: What its worker was told to give; None if it is to be told anew.
         seeks: How often it was told.
@@ -74,7 +73,6 @@ class Task:
     sequence: int = 0
     calls: deque[Call] = field(default_factory=deque)
     ended: bool = False
-    asked_again: bool = False
     broken: str = ""
     plan: Plan | None = None
     seeks: int = 0
@@ -163,6 +161,11 @@ class Requests:
                 raise DeadlineExceededError(
                     f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; it is stuck or gone"
                 )
+
+    def ask_again(self) -> None:
+        """Local. Ask all tasks once more, though they had come to their end."""
+        for task in self.tasks.values():
+            task.ended = False
 
     @property
     def working(self) -> bool:

@@ -116,6 +116,12 @@ class Stream(ABC):
                 self._over, self._error = True, error
             self._changed.notify_all()
 
+    def stop(self, error: BaseException) -> None:
+        """Local. This error comes next: what is here is not this consumer's any more."""
+        with self._changed:
+            self._discard()
+        self.finish(error)
+
     @property
     def over(self) -> bool:
         """Local. Whether :meth:`finish` was called: nothing new comes."""
@@ -153,6 +159,10 @@ class Stream(ABC):
         self.on_room()
 
     # For subclasses
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Forget what is here; called with the lock held."""
 
     def _wait(self, here: Callable[[], bool], alive: Callable[[], bool]) -> None:
         """Wait, with the lock held, until there is something, an end or an error; then raise it."""
@@ -255,8 +265,10 @@ class Queue(Stream):
 
     def next(self, alive: Callable[[], bool]) -> Any:
         """Local. See :class:`Stream`."""
-        if self._ready:
+        try:
             return self._ready.popleft()
+        except IndexError:  # it is used up
+            pass
         with self._changed:
             self._put_away()
         if not self._frames:
@@ -269,14 +281,21 @@ class Queue(Stream):
             self._held -= frame.count
             self._ready = deque(unpack(frame.parcel.pickle, frame.parcel.buffers))
             self._current, self._told = frame, 0
+            element = self._ready.popleft()
         self.on_room()
-        return self._ready.popleft()
+        return element
 
     def close(self) -> None:
         """Local. See :class:`Stream`."""
         with self._changed:
             self._frames.clear()
         super().close()
+
+    def _discard(self) -> None:
+        self._frames.clear()
+        self._ready.clear()
+        self._nbytes = self._held = 0
+        self._current = None
 
     def _put_away(self) -> None:
         """The current frame is used up."""

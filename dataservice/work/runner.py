@@ -104,6 +104,7 @@ class Runner(TaskThread):
             self._add_checkpoint(checkpoints, progress, newest)
         if self._ended:
             progress.ended, progress.total = True, outbox.produced
+            progress.used_up = outbox.used_up
         elif not progress.HasField("checkpoint"):
             return None
         return progress
@@ -119,6 +120,11 @@ class Runner(TaskThread):
             return
         if checkpoint.index == index and len(checkpoint.state) <= _LARGEST_STATE:
             progress.checkpoint.CopyFrom(checkpoint)
+
+    def holders(self) -> pb.Holders | None:
+        """Local. The clients for which elements are kept; None if there are none."""
+        held = self._outbox.holders if self._outbox is not None else []
+        return pb.Holders(task_id=self._task_id, client_ids=held) if held else None
 
     def work(self) -> pb.TaskWork | None:
         """Local. What has been done so far; None before the first element."""
@@ -233,8 +239,10 @@ class Runner(TaskThread):
 
     def _finished(self) -> None:
         """The number of elements is known."""
-        assert self._outbox is not None
-        progress = pb.TaskProgress(task_id=self._task_id, ended=True, total=self._outbox.produced)
+        outbox = self._outbox
+        assert outbox is not None
+        progress = pb.TaskProgress(task_id=self._task_id, ended=True, total=outbox.produced)
+        progress.used_up = outbox.used_up
         self._tell_end(progress)
 
 

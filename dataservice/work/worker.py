@@ -282,13 +282,16 @@ class DataWorker:
 
     def _beat(self, reachable: bool) -> bool:
         with self._lock:
-            runners: dict[int, TaskThread] = {**self._runners, **self._savers}
-        progress = [each for runner in runners.values() if (each := runner.progress()) is not None]
-        done = [runner.work() for runner in list(self._runners.values())]
-        work = [each for each in done if each is not None]
+            runners = list(self._runners.values())
+            tasks: dict[int, TaskThread] = {**self._runners, **self._savers}
+        work = [done for runner in runners if (done := runner.work()) is not None]
         self._count(work)
         request = pb.WorkerRequest(
-            worker_id=self._worker_id, task_ids=list(runners), progress=progress, work=work
+            worker_id=self._worker_id,
+            task_ids=list(tasks),
+            progress=[each for task in tasks.values() if (each := task.progress()) is not None],
+            work=work,
+            holders=[held for runner in runners if (held := runner.holders()) is not None],
         )
         try:
             reply = self._dispatcher.ask(

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from dataservice.calls import Caller
 from dataservice.proto import dataservice_pb2 as pb
@@ -49,6 +50,7 @@ class Script:
         others = {"start_timeout_s": 30, "max_outstanding": None} | others
         self.consumer = Consumer(self._client, caller, self.stream, Terms(job=job, **others))
         self.thread = threading.Thread(target=self._run)
+        self._user = ThreadPoolExecutor(1)
 
     def _take(self, request):
         self._kept.append(request)  # one that is dropped is answered with an error
@@ -86,6 +88,12 @@ class Script:
         request, body = self.heartbeat()
         self.tell(request, tasks, **others)
         return body
+
+    def beat_at_end(self, tasks, **others):
+        """Answer heartbeats until one asks about the end, with what the last one shall be told."""
+        while not (heartbeat := self.heartbeat())[1].at_end:
+            self.tell(heartbeat[0], tasks)
+        self.tell(heartbeat[0], tasks, **others)
 
     def left(self):
         """What the consumer says when it leaves."""
@@ -128,11 +136,16 @@ class Script:
         finally:
             limit.cancel()
 
+    def next_later(self):
+        """The next element when it is there, as a future."""
+        return self._user.submit(self.next)
+
     def read(self, count):
         return [self.next() for _ in range(count)]
 
     def close(self):
         self.stream.close()
+        self._user.shutdown()
         self.thread.join(LIMIT_S)
         assert not self.thread.is_alive()
         self._client.close()

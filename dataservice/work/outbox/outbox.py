@@ -139,6 +139,16 @@ class Outbox(ABC):
     def needed(self) -> int:
         """Local. Elements before it are not needed any more."""
 
+    @property
+    def used_up(self) -> bool:
+        """Local. Whether there was an end, and consumers have told us that they used all."""
+        return False
+
+    @property
+    def holders(self) -> list[int]:
+        """Local. The ids of clients for which elements are kept until they have used them."""
+        return []
+
     # For the service
 
     def ask(self, request: Request, body: pb.GetElementRequest) -> None:

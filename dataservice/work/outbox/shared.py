@@ -33,7 +33,8 @@ class SharedOutbox(Outbox):
         used: Elements that shall not be given again.
         held: Elements that consumers have, by their ids: not to be given unless they leave.
         keeps: Whether to keep what has been given.
-        drained: Called once, when the end has been reached and all elements have been given out.
+        drained: Called when the end has been reached and all elements have been given out, and
+            when all have been used, if it is kept what has been given.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class SharedOutbox(Outbox):
         self._drained = drained
         self._waiting: deque[_Item] = deque()
         self._given: dict[int, dict[int, _Item]] = {}
-        self._told_drained = False
+        self._told = (False, False)
 
     @property
     def needed(self) -> int:
@@ -60,6 +61,17 @@ class SharedOutbox(Outbox):
         with self._changed:
             kept = [min(items) for items in self._given.values() if items]
             return min([*kept, *(item.index for item in self._waiting), self._produced])
+
+    @property
+    def used_up(self) -> bool:
+        """Local. See :class:`Outbox`."""
+        return self._told[1]
+
+    @property
+    def holders(self) -> list[int]:
+        """Local. See :class:`Outbox`."""
+        with self._changed:
+            return sorted({*self._held, *(each for each, items in self._given.items() if items)})
 
     def end(self) -> None:
         """Local. See :class:`Outbox`."""
@@ -79,8 +91,9 @@ class SharedOutbox(Outbox):
     def _tell(self) -> None:
         with self._changed:
             drained = self._ended and not (self._waiting or self._given_up())
-            tell = drained and not self._told_drained
-            self._told_drained |= drained
+            stage = drained, drained and self._keeps and not any(self._given.values())
+            tell = stage > self._told
+            self._told = max(stage, self._told)
         if tell:
             self._drained()
 

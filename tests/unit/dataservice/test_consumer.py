@@ -35,13 +35,12 @@ def test_the_end_is_what_the_dispatcher_says_after_all_tasks_have_ended(make_scr
     # Asked before the end: it cannot know of a worker that came since.
     script.tell(early, {1: 0})
     last, said = script.heartbeat()
-    assert said.version == -1
-    script.tell(last, {1: 0, 2: 1})
+    assert said.at_end
+    script.tell(last, {1: 0, 2: 1}, over=True)
     request, _ = script.asked(2)
     script.give(request, [6], end=True)
     assert script.next() == 6
-    while script.beat({1: 0, 2: 1}).version != -1:
-        pass
+    script.beat_at_end({1: 0, 2: 1}, over=True)
     with pytest.raises(StopIteration):
         script.next()
     assert bounds(script.left().used).get(1, [0, 1]) == [0, 1]
@@ -52,10 +51,11 @@ def test_a_finished_iteration_ends_for_all_who_read_it(make_script):
     request, _ = script.asked()
     script.give(request, [5])
     assert script.next() == 5
-    while script.beat({}, finished=True).version != -1:
+    last = script.next_later()
+    while not script.beat({}, finished=True, over=True).at_end:
         pass
     with pytest.raises(StopIteration):
-        script.next()
+        last.result()
     script.left()
 
 

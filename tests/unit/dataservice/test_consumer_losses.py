@@ -6,6 +6,7 @@ import pytest
 from _cases.data_consumer import Script, bounds
 
 from dataservice.proto import dataservice_pb2 as pb
+from dataservice.read import consumer
 from mpidist.errors import (
     AbortedError,
     CancelledError,
@@ -127,13 +128,51 @@ def test_elements_that_another_consumer_gave_back_at_the_end(make_script):
     script.give(request, [0], end=True)
     script.give(second, [], end=True)
     assert script.next() == 0
-    beat_until(script, lambda body: body.version == -1, {1: 0})
+    later = script.next_later()
+    script.beat_at_end({1: 0}, over=False)
     (request, _), (second, _) = script.asked(), script.asked()
     script.give(request, [7], first=7, end=True)
     script.give(second, [], end=True)
-    assert script.next() == 7
-    beat_until(script, lambda body: body.version == -1, {1: 0})
+    assert later.result() == 7
+    later = script.next_later()
+    script.beat_at_end({1: 0}, over=True)
     with pytest.raises(StopIteration):
+        later.result()
+
+
+def test_who_has_something_left_does_not_ask_about_the_end(make_script):
+    script = make_script()
+    (request, _), (second, _) = script.asked(), script.asked()
+    script.give(request, [0, 1], end=True)
+    script.give(second, [], end=True)
+    assert script.next() == 0
+    assert not any(script.beat({1: 0}).at_end for _ in range(3))
+    assert script.next() == 1
+    later = script.next_later()
+    script.beat_at_end({1: 0}, over=True)
+    with pytest.raises(StopIteration):
+        later.result()
+
+
+def test_who_is_asked_whether_it_is_there_says_so_at_once(make_script, monkeypatch):
+    monkeypatch.setattr(consumer, "_HEARTBEAT_S", 1000)
+    script = make_script()
+    script.asked()
+    for _ in range(3):
+        script.beat({1: 0}, beat_soon=True)
+    assert not script.heartbeat()[1].at_end
+
+
+def test_who_was_given_up_uses_nothing_more_of_what_it_has(make_script):
+    script = make_script()
+    (request, _), (second, _) = script.asked(), script.asked()
+    script.give(request, [0, 1])
+    script.give(second, [2], first=2)
+    assert script.next() == 0
+    beat, _ = script.heartbeat()
+    beat.fail(NotFoundError("consumer 1 is not known"))
+    script.thread.join(10)
+    with pytest.raises(NotFoundError, match="is not known"):
         script.next()
 
 

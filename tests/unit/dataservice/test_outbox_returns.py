@@ -68,3 +68,35 @@ def test_a_consumer_whose_requests_all_wait_can_still_say_what_it_has_used():
     assert box.ask(most=1).elements == [1]
     waiting = box.ask()
     assert waiting.body is not None or box.outbox._has_room()
+
+
+def test_all_is_used_up_when_consumers_have_said_so():
+    box = make()
+    box.put(*range(4))
+    box.ask(client=1, most=2)
+    box.ask(client=2, most=2)
+    box.outbox.end()
+    assert (box.told, box.outbox.used_up, box.outbox.holders) == (1, False, [1, 2])
+    assert box.ask(client=1, used=pb.Ranges(bounds=[0, 2])).body.end
+    assert (box.told, box.outbox.used_up, box.outbox.holders) == (1, False, [2])
+    box.outbox.release(2, [2, 3])
+    assert (box.told, box.outbox.used_up, box.outbox.holders) == (1, False, [])
+    assert box.ask(client=1).elements == [3]
+    assert (box.told, box.outbox.used_up) == (1, False)
+    assert box.ask(client=1, used=pb.Ranges(bounds=[3, 4])).body.end
+    assert (box.told, box.outbox.used_up) == (2, True)
+
+
+def test_what_is_not_kept_is_never_known_to_be_used_up():
+    box = make(keeps=False)
+    box.put(0)
+    assert box.ask().elements == [0]
+    box.outbox.end()
+    assert (box.told, box.outbox.used_up, box.outbox.holders) == (1, False, [])
+
+
+def test_who_holds_elements_of_a_worker_that_was_lost_is_known():
+    box = make(held={7: [1, 3]})
+    assert box.outbox.holders == [7]
+    box.outbox.release(7, [])
+    assert box.outbox.holders == []

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
 
+from dataservice.dispatch.endings import AWAY_S, decide
 from dataservice.proto import dataservice_pb2 as pb
-from mpidist.errors import NotFoundError
+from mpidist.errors import AlreadyExistsError, NotFoundError
 
 
 def split(play, task, number, passes=(0,)):
@@ -257,3 +258,116 @@ def test_who_leaves_is_waited_for_by_no_dispatcher_of_the_journal():
     part = play.registry.leases.tasks[task].part
     assert changed["part", part.id] is part
     assert part.task.unsettled == {first.id}
+
+
+# The end, where consumers share.
+
+
+def at_end(play, client, now, **report):
+    told = play.beat(client, now=now, at_end=True, **report)
+    return decide(client) or told.finished
+
+
+def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
+    play = Play(workers=1)
+    one, two, three = (play.join_shared() for _ in range(3))
+    play.start(one)
+    assert not at_end(play, one, 1.0)
+    assert [play.beat(each, now=2.0).beat_soon for each in (two, three)] == [False, False]
+    assert decide(one)
+    # The one that may go sees to nothing any more.
+    assert not at_end(play, two, 3.0)
+    play.beat(one, now=4.0)
+    assert not decide(two)
+    play.beat(three, now=4.0)
+    assert decide(two)
+    assert not at_end(play, three, 5.0)
+
+
+def test_the_last_one_goes_when_all_is_used():
+    play = Play(workers=1)
+    one, two = play.join_shared(), play.join_shared()
+    (task,) = play.start(one)
+    play.registry.finish_task(task, 4)
+    assert not at_end(play, one, 1.0, used=ranges(p0=[0, 2]))
+    play.leave(two)
+    assert not at_end(play, one, 2.0)
+    assert at_end(play, one, 3.0, used=ranges(p0=[2, 4]))
+
+
+def test_what_only_the_worker_was_told_counts_as_used():
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    play.registry.finish_task(task, 4)
+    assert not play.beat(client).finished
+    play.registry.finish_task(task, 4, used_up=True)
+    assert play.beat(client).finished
+
+
+@pytest.mark.parametrize("delivery", [pb.EXACTLY_ONCE, pb.AT_LEAST_ONCE])
+def test_one_whose_process_is_gone_is_given_up_when_another_one_waits(delivery):
+    play = Play(workers=1)
+    one, two = (play.join_shared(delivery=delivery) for _ in range(2))
+    two.peer = "2"
+    play.start(one)
+    play.registry.lose_clients("2")
+    play.registry.expire(AWAY_S + 1)
+    assert two.id in play.registry.clients  # nobody waits for it
+    version = play.beat(one, now=AWAY_S + 1, at_end=True).version
+    play.registry.expire(AWAY_S + 2)
+    assert two.id not in play.registry.clients
+    (departure,) = play.registry.take_outcome().departures
+    assert departure.client_id == two.id
+    assert play.beat(one, now=AWAY_S + 2).version > version
+
+
+def test_one_that_comes_back_is_not_given_up():
+    play = Play(workers=1)
+    one, two = play.join_shared(), play.join_shared()
+    two.peer = "2"
+    play.registry.lose_clients("2")
+    play.beat(two, now=AWAY_S)
+    play.beat(one, now=2 * AWAY_S, at_end=True)
+    play.registry.expire(2 * AWAY_S + 1)
+    assert two.id in play.registry.clients
+
+
+def test_one_whose_process_is_gone_is_given_up_for_who_settles():
+    play = Play(workers=2)
+    one, two = play.join_shared(), play.join_shared()
+    two.peer = "2"
+    (task, _) = play.start(one)
+    play.lose(play.workers[0])
+    play.beat(one, now=AWAY_S, settled=[task])
+    play.registry.lose_clients("2")
+    play.registry.expire(AWAY_S + 1)
+    assert two.id not in play.registry.clients
+    assert not waiting(play.beat(one, now=AWAY_S + 1))[2]
+
+
+def test_what_a_worker_keeps_for_one_that_is_gone_is_given_back():
+    play = Play(workers=1)
+    client = play.join_shared()
+    (task,) = play.start(client)
+    holders = [pb.Holders(task_id=task, client_ids=[client.id, 77]), pb.Holders(task_id=99)]
+    request = pb.WorkerRequest(worker_id=play.workers[0].id, task_ids=[task], holders=holders)
+    play.registry.heartbeat_worker(request, 1.0)
+    (departure,) = play.registry.take_outcome().departures
+    assert (departure.client_id, departure.task_id) == (77, task)
+
+
+@pytest.mark.parametrize("reading", [pb.ORDERED, pb.ROUNDS])
+def test_a_consumer_comes_in_the_place_of_one_whose_process_is_gone(reading):
+    play = Play(workers=1)
+    old = play.join_ordered(0, 2, reading=reading)
+    old.peer = "2"
+    play.join_ordered(1, 2, reading=reading)
+    with pytest.raises(AlreadyExistsError):
+        play.join_ordered(0, 2, reading=reading, now=AWAY_S + 1)
+    play.registry.lose_clients("2")
+    with pytest.raises(AlreadyExistsError):
+        play.join_ordered(0, 2, reading=reading, now=AWAY_S)
+    new = play.join_ordered(0, 2, reading=reading, now=AWAY_S + 1)
+    assert old.id not in play.registry.clients
+    assert new.iteration is old.iteration
