@@ -21,7 +21,7 @@ from dataservice.dispatch.journal_files import (
     lock,
     put_in_place,
 )
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 _NAME = "journal.sqlite"
 _LOG = f"{_NAME}-wal"
@@ -149,6 +149,10 @@ class Journal:
             self._commits.write(number)
             # Not before: what was taken away meanwhile is not durable.
             self._places.check()
+
+    def damaged(self, what: str) -> DataLossError:
+        """Local. The error of records that no dispatcher has written so."""
+        return damaged(self._directory, what)
 
     def close(self) -> None:
         """Local. Let another have the journal; idempotent."""

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from mpidist.errors import (
     AbortedError,
@@ -17,6 +18,8 @@ from mpidist.errors import (
     ResourceExhaustedError,
     UnknownError,
 )
+
+E = TypeVar("E", bound=OpError)
 
 # SQLite's own word for a full disk is FULL; quotas and limits come as errors of writing.
 _FAILURES: dict[int, type[OpError]] = {
@@ -56,12 +59,12 @@ _TO_DO: dict[type[OpError], str] = {
 }
 
 
-def damaged(directory: Path, what: str) -> OpError:
+def damaged(directory: Path, what: str) -> DataLossError:
     """Local. The error of a journal that is not what was written."""
     return error_of(DataLossError, directory, what)
 
 
-def error_of(kind: type[OpError], directory: Path, what: object) -> OpError:
+def error_of(kind: type[E], directory: Path, what: object) -> E:
     """Local. An error of a kind, with what to do."""
     return kind(f"the dispatcher's journal in {directory}: {what}; {_TO_DO[kind]}")
 
