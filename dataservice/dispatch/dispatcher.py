@@ -302,9 +302,7 @@ class Dispatcher:
             self._answers.wait(_TICK_S)
             with self._lock:
                 now = time.monotonic()
-                if now >= self._next_check:
-                    self._next_check = now + self._check_period_s
-                    self._registry.expire(now)
+                self._look_at_time(now)
                 saves = self._registry.ended_saves()
             for iteration in saves:
                 _end_save(iteration)
@@ -312,7 +310,15 @@ class Dispatcher:
                 for iteration in saves:
                     self._registry.end_save(iteration)
                 self._answers.settle(None, LATER, now)
-            self._answers.write()
+            self._answers.write(now)
+
+    def _look_at_time(self, now: float) -> None:
+        """Give up on those who are silent, unless it is we who let them wait."""
+        if self._answers.holds:
+            self._registry.hear_all(now)
+        elif now >= self._next_check:
+            self._next_check = now + self._check_period_s
+            self._registry.expire(now)
 
 
 def _take_up(directory: str, registry: Registry) -> tuple[Journal, dict[int, Parcel]]:
