@@ -125,8 +125,9 @@ class Journal:
             FailedPreconditionError: The journal is closed, or somebody has removed or replaced its
                 files, so that what is written would be lost.
             InvalidArgumentError: A record is too large; nothing is changed.
-            ResourceExhaustedError: The disk is full; nothing is changed, and when there is room
-                again the journal goes on.
+            ResourceExhaustedError: The disk is full; nothing is changed (or all, if it was only the
+                number of commits that could not be written), and when there is room again the same
+                changes can be made.
         """
         self._check_open()
         self._check_sizes(changes)
