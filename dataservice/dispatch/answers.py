@@ -19,12 +19,17 @@ from dataservice.dispatch.told import told_client
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel
 from mpidist import LATER, Endpoint, Reply, Request
-from mpidist.errors import DistNetworkError
+from mpidist.errors import DistNetworkError, ResourceExhaustedError
 
 logger = logging.getLogger(__name__)
 
 # A consumer that knows everything is answered after so long, if nothing happens before.
 _LONGEST_HOLD_S = 1.0
+# A disk that is full often has room again soon, when something has been cleaned up. Nobody is told
+# before so long: less than the minute for which consumers and workers wait for a dispatcher that
+# is gone, and than the 12 s after which consumers doubt a worker that waits for an answer.
+_PATIENCE_S = 10.0
+_RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,14 @@ class Answers:
         self._writing = False
         self._outcome = Outcome()
         self._news = threading.Event()
+        self._full_since: float | None = None
+        self._next_try = float("-inf")
+        self._holds = False
+
+    @property
+    def holds(self) -> bool:
+        """Local. Whether all answers wait for room on the disk; for the thread that writes."""
+        return self._holds
 
     def wait(self, limit_s: float) -> None:
         """Local. Wait until there is something to write, or for so many seconds."""
@@ -112,9 +125,15 @@ class Answers:
         self._unwritten.append((request, reply))
         return LATER
 
-    def write(self) -> None:
-        """Local. Make all that has changed durable, in one transaction, then answer."""
-        if self._journal is None:
+    def write(self, now: float) -> None:
+        """Local. Make all that has changed durable, in one transaction, then answer.
+
+        While the disk is full, nothing is done but to try again in a later call.
+
+        Args:
+            now: The time.
+        """
+        if self._journal is None or now < self._next_try:
             return
         changed: dict[Key, Any] = {}
         unwritten: list[tuple[Request, Reply]] = []
@@ -130,14 +149,19 @@ class Answers:
             if records:
                 self._journal.commit(records)
         except Exception as error:
-            # Whatever it is, those who wait for their answers are told.
-            logger.exception("the dispatcher's journal cannot be written")
+            self._holds = self._waits_for_room(error, now)
             with self._lock:
                 self._writing = False
                 self._outcome.changed = changed | self._outcome.changed
+                if self._holds:
+                    self._unwritten = unwritten + self._unwritten
+                    return
+            # Whatever it is, those who wait for their answers are told.
+            logger.exception("the dispatcher's journal cannot be written")
             for request, _ in unwritten:
                 request.fail(error)
             return
+        self._full_since, self._holds = None, False
         for request, reply in unwritten:
             request.reply(reply.body, reply.buffers)
         with self._lock:
@@ -152,6 +176,18 @@ class Answers:
             logger.debug("worker %s is gone, and its tasks with it", worker)
 
     # Inside
+
+    def _waits_for_room(self, error: Exception, now: float) -> bool:
+        """Whether to try again before anybody is told of an error."""
+        if not isinstance(error, ResourceExhaustedError):
+            return False
+        self._next_try = now + _RETRY_S
+        if self._full_since is None:
+            self._full_since = now
+            logger.warning(
+                "answers wait while this is tried again for %g s: %s", _PATIENCE_S, error
+            )
+        return now - self._full_since < _PATIENCE_S
 
     def _answer_parked(self, now: float | None) -> None:
         """Answer heartbeats of consumers for which there is something new, or that wait long."""

@@ -25,7 +25,7 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Address, Endpoint, Reply, Request
-from mpidist.errors import Error, InvalidArgumentError, NotFoundError, from_code
+from mpidist.errors import DataLossError, Error, InvalidArgumentError, NotFoundError, from_code
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Dispatcher:
         config: Its times, and where its journal is.
 
     Raises:
-        DataLossError: The journal is damaged.
+        DataLossError: The journal is damaged, or lacks the last commits.
         FailedPreconditionError: Another dispatcher uses it.
     """
 
@@ -85,9 +85,7 @@ class Dispatcher:
         self._parcels: dict[int, Parcel] = {}
         self._journal: Journal | None = None
         if config.work_dir is not None and config.fault_tolerant_mode:
-            self._journal = Journal(config.work_dir)
-            tables = self._journal.load()
-            self._parcels = restore(self._registry, tables, time.monotonic())
+            self._journal, self._parcels = _take_up(config.work_dir, self._registry)
         self._lock = threading.RLock()
         self._answers = Answers(endpoint, self._registry, self._parcels, self._journal, self._lock)
         self._closed = False
@@ -311,9 +309,7 @@ class Dispatcher:
             self._answers.wait(_TICK_S)
             with self._lock:
                 now = time.monotonic()
-                if now >= self._next_check:
-                    self._next_check = now + self._check_period_s
-                    self._registry.expire(now)
+                self._look_at_time(now)
                 saves = self._registry.ended_saves()
             for iteration in saves:
                 _end_save(iteration)
@@ -321,7 +317,28 @@ class Dispatcher:
                 for iteration in saves:
                     self._registry.end_save(iteration)
                 self._answers.settle(None, LATER, now)
-            self._answers.write()
+            self._answers.write(now)
+
+    def _look_at_time(self, now: float) -> None:
+        """Give up on those who are silent, unless it is we who let them wait."""
+        if self._answers.holds:
+            self._registry.hear_all(now)
+        elif now >= self._next_check:
+            self._next_check = now + self._check_period_s
+            self._registry.expire(now)
+
+
+def _take_up(directory: str, registry: Registry) -> tuple[Journal, dict[int, Parcel]]:
+    """Open a journal, and fill a registry with what it has; the datasets themselves are given."""
+    with contextlib.ExitStack() as undo:
+        journal = undo.enter_context(contextlib.closing(Journal(directory)))
+        tables = journal.load()
+        try:
+            parcels = restore(registry, tables, time.monotonic())
+        except DataLossError as error:
+            raise journal.damaged(str(error)) from error
+        undo.pop_all()
+    return journal, parcels
 
 
 def _end_save(iteration: Iteration) -> None:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import functools
-import io
 import os
-import socket
 import sqlite3
+import struct
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from mpidist.errors import (
-    AbortedError,
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    OpError,
-    PermissionDeniedError,
-    ResourceExhaustedError,
-    UnknownError,
+from dataservice.dispatch.journal_errors import damaged, explained
+from dataservice.dispatch.journal_files import (
+    COMMITS,
+    Commits,
+    Places,
+    begin_commits,
+    lock,
+    put_in_place,
 )
+from mpidist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 _NAME = "journal.sqlite"
+_LOG = f"{_NAME}-wal"
 # In the file's header: whose it is, and what is in it.
 _APPLICATION = 0x6D706464
-_FORMAT = 1
+_FORMAT = 2
 _MAKE = (
     "PRAGMA journal_mode = MEMORY",  # the file is nobody's yet
     "PRAGMA auto_vacuum = FULL",  # the file shrinks with what it holds
@@ -43,48 +41,19 @@ _MAKE = (
 _READ = "SELECT kind, key, value, checksum FROM records"
 _PUT = "INSERT OR REPLACE INTO records (kind, key, value, checksum) VALUES (?, ?, ?, ?)"
 _REMOVE = "DELETE FROM records WHERE kind = ? AND key = ?"
+_READ_CHECKSUM = "SELECT checksum FROM records WHERE kind = ? AND key = ?"
+_READ_ONE = "SELECT value, checksum FROM records WHERE kind = ? AND key = ?"
+# What each commit leaves of itself: how many there have been, and the sum of the checksums of all
+# other records. Without its log, a file may have some pages of the last commit and some of earlier
+# ones. A row like others, so that it seldom takes a page more; the dispatcher has no such kind.
+_LAST = ("commit", 0)
+_LAST_VALUE = struct.Struct("<QQ")
+_SUM_END = 1 << 64
 _SMALLEST_BYTES = 512  # SQLite's smallest page
 # What a transaction of unusual size has made of the write-ahead log is given back down to this.
 _LARGEST_LOG_BYTES = 4 << 20
 # SQLite's limit of a row, less some room for the rest of the row.
 _LARGEST_RECORD_BYTES = 10**9 - 10**4
-
-# SQLite's own word for a full disk is FULL; quotas and limits come as errors of writing.
-_FAILURES: dict[int, type[OpError]] = {
-    sqlite3.SQLITE_FULL: ResourceExhaustedError,
-    sqlite3.SQLITE_IOERR_WRITE: ResourceExhaustedError,
-    sqlite3.SQLITE_IOERR_FSYNC: ResourceExhaustedError,
-    sqlite3.SQLITE_IOERR_SHMSIZE: ResourceExhaustedError,
-    sqlite3.SQLITE_CORRUPT: DataLossError,
-    sqlite3.SQLITE_NOTADB: DataLossError,
-    sqlite3.SQLITE_ERROR: DataLossError,  # the table is not as it was made
-    sqlite3.SQLITE_IOERR_READ: DataLossError,
-    sqlite3.SQLITE_IOERR_SHORT_READ: DataLossError,
-    sqlite3.SQLITE_READONLY: PermissionDeniedError,
-    sqlite3.SQLITE_CANTOPEN: PermissionDeniedError,
-    sqlite3.SQLITE_PERM: PermissionDeniedError,
-    sqlite3.SQLITE_BUSY: AbortedError,
-}
-_SYSTEM_FAILURES: dict[int | None, type[OpError]] = {
-    errno.ENOSPC: ResourceExhaustedError,
-    errno.EDQUOT: ResourceExhaustedError,
-    errno.EFBIG: ResourceExhaustedError,
-    errno.EACCES: PermissionDeniedError,
-    errno.EPERM: PermissionDeniedError,
-    errno.EROFS: PermissionDeniedError,
-}
-_TO_DO: dict[type[OpError], str] = {
-    ResourceExhaustedError: "the disk or a quota is full, a file has reached its limit (ulimit -f) "
-    "or the disk fails; make room and try again",
-    DataLossError: "the journal is damaged; put a copy of the directory in its place, or move it "
-    "away and start without what it held",
-    PermissionDeniedError: "let this user read and write the directory and what is in it, or give "
-    "another directory",
-    AbortedError: "another program is busy with the file; end that program",
-    FailedPreconditionError: "give a directory that this user can make, read and write, on a file "
-    "system with locks",
-    UnknownError: "see whether the file system is well, or give another directory",
-}
 
 
 class Journal:
@@ -99,7 +68,7 @@ class Journal:
 
     Raises:
         AbortedError: Another program is busy with the file.
-        DataLossError: The journal is damaged.
+        DataLossError: The journal is damaged, or lacks the last commits.
         FailedPreconditionError: Another dispatcher has it, it was written by another version, or
             the directory cannot be one.
         PermissionDeniedError: This user may not write there.
@@ -108,11 +77,15 @@ class Journal:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory).absolute()
-        with _explained(self._directory), ExitStack() as undo:
+        with explained(self._directory), ExitStack() as undo:
             self._directory.mkdir(0o700, parents=True, exist_ok=True)
             # Closed when the journal is, and in forks.
-            self._lock = undo.enter_context(_lock(self._directory))
+            self._lock = undo.enter_context(lock(self._directory))
             self._connection = undo.enter_context(closing(_open(self._directory)))
+            self._commits = undo.enter_context(closing(Commits(self._directory)))
+            self._number, self._sum = _last(self._connection, self._directory)
+            self._commits.check(self._number)
+            self._places = Places(self._directory, self._lock, (_NAME,), (_LOG, COMMITS))
             undo.pop_all()
         _OPEN.add(self)
 
@@ -128,11 +101,16 @@ class Journal:
         """
         self._check_open()
         tables: dict[str, dict[int, bytes]] = {}
-        with _explained(self._directory):
+        total = 0
+        with explained(self._directory):
             for kind, key, value, checksum in self._connection.execute(_READ):
                 if checksum != _checksum(kind, key, value):
-                    raise _damaged(self._directory, f"{kind} {key} is not what was written")
-                tables.setdefault(kind, {})[key] = value
+                    raise damaged(self._directory, f"{kind} {key} is not what was written")
+                if (kind, key) != _LAST:
+                    tables.setdefault(kind, {})[key] = value
+                    total += checksum
+        if total % _SUM_END != self._sum:
+            raise damaged(self._directory, "its records are not all of the last commit")
         return tables
 
     def commit(self, changes: Mapping[tuple[str, int], bytes | None]) -> None:
@@ -144,34 +122,53 @@ class Journal:
         Raises:
             AbortedError: Another program is busy with the file; nothing is changed.
             DataLossError: The journal is damaged.
-            FailedPreconditionError: The journal is closed.
+            FailedPreconditionError: The journal is closed, or somebody has removed or replaced its
+                files, so that what is written would be lost.
             InvalidArgumentError: A record is too large; nothing is changed.
-            ResourceExhaustedError: The disk is full; nothing is changed, and when there is room
-                again the journal goes on.
+            ResourceExhaustedError: The disk is full; nothing is changed (or all, if it was only the
+                number of commits that could not be written), and when there is room again the same
+                changes can be made.
         """
         self._check_open()
-        records, removed = [], []
+        self._check_sizes(changes)
+        records = [
+            (*name, value, _checksum(*name, value))
+            for name, value in changes.items()
+            if value is not None
+        ]
+        removed = [name for name, value in changes.items() if value is None]
+        number, total = self._number + 1, self._sum + sum(record[-1] for record in records)
+        with explained(self._directory):
+            with self._connection as transaction:
+                transaction.execute("BEGIN IMMEDIATE")
+                for name in changes:
+                    total -= (transaction.execute(_READ_CHECKSUM, name).fetchone() or (0,))[0]
+                transaction.executemany(_PUT, records)
+                transaction.executemany(_REMOVE, removed)
+                transaction.execute(_PUT, _last_record(number, total))
+            self._number, self._sum = number, total % _SUM_END
+            self._commits.write(number)
+            # Not before: what was taken away meanwhile is not durable.
+            self._places.check()
+
+    def damaged(self, what: str) -> DataLossError:
+        """Local. The error of records that no dispatcher has written so."""
+        return damaged(self._directory, what)
+
+    def close(self) -> None:
+        """Local. Let another have the journal; idempotent."""
+        if not self._lock.closed:
+            with explained(self._directory), self._lock, closing(self._commits):
+                self._connection.close()
+
+    def _check_sizes(self, changes: Mapping[tuple[str, int], bytes | None]) -> None:
         for (kind, key), value in changes.items():
-            if value is None:
-                removed.append((kind, key))
-            elif len(value) > _LARGEST_RECORD_BYTES:
+            if value is not None and len(value) > _LARGEST_RECORD_BYTES:
                 raise InvalidArgumentError(
                     f"{kind} {key} has {len(value)} bytes, and the dispatcher's journal in "
                     f"{self._directory} takes {_LARGEST_RECORD_BYTES} a record; keep large data "
                     "in files that the dataset reads"
                 )
-            else:
-                records.append((kind, key, value, _checksum(kind, key, value)))
-        with _explained(self._directory), self._connection as transaction:
-            transaction.execute("BEGIN IMMEDIATE")
-            transaction.executemany(_PUT, records)
-            transaction.executemany(_REMOVE, removed)
-
-    def close(self) -> None:
-        """Local. Let another have the journal; idempotent."""
-        if not self._lock.closed:
-            with _explained(self._directory), self._lock:
-                self._connection.close()
 
     def _check_open(self) -> None:
         if self._lock.closed:
@@ -188,28 +185,10 @@ def _forget() -> None:
     """Local. Leave to the parent what is its: a fork would hold the lock longer than its holder."""
     for journal in _OPEN:
         journal._lock.close()
+        journal._commits.close()
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _lock(directory: Path) -> io.FileIO:
-    """Local. The file that nobody else can lock while it is open; it says who has it."""
-    with ExitStack() as undo:
-        lock = undo.enter_context(io.FileIO(directory / "lock", "a+"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            holder = lock.read().decode(errors="replace") or "which is just starting"
-            raise FailedPreconditionError(
-                f"another dispatcher, {holder}, has the journal in {directory}; end it, or give "
-                "this one another directory"
-            ) from error
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on host {socket.gethostname()}".encode())
-        undo.pop_all()
-    return lock
 
 
 def _open(directory: Path) -> sqlite3.Connection:
@@ -218,10 +197,11 @@ def _open(directory: Path) -> sqlite3.Connection:
     # SQLite would take either for a new file, and throw away what is in the write-ahead log.
     if path.exists():
         if path.stat().st_size < _SMALLEST_BYTES:
-            raise _damaged(directory, f"{_NAME} is cut off")
-    elif path.with_name(f"{_NAME}-wal").exists():
-        raise _damaged(directory, f"{_NAME} is missing, beside its write-ahead log")
+            raise damaged(directory, f"{_NAME} is cut off")
+    elif (directory / _LOG).exists():
+        raise damaged(directory, f"{_NAME} is missing, beside its write-ahead log")
     else:
+        begin_commits(directory)
         _make(path)
     with ExitStack() as undo:
         connection = undo.enter_context(closing(_connect(path)))
@@ -258,12 +238,8 @@ def _make(path: Path) -> None:
     with closing(_connect(new)) as connection:
         for statement in _MAKE:
             connection.execute(statement)
-    new.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)  # the name outlives a loss of power, too
-    finally:
-        os.close(directory)
+        connection.execute(_PUT, _last_record(0, 0))
+    put_in_place(new, path)
 
 
 def _check(connection: sqlite3.Connection, directory: Path) -> None:
@@ -282,7 +258,7 @@ def _check(connection: sqlite3.Connection, directory: Path) -> None:
         )
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
-        raise _damaged(directory, " ".join(found.split()))
+        raise damaged(directory, " ".join(found.split()))
 
 
 def _checksum(kind: str, key: int, value: bytes) -> int:
@@ -290,29 +266,16 @@ def _checksum(kind: str, key: int, value: bytes) -> int:
     return zlib.crc32(value, zlib.crc32(kind.encode() + key.to_bytes(8, "little", signed=True)))
 
 
-def _damaged(directory: Path, what: str) -> OpError:
-    """Local. The error of a journal that is not what was written."""
-    return _error(DataLossError, directory, what)
+def _last(connection: sqlite3.Connection, directory: Path) -> tuple[int, int]:
+    """Local. What the last transaction has left: the number of commits, and the sum."""
+    value, checksum = connection.execute(_READ_ONE, _LAST).fetchone() or (b"", 0)
+    if checksum != _checksum(*_LAST, value) or len(value) != _LAST_VALUE.size:
+        raise damaged(directory, "its number of commits is not what was written")
+    number, total = _LAST_VALUE.unpack(value)
+    return number, total
 
 
-def _error(kind: type[OpError], directory: Path, what: object) -> OpError:
-    """Local. An error of a kind, with what to do."""
-    return kind(f"the dispatcher's journal in {directory}: {what}; {_TO_DO[kind]}")
-
-
-@contextmanager
-def _explained(directory: Path) -> Iterator[None]:
-    """Local. Turn errors of SQLite and the system into errors that say what to do."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE)
-        # An extended code has the plain one in its lower byte.
-        kind = _FAILURES.get(code) or _FAILURES.get(code & 0xFF, UnknownError)
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        raise _error(kind, directory, f"{error} ({name})") from error
-    except UnicodeDecodeError as error:  # of SQLite's message, with names from the file
-        raise _damaged(directory, "its table has no readable name") from error
-    except OSError as error:
-        kind = _SYSTEM_FAILURES.get(error.errno, FailedPreconditionError)
-        raise _error(kind, directory, error) from error
+def _last_record(number: int, total: int) -> tuple[str, int, bytes, int]:
+    """Local. The row of which `_last` gives the content."""
+    value = _LAST_VALUE.pack(number, total % _SUM_END)
+    return *_LAST, value, _checksum(*_LAST, value)

@@ -176,6 +176,13 @@ class Registry(Clients):
 
     # Time
 
+    def hear_all(self, now: float) -> None:
+        """Local. Count all as heard of, who could not say anything."""
+        for worker in self.workers.values():
+            worker.last_seen = now
+        for client in self.clients.values():
+            client.last_seen = now
+
     def expire(self, now: float) -> None:
         """Local. Give up on those who have been silent for too long."""
         for worker in list(self.workers.values()):

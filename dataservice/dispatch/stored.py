@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from dataservice.dispatch.records import Client, Dataset, Iteration, Job, Part, Task, Worker
 from dataservice.dispatch.registry import Registry
@@ -13,7 +15,9 @@ from dataservice.dispatch.splits import Cursors, Granted
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet
 from dataservice.wire import Array, Parcel
+from mpidist.errors import DataLossError, OpError
 
+T = TypeVar("T")
 Tables = Mapping[str, Mapping[int, bytes]]
 
 
@@ -43,27 +47,22 @@ def restore(registry: Registry, tables: Tables, now: float) -> dict[int, Parcel]
 
     Returns:
         The datasets themselves, by id.
+
+    Raises:
+        DataLossError: A record cannot be read, or does not fit those before it.
+        InvalidArgumentError: A worker is none of those that the dispatcher is configured with.
     """
-    parcels = {}
-    for key, data in sorted(tables.get("dataset", {}).items()):
-        stored = pb.StoredDataset.FromString(data)
-        parcels[key] = Parcel(stored.request.pickle, [_array(each) for each in stored.buffers])
-        stored.request.ClearField("pickle")
-        registry.restore_dataset(Dataset(key, stored.request))
-    for key, data in sorted(tables.get("worker", {}).items()):
-        worker = pb.StoredWorker.FromString(data)
-        registry.homes.admit(worker.address, [each.address for each in registry.workers.values()])
-        registry.workers[key] = Worker(key, worker.address, worker.process, tuple(worker.tags), now)
-    for key, data in sorted(tables.get("job", {}).items()):
-        job = pb.StoredJob.FromString(data)
-        dataset = registry.datasets[job.dataset_id]
-        registry.restore_job(Job(key, job.name, dataset, job.terms, {}, set(job.finished)))
-    for key, data in sorted(tables.get("iteration", {}).items()):
-        _restore_iteration(registry, key, pb.StoredIteration.FromString(data), now)
-    for key, data in sorted(tables.get("part", {}).items()):
-        _restore_part(registry, key, pb.StoredPart.FromString(data))
-    for key, data in sorted(tables.get("client", {}).items()):
-        _restore_client(registry, key, pb.StoredClient.FromString(data), now)
+    parcels: dict[int, Parcel] = {}
+    for key, data in _records(tables, "dataset"):
+        with _fits("dataset", key):
+            parcels[key] = _restore_dataset(registry, key, data)
+    for kind, restore_one in _RESTORED.items():
+        for key, data in _records(tables, kind):
+            with _fits(kind, key):
+                restore_one(registry, key, data, now)
+    for part in (part for each in registry.iterations.values() for part in each.parts.values()):
+        with _fits("part", part.id):
+            _check_clients(part)
     return parcels
 
 
@@ -151,10 +150,62 @@ def _client(value: Client) -> pb.StoredClient:
     )
 
 
-def _restore_iteration(
-    registry: Registry, key: int, stored: pb.StoredIteration, now: float
-) -> None:
-    job = registry.jobs[stored.job_id]
+def _records(tables: Tables, kind: str) -> list[tuple[int, bytes]]:
+    return sorted(tables.get(kind, {}).items())
+
+
+@contextmanager
+def _fits(kind: str, key: int) -> Iterator[None]:
+    """Name the record with which something is wrong."""
+    try:
+        yield
+    except OpError:  # what is wrong is not the record
+        raise
+    except DecodeError as error:
+        raise DataLossError(f"{kind} {key} cannot be read: {error}") from error
+    except Exception as error:
+        raise DataLossError(f"{kind} {key} does not fit the others: {error}") from error
+
+
+def _known(kind: str, records: Mapping[int, T], key: int) -> T:
+    """A record to which another belongs."""
+    if key not in records:
+        raise ValueError(f"there is no {kind} {key}")
+    return records[key]
+
+
+def _check_free(what: str, place: object, taken: Container[Any]) -> None:
+    """Two records must not be the same thing, of which one would be forgotten."""
+    if place in taken:
+        raise ValueError(f"there is another {what} {place}")
+
+
+def _restore_dataset(registry: Registry, key: int, data: bytes) -> Parcel:
+    stored = pb.StoredDataset.FromString(data)
+    parcel = Parcel(stored.request.pickle, [_array(each) for each in stored.buffers])
+    stored.request.ClearField("pickle")
+    registry.restore_dataset(Dataset(key, stored.request))
+    return parcel
+
+
+def _restore_worker(registry: Registry, key: int, data: bytes, now: float) -> None:
+    worker = pb.StoredWorker.FromString(data)
+    living = [each.address for each in registry.workers.values()]
+    _check_free("worker at", worker.address, living)
+    registry.homes.admit(worker.address, living)
+    registry.workers[key] = Worker(key, worker.address, worker.process, tuple(worker.tags), now)
+
+
+def _restore_job(registry: Registry, key: int, data: bytes, _: float) -> None:
+    job = pb.StoredJob.FromString(data)
+    dataset = _known("dataset", registry.datasets, job.dataset_id)
+    registry.restore_job(Job(key, job.name, dataset, job.terms, {}, set(job.finished)))
+
+
+def _restore_iteration(registry: Registry, key: int, data: bytes, now: float) -> None:
+    stored = pb.StoredIteration.FromString(data)
+    job = _known("job", registry.jobs, stored.job_id)
+    _check_free(f"iteration of job {job.id} with repetition", stored.repetition, job.iterations)
     begin = stored.begin if stored.HasField("begin") else None
     cursors = None
     if job.terms.policy == pb.DYNAMIC and job.terms.reading != pb.ORDERED:
@@ -167,8 +218,10 @@ def _restore_iteration(
     job.iterations[stored.repetition] = registry.iterations[key] = iteration
 
 
-def _restore_part(registry: Registry, key: int, stored: pb.StoredPart) -> None:
-    iteration, state = registry.iterations[stored.iteration_id], stored.state
+def _restore_part(registry: Registry, key: int, data: bytes, _: float) -> None:
+    stored = pb.StoredPart.FromString(data)
+    iteration, state = _known("iteration", registry.iterations, stored.iteration_id), stored.state
+    _check_free(f"part of iteration {iteration.id} with number", state.part, iteration.parts)
     part = Part(key, iteration, state.part, state.start, RangeSet(stored.used.bounds))
     part.marks = dict(stored.marks)
     part.held = {each.client_id: RangeSet(each.ranges.bounds) for each in stored.held}
@@ -178,20 +231,37 @@ def _restore_part(registry: Registry, key: int, stored: pb.StoredPart) -> None:
     part.total, part.finished, part.home = state.total, stored.finished, stored.home
     iteration.parts[state.part] = part
     if stored.task_id:
-        worker = registry.workers.get(stored.worker_id)
-        if worker is None:  # lost, and clients are still to say what has come of it
-            worker = Worker(stored.worker_id, stored.address, "", (), 0.0)
-        part.task = Task(stored.task_id, part, worker, stored.running, stored.lost)
-        part.task.unsettled.update(stored.unsettled)
-        registry.leases.known(part.task)
+        _restore_task(registry, part, stored)
 
 
-def _restore_client(registry: Registry, key: int, stored: pb.StoredClient, now: float) -> None:
-    iteration = registry.iterations[stored.iteration_id]
+def _restore_task(registry: Registry, part: Part, stored: pb.StoredPart) -> None:
+    _check_free("task", stored.task_id, registry.leases.tasks)
+    if stored.lost and stored.worker_id not in registry.workers:
+        # Clients are still to say what has come of it.
+        worker = Worker(stored.worker_id, stored.address, "", (), 0.0)
+    else:
+        worker = _known("worker", registry.workers, stored.worker_id)
+    part.task = Task(stored.task_id, part, worker, stored.running, stored.lost)
+    part.task.unsettled.update(stored.unsettled)
+    registry.leases.known(part.task)
+
+
+def _restore_client(registry: Registry, key: int, data: bytes, now: float) -> None:
+    stored = pb.StoredClient.FromString(data)
+    iteration = _known("iteration", registry.iterations, stored.iteration_id)
     client = Client(key, iteration, stored.process, stored.consumer_index, stored.token, now)
     client.away = True  # until it is heard of
     registry.clients[key] = iteration.clients[key] = client
     iteration.left = float("inf")
+
+
+def _check_clients(part: Part) -> None:
+    """Nobody would ever say what is waited for from clients that there are not."""
+    waited_for = {*part.held, *(part.task.unsettled if part.task is not None else ())}
+    for client_id in waited_for:
+        _known(
+            f"client of iteration {part.iteration.id} with id", part.iteration.clients, client_id
+        )
 
 
 _MESSAGES: dict[type, Any] = {
@@ -201,4 +271,13 @@ _MESSAGES: dict[type, Any] = {
     Iteration: _iteration,
     Part: _part,
     Client: _client,
+}
+
+# In this order: each belongs to some before it.
+_RESTORED: dict[str, Callable[[Registry, int, bytes, float], None]] = {
+    "worker": _restore_worker,
+    "job": _restore_job,
+    "iteration": _restore_iteration,
+    "part": _restore_part,
+    "client": _restore_client,
 }

@@ -8,6 +8,7 @@ import pytest
 from dataservice.dispatch.answers import Answers
 from dataservice.dispatch.records import Outcome
 from mpidist import LATER, Reply
+from mpidist.errors import ResourceExhaustedError
 
 
 class Journal:
@@ -15,8 +16,10 @@ class Journal:
 
     def __init__(self):
         self.begun, self.go_on, self.problem = threading.Event(), threading.Event(), None
+        self.tries = []
 
     def commit(self, records):
+        self.tries.append(records)
         self.begun.set()
         assert self.go_on.wait(30)
         if self.problem is not None:
@@ -44,7 +47,7 @@ def test_no_answer_overtakes_what_it_rests_on(problem):
     answers = Answers(None, registry, {}, journal, lock)
     first, again = Asked(), Asked()
     assert answers.settle(first, Reply(b"a split")) is LATER
-    writing = threading.Thread(target=answers.write)
+    writing = threading.Thread(target=answers.write, args=(0.0,))
     writing.start()
     assert journal.begun.wait(30)
     with lock:  # the same is asked again while it is written
@@ -54,5 +57,76 @@ def test_no_answer_overtakes_what_it_rests_on(problem):
     assert first.answer == (b"a split" if problem is None else problem)
     assert again.answer is None
     journal.problem = None
-    answers.write()
+    answers.write(0.0)
     assert again.answer == b"a split"
+
+
+class Disk:
+    """Answers with a journal on a disk that may be full; requests say what has changed."""
+
+    def __init__(self):
+        self.changes = {}
+        registry = SimpleNamespace(take_outcome=self.take)
+        self.journal = Journal()
+        self.journal.go_on.set()
+        self.answers = Answers(None, registry, {}, self.journal, threading.RLock())
+
+    def take(self):
+        changed, self.changes = self.changes, {}
+        return Outcome(changed=changed)
+
+    def ask(self, *keys):
+        asked = Asked()
+        self.changes = dict.fromkeys(("split", key) for key in keys)
+        assert self.answers.settle(asked, Reply(b"good")) is LATER
+        return asked
+
+    def fill(self):
+        self.journal.problem = ResourceExhaustedError("the disk is full")
+
+    def make_room(self):
+        self.journal.problem = None
+
+
+def test_nobody_hears_of_a_disk_that_is_full_for_a_moment(caplog):
+    disk = Disk()
+    disk.fill()
+    first = disk.ask(1)
+    disk.answers.write(100.0)
+    assert disk.answers.holds
+    second, third = disk.ask(2), disk.ask()  # which may rest on what is not written
+    for now in (100.01, 100.1, 100.19):  # others who ask do not make it try more often
+        disk.answers.write(now)
+    assert len(disk.journal.tries) == 1
+    disk.answers.write(100.25)
+    assert [asked.answer for asked in (first, second, third)] == [None] * 3
+    disk.make_room()
+    disk.answers.write(101.5)
+    assert [asked.answer for asked in (first, second, third)] == [b"good"] * 3
+    tries = [sorted(key for _, key in records) for records in disk.journal.tries]
+    assert tries == [[1], [1, 2], [1, 2]]
+    assert not disk.answers.holds
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "answers wait while this is tried again for 10 s: the disk is full")
+    ]
+
+
+def test_who_waits_for_long_for_a_full_disk_is_told():
+    disk = Disk()
+    for begin in (100.0, 200.0):  # the second time, there has been room meanwhile
+        disk.fill()
+        first = disk.ask(1)
+        disk.answers.write(begin)
+        disk.answers.write(begin + 9.9)
+        assert first.answer is None
+        disk.answers.write(begin + 10.2)
+        assert first.answer is disk.journal.problem
+        assert not disk.answers.holds
+        second = disk.ask(2)  # nobody waits as long again
+        disk.answers.write(begin + 10.5)
+        assert second.answer is disk.journal.problem
+        disk.make_room()
+        third = disk.ask()
+        disk.answers.write(begin + 10.8)
+        assert third.answer == b"good"
+        assert sorted(disk.journal.tries[-1]) == [("split", 1), ("split", 2)]

@@ -74,7 +74,7 @@ def test_what_load_gives(tmp_path):
         assert journal.load() == {"job": {1: b"1"}, "task": {-5: b""}}
         journal.commit({("task", -5): None})
         assert journal.load() == {"job": {1: b"1"}}
-    assert sorted(bytes_of(directory)) == ["journal.sqlite", "lock"]
+    assert sorted(bytes_of(directory)) == ["commits", "journal.sqlite", "lock"]
 
 
 def test_a_commit_waits_for_the_disk(tmp_path):
@@ -159,25 +159,27 @@ def test_the_files_do_not_grow_with_commits(tmp_path):
 
 
 def test_a_start_that_was_killed(tmp_path):
-    (tmp_path / "journal.sqlite.new").write_bytes(b"the beginning of something")
+    for name in ("journal.sqlite", "commits"):
+        (tmp_path / f"{name}.new").write_bytes(b"the beginning of something")
     (tmp_path / "lock").write_text("process 1 on host gone, and a long name of it")
     with closing(Journal(tmp_path)) as journal:
         journal.commit({("a", 1): b"x"})
         assert journal.load() == {"a": {1: b"x"}}
         assert "gone" not in (tmp_path / "lock").read_text()
-    assert sorted(bytes_of(tmp_path)) == ["journal.sqlite", "lock"]
+    assert sorted(bytes_of(tmp_path)) == ["commits", "journal.sqlite", "lock"]
 
 
 def test_other_versions_and_other_programs(tmp_path):
     Journal(tmp_path).close()
     path = tmp_path / "journal.sqlite"
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("PRAGMA user_version = 2")
-    before = path.read_bytes()
-    match = "format 2, and this version of mpidist reads format 1; go on with the version that"
-    with pytest.raises(FailedPreconditionError, match=match):
-        Journal(tmp_path)
-    assert path.read_bytes() == before
+    for version in (1, 3):
+        with closing(sqlite3.connect(path)) as other:
+            other.execute(f"PRAGMA user_version = {version}")
+        before = path.read_bytes()
+        match = f"format {version}, and this version of mpidist reads format 2; go on with the ver"
+        with pytest.raises(FailedPreconditionError, match=match):
+            Journal(tmp_path)
+        assert path.read_bytes() == before
     path.unlink()
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE records (kind, key, value)")

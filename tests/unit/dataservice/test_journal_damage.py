@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from dataservice.dispatch.journal import Journal
+from dataservice.dispatch.journal_files import _written
 from mpidist.errors import DataLossError, FailedPreconditionError, PermissionDeniedError
 
 FRAME_BYTES = 24 + 4096  # of the write-ahead log, after 32 bytes
@@ -29,25 +30,31 @@ def torn(tmp_path_factory):
     return left, sizes, states
 
 
-def recovered(directory, left, log):
+def recovered(directory, left, log, commits):
     """What a journal holds that starts with a log of some bytes."""
-    for name, content in (left | {"journal.sqlite-wal": log}).items():
+    for name, content in (left | {"journal.sqlite-wal": log, "commits": commits}).items():
         (directory / name).write_bytes(content)
     with closing(Journal(directory)) as journal:
         return journal.load()
 
 
 def check_torn(directory, torn, places):
-    """The whole commits before each place are there, and nothing else."""
+    """The whole commits before each place are there, and nothing else.
+
+    If it was not a kill that tore the log, but something that came later, that is an error.
+    """
     left, sizes, states = torn
     log = left["journal.sqlite-wal"]
     for place in places:
         whole = max(i for i, size in enumerate(sizes) if size <= place)
-        assert recovered(directory, left, log[:place]) == states[whole]
+        flipped = bytearray(log)
         if place < len(log):
-            flipped = bytearray(log)
             flipped[place] ^= 1 << place % 8
-            assert recovered(directory, left, flipped) == states[whole]
+        for garbled in (log[:place], flipped) if place < len(log) else (log,):
+            assert recovered(directory, left, garbled, _written(whole)) == states[whole]
+            if whole < len(states) - 1:
+                with pytest.raises(DataLossError, match=f"of 5 .* the last {5 - whole} are lost"):
+                    recovered(directory, left, garbled, left["commits"])
 
 
 def test_a_log_that_is_torn_or_garbled(tmp_path, torn):
@@ -72,7 +79,7 @@ def whole(tmp_path_factory):
         journal.commit({(k, key): k.encode() * 200 for k in "ab" for key in range(100)})
         journal.commit({("b", key): None for key in range(40)})
         held = journal.load()
-    return (directory / "journal.sqlite").read_bytes(), held
+    return [(directory / name).read_bytes() for name in ("journal.sqlite", "commits")], held
 
 
 def check_damaged(directory, whole, content, error):
@@ -80,6 +87,7 @@ def check_damaged(directory, whole, content, error):
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     (directory / "journal.sqlite").write_bytes(content)
+    (directory / "commits").write_bytes(whole[0][1])
     try:
         with closing(Journal(directory)) as journal:
             assert journal.load() == whole[1]
@@ -99,7 +107,7 @@ def check_flips(directory, whole, bits):
     found = 0
     for bit in bits:
         place = bit // 8
-        flipped = bytearray(whole[0])
+        flipped = bytearray(whole[0][0])
         flipped[place] ^= 1 << bit % 8
         error = HEADER.get(place, DataLossError)
         found += check_damaged(directory, whole, flipped, error)
@@ -107,7 +115,7 @@ def check_flips(directory, whole, bits):
 
 
 def test_a_file_that_is_damaged(tmp_path, whole):
-    content = whole[0]
+    content = whole[0][0]
     bits = {*range(0, 8 * 100, 3), *random.Random(0).sample(range(8 * len(content)), 200)}
     assert check_flips(tmp_path / "journal", whole, sorted(bits)) > 250
     for size in (0, 1, 99, 100, 512, 4095, 4096, 8192, len(content) - 1):
@@ -120,12 +128,13 @@ def test_a_file_that_is_damaged(tmp_path, whole):
 
 @pytest.mark.long
 def test_a_file_that_is_damaged_anywhere(tmp_path, whole):
-    check_flips(tmp_path / "journal", whole, range(0, 8 * len(whole[0]), 31))
+    check_flips(tmp_path / "journal", whole, range(0, 8 * len(whole[0][0]), 31))
 
 
 def test_what_to_do_about_damage(tmp_path, whole):
     path = tmp_path / "journal.sqlite"
-    path.write_bytes(whole[0].replace(b"a" * 200, b"a" * 199 + b"!"))
+    path.write_bytes(whole[0][0].replace(b"a" * 200, b"a" * 199 + b"!"))
+    (tmp_path / "commits").write_bytes(whole[0][1])
     what_to_do = "journal is damaged; put a copy of the directory in its place, or move it away"
     with closing(Journal(tmp_path)) as journal:
         match = rf"in {re.escape(str(tmp_path))}: a \d+ is not what was written; the {what_to_do}"

@@ -109,6 +109,7 @@ def test_a_fork_of_the_process_neither_has_nor_holds_it(tmp_path):
         with closing(Journal(tmp_path)) as again:
             assert again.load() == {"a": {1: b"x", 2: b"y", 3: b"z"}}
     journal._connection.close()
+    journal._commits.close()
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):

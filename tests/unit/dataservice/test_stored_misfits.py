@@ -1,0 +1,122 @@
+"""Records that are each what was written, and together no state of a dispatcher."""
+
+import itertools
+import re
+
+import pytest
+from _cases.data_registry import TIMEOUTS, Play
+
+from dataservice import DispatcherConfig, DispatchServer
+from dataservice.dispatch.journal import Journal
+from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.stored import record_of, restore
+from dataservice.proto import dataservice_pb2 as pb
+from dataservice.wire import Parcel
+from mpidist.errors import DataLossError
+
+KINDS = ["client", "dataset", "iteration", "job", "part", "worker"]
+
+
+@pytest.fixture
+def tables():
+    """Of a worker that evaluates a part for a client."""
+    play = Play(workers=1)
+    play.start(play.join())
+    registry = play.registry
+    parts = {part.id: part for each in registry.iterations.values() for part in each.parts.values()}
+    return {
+        kind: {key: record_of(value, {key: Parcel(b"pickled", ())}) for key, value in some.items()}
+        for kind, some in (
+            ("client", registry.clients),
+            ("dataset", registry.datasets),
+            ("iteration", registry.iterations),
+            ("job", registry.jobs),
+            ("part", parts),
+            ("worker", registry.workers),
+        )
+    }
+
+
+def restored(tables):
+    restore(Registry(TIMEOUTS, itertools.count(1000)), tables, 0.0)
+
+
+def test_all_together(tables):
+    assert sorted(tables) == KINDS
+    assert all(len(table) == 1 for table in tables.values())
+    restored(tables)
+
+
+@pytest.mark.parametrize(
+    ("gone", "kind", "misses"),
+    [
+        ("dataset", "job", "dataset"),
+        ("job", "iteration", "job"),
+        ("iteration", "part", "iteration"),
+        ("worker", "part", "worker"),
+    ],
+)
+def test_a_record_without_what_it_belongs_to(tables, gone, kind, misses):
+    (missed,) = tables.pop(gone)
+    (key,) = tables[kind]
+    match = f"^{kind} {key} does not fit the others: there is no {misses} {missed}$"
+    with pytest.raises(DataLossError, match=match):
+        restored(tables)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_cannot_be_read(tables, kind):
+    (key,) = tables[kind]
+    tables[kind][key] = b"\xff\xff\xff"
+    with pytest.raises(DataLossError, match=f"^{kind} {key} cannot be read: "):
+        restored(tables)
+
+
+@pytest.mark.parametrize("kind", ["iteration", "part", "worker"])
+def test_two_records_of_one_thing(tables, kind):
+    (key,) = tables[kind]
+    tables[kind][key + 1] = tables[kind][key]
+    with pytest.raises(DataLossError, match=f"^{kind} {key + 1} does not fit .*there is another"):
+        restored(tables)
+
+
+def change_part(tables, **fields):
+    (key,) = tables["part"]
+    part = pb.StoredPart.FromString(tables["part"][key])
+    part.MergeFrom(pb.StoredPart(**fields))
+    tables["part"][key] = part.SerializeToString()
+    return key
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"used": pb.Ranges(bounds=[1, 2, 3])}, "zip"),
+        ({"lost": True, "unsettled": [12345]}, "there is no client of iteration .* 12345"),
+        ({"held": [pb.Held(client_id=12345)]}, "there is no client of iteration .* 12345"),
+    ],
+)
+def test_a_part_with_contents_that_cannot_be(tables, fields, what):
+    key = change_part(tables, **fields)
+    with pytest.raises(DataLossError, match=f"^part {key} does not fit the others: .*{what}"):
+        restored(tables)
+
+
+def test_a_lost_task_needs_no_worker(tables):
+    del tables["worker"]
+    change_part(tables, lost=True)
+    restored(tables)
+
+
+def test_what_a_dispatcher_says(tmp_path, tables):
+    directory = tmp_path / "journal"
+    journal = Journal(directory)
+    journal.commit({("part", key): data for key, data in tables["part"].items()})
+    journal.close()
+    (key,) = tables["part"]
+    config = DispatcherConfig(work_dir=str(directory), fault_tolerant_mode=True)
+    match = f"in {re.escape(str(directory))}: part {key} does not fit .*; put a copy of the direct"
+    with pytest.raises(DataLossError, match=match) as caught:
+        DispatchServer(config)
+    Journal(directory).close()  # it is nobody's, although the error is still here
+    assert caught.value.__cause__ is not None
