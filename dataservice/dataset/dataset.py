@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dataservice.dataset import tree
+from dataservice.dataset import checks, tree
+from dataservice.dataset.checks import check_callable, whole, whole_or_none
 from dataservice.dataset.files import Files
 from dataservice.dataset.generator import Generator, Indexed
 from dataservice.dataset.iteration import DatasetIterator
@@ -92,10 +93,11 @@ class Dataset(Transformations):
             args: Its arguments.
 
         Raises:
-            TypeError: It is no function.
+            TypeError: It is no function, or these are not several.
         """
-        if not callable(generator):
-            raise TypeError(f"from_generator needs a function that makes iterables: {generator!r}")
+        check_callable("from_generator", "generator", generator)
+        if not isinstance(args, Iterable):
+            raise TypeError(f"from_generator needs a tuple of arguments as args, not {args!r}")
         return cls(Generator(generator, tuple(args)))
 
     @classmethod
@@ -112,7 +114,10 @@ class Dataset(Transformations):
         if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
             return cls(Indexed(source))
         if not isinstance(source, Iterable):
-            raise TypeError(f"{type(source).__name__} has neither indices nor an iterator")
+            raise TypeError(
+                "from_source needs a source with indices or an iterator, and "
+                f"{type(source).__name__} has neither: {source!r}"
+            )
         return cls(Generator(_Iterated(source)))
 
     @classmethod
@@ -126,6 +131,7 @@ class Dataset(Transformations):
 
         Raises:
             NotFoundError: There is no such file.
+            TypeError: Something is no path.
             ValueError: The format is unknown.
         """
         return cls(Files.of(files, format))
@@ -150,7 +156,7 @@ class Dataset(Transformations):
         """
         from dataservice.dataset.load import Load  # itself above this package
 
-        return cls(Load.of(path, wait))
+        return cls(Load.of(checks.path("load", "path", path), wait))
 
     # Of several
 
@@ -189,8 +195,10 @@ class Dataset(Transformations):
             stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
+            TypeError: Something is no dataset, a weight no number, or the seed no whole number.
             ValueError: There is no dataset, or the weights do not belong to them.
         """
+        seed = whole_or_none("sample_from_datasets", "seed", seed)
         return cls(Sample.of(_nodes(datasets), weights, seed, stop_on_empty_dataset))
 
     @classmethod
@@ -208,18 +216,23 @@ class Dataset(Transformations):
             stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
+            TypeError: Something is no dataset.
             ValueError: There is no dataset. During a pass (as InvalidArgumentError): a number is
                 none of them.
         """
+        if not isinstance(choice_dataset, Dataset):
+            raise TypeError(
+                f"choose_from_datasets needs a Dataset as choice_dataset, not {choice_dataset!r}"
+            )
         return cls(Choose(_nodes(datasets), stop_on_empty_dataset, choice_dataset.node))
 
     def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset:
         """Local. ``transformation(self)``, for instance with what ``distribute`` returns.
 
         Raises:
-            TypeError: It does not give a Dataset.
+            TypeError: It is no function, or does not give a Dataset.
         """
-        result = transformation(self)
+        result = check_callable("apply", "transformation", transformation)(self)
         if not isinstance(result, Dataset):
             raise TypeError(f"the transformation gave {type(result).__name__}, not a Dataset")
         return result
@@ -236,12 +249,13 @@ class Dataset(Transformations):
         Raises:
             AlreadyExistsError: There is a snapshot, complete or not, or something else.
             FailedPreconditionError: The folder cannot be written.
+            TypeError: The number of shards is no whole number.
             ValueError: There are no shards.
             Exception: What a function of the dataset raises; :meth:`load` then tells of it.
         """
         from dataservice.snapshot.local import save  # itself above this package
 
-        save(self, path, num_shards)
+        save(self, checks.path("save", "path", path), whole("save", "num_shards", num_shards))
 
     def __iter__(self) -> DatasetIterator:
         context = Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))
@@ -311,7 +325,9 @@ class _Iterated:
         return iter(self._source)
 
 
-def _nodes(datasets: Iterable[Any]) -> tuple[Node, ...]:
+def _nodes(datasets: Any) -> tuple[Node, ...]:
+    if isinstance(datasets, Dataset) or not isinstance(datasets, Iterable):
+        raise TypeError(f"a list of datasets is needed, not {datasets!r}")
     given = list(datasets)
     wrong = [one for one in given if not isinstance(one, Dataset)]
     if wrong:

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
+from dataservice.dataset.checks import numbers
 from dataservice.dataset.draws import Draws, bounds
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
@@ -72,9 +73,14 @@ class Sample(_Mix):
         """Local. Check the arguments.
 
         Raises:
+            TypeError: Weights are no numbers.
             ValueError: There is no node, or weights are not one a node, negative, or all zero.
         """
-        given = [1.0] * len(parents) if weights is None else [float(one) for one in weights]
+        given = (
+            [1.0] * len(parents)
+            if weights is None
+            else numbers("sample_from_datasets", "weights", weights)
+        )
         fine = len(given) == len(parents) and all(0 <= one < np.inf for one in given)
         # Draws are made below the sum, with all the digits that a number can have.
         if not fine or (parents and not np.finfo(float).tiny <= sum(given) < np.inf):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,20 @@ class Padding:
             it, or None for a whole shape: as long as the longest of the batch.
         values: Of each leaf, what it is filled with; a single one is for all; None: 0, or nothing
             where elements are text.
+
+    Raises:
+        TypeError: A length is no whole number.
     """
 
     shapes: Any = None
     values: Any = None
+
+    def __post_init__(self) -> None:
+        if not _are_shapes(self.shapes):
+            raise TypeError(
+                "padded_shapes must be a shape of whole numbers and None, or a structure of such, "
+                f"not {self.shapes!r}"
+            )
 
     def stack(self, elements: list[Any]) -> Any:
         """Local. A batch of elements.
@@ -98,9 +109,16 @@ def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> lis
 
 
 def _is_shape(given: Any) -> bool:
-    if isinstance(given, list):
-        return True
-    return isinstance(given, tuple) and all(one is None or isinstance(one, int) for one in given)
+    return isinstance(given, list | tuple) and all(
+        one is None or isinstance(one, Integral) for one in given
+    )
+
+
+def _are_shapes(given: Any) -> bool:
+    if isinstance(given, dict | tuple) and not _is_shape(given):
+        parts = given.values() if isinstance(given, dict) else given
+        return all(_are_shapes(part) for part in parts)
+    return given is None or _is_shape(given)
 
 
 def _is_value(given: Any) -> bool:
