@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -243,22 +244,26 @@ class Transformations(Groupings):
         """
         return self.of(Interleave(self._node, _node_of(map_func, "flat_map"), 1, 1))
 
-    def cache(self, filename: str = "") -> Self:
+    def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Local. The elements of the first whole pass, kept for later ones.
 
         Workers that share the source keep each what they have made, in memory, for as long as they
         have the dataset: in the end all of it, for every pass is divided anew.
 
         Args:
-            filename: Where; empty for the memory of this process. A file that is there already is
-                read, in place of the dataset. Workers that share the source cannot share a file.
+            filename: Where, from the current folder of who describes the dataset on; empty for
+                the memory of this process. A file that is there already is read, in place of the
+                dataset. A pass that is given up leaves none. Workers that share the source cannot
+                share a file.
 
         Raises:
             DataLossError: At a pass: the file is damaged, or something else.
             InvalidArgumentError: At a pass: it is of another dataset.
             TypeError: The name is no path.
         """
-        return self.of(Cache(self._node, path("cache", "filename", filename)))
+        file = path("cache", "filename", filename)
+        # Workers, which may run elsewhere, mean the same file.
+        return self.of(Cache(self._node, os.path.abspath(file) if file else ""))
 
 
 def _node_of(function: Callable[..., Transformations], name: str) -> Callable[..., Node]:
