@@ -178,6 +178,10 @@ class CacheIterator(ElementIterator):
         if self._kept is not None:
             self._kept.close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._parent is None or self._parent.goes_on(error)
+
     def _give_up(self) -> None:
         if self._keeping is not None:
             self._keeping.give_up()

@@ -136,6 +136,10 @@ class FilesIterator(ElementIterator):
             self._reader.close()
             self._reader = None
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return True
+
     def _open(self, number: int) -> None:
         self._number = number
         path = self._node.paths[number]

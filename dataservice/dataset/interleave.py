@@ -123,6 +123,12 @@ class InterleaveIterator(UnaryIterator):
         for each in filter(None, self._cycle):
             each.elements.close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return super().goes_on(error) and all(
+            each.elements.goes_on(error) for each in filter(None, self._cycle)
+        )
+
     def _open(self) -> None:
         """Fill the place in the cycle, or go on to the next if there is nothing more."""
         if not self._ended:

@@ -261,3 +261,7 @@ class ChooseIterator(_MixIterator):
         """Local. See :class:`ElementIterator`."""
         super().close()
         self._choice.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return super().goes_on(error) and self._choice.goes_on(error)
