@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Self
 
+from dataservice.dataset.autotune import AHEAD, AUTOTUNE, CYCLE_LENGTH
 from dataservice.dataset.cache import Cache
 from dataservice.dataset.checks import check_callable, path, whole, whole_or_none
 from dataservice.dataset.concatenate import Concatenate
@@ -41,8 +42,9 @@ class Transformations(Groupings):
         Args:
             function: Gets the element, or the members of a tuple as its arguments. Numbers,
                 strings and lists in its result become NumPy's.
-            num_parallel_calls: How many elements it works on at once, in threads; by default it
-                is called by who asks for elements.
+            num_parallel_calls: How many elements it works on at once, in threads; AUTOTUNE: as
+                many as there are cores where it runs. By default it is called by who asks for
+                elements.
             deterministic: Whether elements stay in their order; otherwise who is ready goes first,
                 but on workers of a service, where others may have to go on.
             processes: Run it in processes in place of threads, for functions that Python's lock
@@ -95,13 +97,14 @@ class Transformations(Groupings):
         return self.of(Repeat(self._node, None if count == -1 else count))
 
     def prefetch(self, buffer_size: int) -> Self:
-        """Local. Up to ``buffer_size`` elements are made ahead by a thread.
+        """Local. Up to ``buffer_size`` elements are made ahead by a thread; AUTOTUNE: two.
 
         Raises:
             TypeError: The size is no whole number.
             ValueError: The size is below 1.
         """
-        return self.of(Prefetch(self._node, whole("prefetch", "buffer_size", buffer_size)))
+        size = whole("prefetch", "buffer_size", buffer_size)
+        return self.of(Prefetch(self._node, AHEAD if size == AUTOTUNE else size))
 
     def prefetch_to_device(self, device: int | str = 0, buffer_size: int = 2) -> Self:
         """Local. Elements on a GPU, up to ``buffer_size`` of them ahead of their use.
@@ -215,23 +218,36 @@ class Transformations(Groupings):
     def interleave(
         self,
         map_func: Callable[..., Transformations],
-        cycle_length: int = 16,
+        cycle_length: int = CYCLE_LENGTH,
         block_length: int = 1,
+        num_parallel_calls: int | None = None,
     ) -> Self:
         """Local. The elements of the datasets that elements become, some of these in turn.
 
         Args:
             map_func: Makes a dataset of an element.
-            cycle_length: How many datasets take turns.
+            cycle_length: How many datasets take turns; AUTOTUNE: 16.
             block_length: How many elements each gives in its turn.
+            num_parallel_calls: How many of them make the elements of their next turn ahead, in a
+                thread each; AUTOTUNE: all. The order stays. By default elements are made by who
+                asks for them.
 
         Raises:
-            TypeError: The function is none, or a length no whole number.
-            ValueError: A length is below 1.
+            TypeError: The function is none, or a number no whole one.
+            ValueError: A number is below 1, or there are more calls than datasets that take turns.
         """
         cycle = whole("interleave", "cycle_length", cycle_length)
+        cycle = CYCLE_LENGTH if cycle == AUTOTUNE else cycle
         block = whole("interleave", "block_length", block_length)
-        return self.of(Interleave(self._node, _node_of(map_func, "interleave"), cycle, block))
+        calls = whole_or_none("interleave", "num_parallel_calls", num_parallel_calls)
+        if calls is not None and calls != AUTOTUNE and not 1 <= calls <= cycle:
+            raise ValueError(
+                "interleave needs num_parallel_calls from 1 to cycle_length, or AUTOTUNE, not "
+                f"{calls} of {cycle}"
+            )
+        ahead = cycle if calls == AUTOTUNE else calls or 0
+        function = _node_of(map_func, "interleave")
+        return self.of(Interleave(self._node, function, cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Transformations]) -> Self:
         """Local. The elements of the datasets that elements become, one after the other.
