@@ -38,10 +38,14 @@ class _Mix(SeveralNode):
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
-        counts = [parent.cardinality() for parent in self.parents]
+        counts = self._counts()
         if all(count == INFINITE_CARDINALITY for count in counts):
             return INFINITE_CARDINALITY
-        return UNKNOWN_CARDINALITY
+        return UNKNOWN_CARDINALITY if any(counts) else 0
+
+    def _counts(self) -> list[int]:
+        """The numbers of elements of the nodes that are taken from."""
+        return [parent.cardinality() for parent in self.parents]
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -92,11 +96,16 @@ class Sample(_Mix):
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
-        used = [p for p, weight in zip(self.parents, self.weights, strict=True) if weight]
-        counts = [parent.cardinality() for parent in used]
-        if not self.stop_on_empty and min(counts) >= 0:
-            return sum(counts)
-        return super().cardinality()
+        counts = self._counts()
+        if self.stop_on_empty:
+            return super().cardinality()
+        if INFINITE_CARDINALITY in counts:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
+
+    def _counts(self) -> list[int]:
+        pairs = zip(self.parents, self.weights, strict=True)
+        return [parent.cardinality() for parent, weight in pairs if weight]
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
@@ -214,6 +223,13 @@ class Choose(_Mix):
     """
 
     choice: Node
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`; where no node ends, as many as there are choices."""
+        count, choices = super().cardinality(), self.choice.cardinality()
+        if 0 in (count, choices):
+            return 0
+        return choices if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
