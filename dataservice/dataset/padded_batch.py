@@ -18,6 +18,8 @@ from mpidist.errors import InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
 
+_TEXT = (("S", "S"), ("U", "U"))
+
 
 @dataclass(frozen=True)
 class Padding:
@@ -83,7 +85,7 @@ class Padding:
         leaves = tree.flatten(element)
         shapes = _for_leaves(self.shapes, element, _is_shape)
         batches = [
-            ArraySpec((rows, *_limits(shape, len(leaf.shape))), leaf.dtype)
+            ArraySpec((rows, *_limits(shape, len(leaf.shape))), tree.native(leaf.dtype))
             if isinstance(leaf, ArraySpec)
             else leaf
             for leaf, shape in zip(leaves, shapes, strict=True)
@@ -140,7 +142,7 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     first = column[0]
     for array in column:
         kinds = (array.dtype.kind, first.dtype.kind)
-        alike = array.dtype == first.dtype or kinds in (("S", "S"), ("U", "U"))
+        alike = tree.native(array.dtype) == tree.native(first.dtype) or kinds in _TEXT
         if array.ndim != first.ndim or not alike:
             raise InvalidArgumentError(
                 f"cannot batch arrays of different kinds in component {number}: "

@@ -105,6 +105,11 @@ def only_numpy(element: Any) -> Any:
     return map_leaves(_array_of, element)
 
 
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Local. A dtype in this machine's order of bytes: that of arrays put together, by NumPy."""
+    return dtype if dtype.isnative else np.result_type(dtype)
+
+
 def nbytes(element: Any) -> int:
     """Local. Bytes of an element's arrays; other leaves count as 64."""
     if isinstance(element, _NUMPY):
