@@ -41,7 +41,7 @@ class Transformations(Groupings):
 
         Args:
             function: Gets the element, or the members of a tuple as its arguments. Numbers,
-                strings and lists in its result become NumPy's.
+                strings, lists and memoryviews in its result become NumPy's.
             num_parallel_calls: How many elements it works on at once, in threads; AUTOTUNE: as
                 many as there are cores where it runs. By default it is called by who asks for
                 elements.
