@@ -8,11 +8,12 @@ from dataservice.client import (
     register_dataset,
 )
 from dataservice.config import DispatcherConfig, ShardingPolicy, WorkerConfig
-from dataservice.dataset import SHARD_HINT, ArraySpec, Dataset
+from dataservice.dataset import AUTOTUNE, SHARD_HINT, ArraySpec, Dataset
 from dataservice.server import DispatchServer, WorkerServer
 from dataservice.status import ServiceStatus, service_status
 
 __all__ = [
+    "AUTOTUNE",
     "ArraySpec",
     "CrossTrainerCache",
     "Dataset",

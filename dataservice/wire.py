@@ -22,6 +22,12 @@ Array = np.ndarray[Any, Any]
 _BESIDE_BYTES = 32 << 10
 # Travels once to see how fast the way to a worker is.
 PROBE_BYTES = 4 << 20
+_NOT_HERE = (
+    "the dataset needs it, and it cannot be imported where the dataset is evaluated. A function or "
+    "class of a module that can be imported where the dataset is made travels by reference. Put "
+    "the module on the PYTHONPATH of the data workers, define the function in the script itself "
+    "(__main__), or call cloudpickle.register_pickle_by_value(module) before distribute"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,24 @@ def pack_dataset(node: Node) -> Parcel:
 def unpack(data: bytes, buffers: Sequence[Array]) -> Any:
     """Local. The inverse; arrays refer to the memory of the buffers."""
     return pickle.loads(data, buffers=buffers)
+
+
+def unpack_dataset(data: bytes, buffers: Sequence[Array]) -> Node:
+    """Local. The inverse of :func:`pack_dataset`.
+
+    Raises:
+        AttributeError: A module is another one here: it lacks what the dataset refers to.
+        ImportError: A module that the dataset refers to cannot be imported here.
+    """
+    try:
+        node: Node = unpack(data, buffers)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        kind = ModuleNotFoundError if missing else ImportError
+        raise kind(f"{error}: {_NOT_HERE}", name=error.name, path=error.path) from error
+    except AttributeError as error:
+        raise AttributeError(f"{error}: {_NOT_HERE}") from error
+    return node
 
 
 def compress(parcel: Parcel, codec: str) -> tuple[Parcel, list[int]]:

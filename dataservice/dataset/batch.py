@@ -65,7 +65,8 @@ class _Stack:
             if isinstance(column, list):
                 column.append(leaf)
                 continue
-            if leaf.shape != column.shape[1:] or leaf.dtype != column.dtype:
+            alike = leaf.dtype == column.dtype or tree.native(leaf.dtype) == column.dtype
+            if leaf.shape != column.shape[1:] or not alike:
                 raise InvalidArgumentError(
                     f"cannot batch arrays of different kinds in component {component}: element 0 "
                     f"has {column.dtype}{list(column.shape[1:])}, element {self._rows} has "
@@ -90,4 +91,4 @@ def _column(leaf: Any, size: int) -> np.ndarray[Any, Any] | list[Any]:
         )
     if leaf.dtype.kind in _FLEXIBLE:
         return []
-    return np.empty((size, *leaf.shape), leaf.dtype)
+    return np.empty((size, *leaf.shape), tree.native(leaf.dtype))

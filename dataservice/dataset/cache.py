@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
-import secrets
-import struct
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
-import cloudpickle
-
+from dataservice.dataset.cache_file import CacheFile, Writing
 from dataservice.dataset.node import Context, ElementIterator, Node, Passes, UnaryNode
 from dataservice.dataset.split_cache import SplitCacheIterator
-from mpidist.errors import DataLossError, InvalidArgumentError
-
-_MAGIC = b"mpidist-cache-1\n"
-_END = struct.Struct("<Q16s")
-
 
 _Origin = tuple[tuple[int, ...], Passes]
 """The randomness and the numbers of a pass: what it was made from."""
@@ -91,7 +82,7 @@ class Cache(UnaryNode):
         """Local. Take note of which pass is kept, or is to be."""
         self._memory.origin = origin
 
-    def kept(self) -> _Kept | _File | None:
+    def kept(self) -> _Kept | CacheFile | None:
         """Local. What a whole pass has left, if one has.
 
         Raises:
@@ -99,12 +90,14 @@ class Cache(UnaryNode):
             InvalidArgumentError: It is of another dataset.
         """
         if self.path:
-            return _File(self.path, self.parent.summary()) if os.path.exists(self.path) else None
+            return (
+                CacheFile(self.path, self.parent.summary()) if os.path.exists(self.path) else None
+            )
         return None if self._memory.elements is None else _Kept(self._memory.elements)
 
-    def keep(self) -> _Keeping | _Writing:
+    def keep(self) -> _Keeping | Writing:
         """Local. Something that keeps the elements of a pass."""
-        return _Writing(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
+        return Writing(self.path, self.parent.summary()) if self.path else _Keeping(self._memory)
 
 
 class CacheIterator(ElementIterator):
@@ -116,7 +109,7 @@ class CacheIterator(ElementIterator):
         self._kept = node.kept()
         self._given = 0
         self._parent: ElementIterator | None = None
-        self._keeping: _Keeping | _Writing | None = None
+        self._keeping: _Keeping | Writing | None = None
         if self._kept is None:
             self._begin(node.origin or (context.seed, context.passes))
 
@@ -185,6 +178,10 @@ class CacheIterator(ElementIterator):
         if self._kept is not None:
             self._kept.close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._parent is None or self._parent.goes_on(error)
+
     def _give_up(self) -> None:
         if self._keeping is not None:
             self._keeping.give_up()
@@ -222,67 +219,3 @@ class _Keeping:
 
     def give_up(self) -> None:
         self._elements = []
-
-
-class _Writing:
-    """Writes elements into a file, which gets its name when it is whole.
-
-    A pickle an element, then a pickle of the places of these and of the dataset's summary, then the
-    place of that.
-    """
-
-    def __init__(self, path: str, summary: str) -> None:
-        self._path = path
-        self._summary = summary
-        self._part = f"{path}.part-{os.getpid()}-{secrets.token_hex(4)}"
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        self._file: BinaryIO = open(self._part, "wb")  # noqa: SIM115 - until finish()
-        self._places: list[int] = []
-
-    def add(self, element: Any) -> None:
-        place = self._file.tell()
-        cloudpickle.dump(element, self._file, protocol=5)
-        self._places.append(place)
-
-    def finish(self) -> None:
-        place = self._file.tell()
-        pickle.dump((self._summary, self._places), self._file, protocol=5)
-        self._file.write(_END.pack(place, _MAGIC))
-        self._file.close()
-        os.replace(self._part, self._path)
-
-    def give_up(self) -> None:
-        self._file.close()
-        os.unlink(self._part)
-
-
-class _File:
-    """Elements in a file."""
-
-    def __init__(self, path: str, summary: str) -> None:
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - until close()
-        try:
-            self._file.seek(-_END.size, os.SEEK_END)
-            place, magic = _END.unpack(self._file.read())
-            self._file.seek(place if magic == _MAGIC else 1 << 62)
-            known, self._places = pickle.load(self._file)
-        except Exception as error:
-            self._file.close()
-            raise DataLossError(
-                f"the file {path!r} is no cache, or a damaged one ({error!r}); remove it"
-            ) from error
-        if known != summary:
-            self._file.close()
-            raise InvalidArgumentError(
-                f"the cache {path!r} is of {known}, not of {summary}; remove it, or name another"
-            )
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def element(self, index: int) -> Any:
-        self._file.seek(self._places[index])
-        return pickle.load(self._file)
-
-    def close(self) -> None:
-        self._file.close()

@@ -110,6 +110,10 @@ class ConcatenateIterator(ElementIterator):
             self._first = self._portion.following
             self._portion = None
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._pass is not None and self._pass.goes_on(error)
+
     def _begin(self) -> None:
         if self._begun == len(self._parents):
             raise StopIteration

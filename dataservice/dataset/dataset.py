@@ -8,20 +8,19 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dataservice.dataset import tree
-from dataservice.dataset.files import Files
-from dataservice.dataset.generator import Generator, Indexed
+from dataservice.dataset import checks, tree
+from dataservice.dataset.checks import check_callable, whole, whole_or_none
+from dataservice.dataset.functions import call
 from dataservice.dataset.iteration import DatasetIterator
 from dataservice.dataset.mix import Choose, Sample
 from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator
-from dataservice.dataset.range import Range
+from dataservice.dataset.sources import Sources
 from dataservice.dataset.spec import Spec
-from dataservice.dataset.tensor_slices import TensorSlices
 from dataservice.dataset.transformations import Transformations
 from dataservice.dataset.zip import Zip
 
 
-class Dataset(Transformations):
+class Dataset(Sources, Transformations):
     """An immutable description of a sequence of elements.
 
     An element is a NumPy scalar or array, or a dict or tuple of them, nested. Every ``for`` makes
@@ -29,7 +28,7 @@ class Dataset(Transformations):
     depends on the number, so that epochs differ while a rerun of the script repeats them.
 
     Args:
-        node: The description; use the class methods below.
+        node: The description; use the class methods.
     """
 
     def __init__(self, node: Node) -> None:
@@ -45,112 +44,6 @@ class Dataset(Transformations):
     def node(self) -> Node:
         """Local. The description by itself."""
         return self._node
-
-    # Sources
-
-    @classmethod
-    def range(cls, *args: int) -> Dataset:
-        """Local. Whole numbers, as np.int64.
-
-        Args:
-            *args: As for Python's range: ``stop``, or ``start, stop``, or ``start, stop, step``.
-
-        Raises:
-            TypeError: An argument is no whole number, or there are none or more than three.
-            ValueError: The step is 0.
-        """
-        numbers = range(*args)
-        return cls(Range(numbers.start, numbers.stop, numbers.step))
-
-    @classmethod
-    def from_tensor_slices(cls, tensors: Any) -> Dataset:
-        """Local. The rows of arrays.
-
-        Args:
-            tensors: Array-likes of shape (rows, ...), or dicts and tuples of them, nested; held by
-                reference where they are arrays.
-
-        Returns:
-            A dataset of ``rows`` elements; their arrays are read-only views of shape (...).
-
-        Raises:
-            ValueError: There is no array, one has no rows, or their numbers of rows differ.
-        """
-        return cls(TensorSlices.of(tensors))
-
-    @classmethod
-    def from_generator(
-        cls, generator: Callable[..., Iterable[Any]], args: Sequence[Any] = ()
-    ) -> Dataset:
-        """Local. What a function's iterables give; it is called for each pass.
-
-        Args:
-            generator: For instance a generator function. Where its iterators have ``get_state`` and
-                ``set_state``, or ``state_dict`` and ``load_state_dict``, the state of a pass has
-                theirs; others are read again up to where they were. An array that has been given
-                must not be changed: it may be used later.
-            args: Its arguments.
-
-        Raises:
-            TypeError: It is no function.
-        """
-        if not callable(generator):
-            raise TypeError(f"from_generator needs a function that makes iterables: {generator!r}")
-        return cls(Generator(generator, tuple(args)))
-
-    @classmethod
-    def from_source(cls, source: Any) -> Dataset:
-        """Local. The elements of a list, of torch's and Grain's datasets, of any iterable.
-
-        Args:
-            source: With ``__len__`` and ``__getitem__``, elements are taken by index, and workers
-                can share them; otherwise with ``__iter__``, which is called for each pass.
-
-        Raises:
-            TypeError: It has neither.
-        """
-        if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-            return cls(Indexed(source))
-        if not isinstance(source, Iterable):
-            raise TypeError(f"{type(source).__name__} has neither indices nor an iterator")
-        return cls(Generator(_Iterated(source)))
-
-    @classmethod
-    def from_files(cls, files: Any, format: str | None = None) -> Dataset:
-        """Local. What files hold, one after the other: lines, JSON values, or rows of arrays.
-
-        Args:
-            files: A path or pattern (``"part-*.npz"``), or several.
-            format: ``"text"``: lines; ``"json"``: a JSON value a line; ``"npy"``: rows of the
-                array; ``"npz"``: dicts of rows. By default what the names end with says.
-
-        Raises:
-            NotFoundError: There is no such file.
-            ValueError: The format is unknown.
-        """
-        return cls(Files.of(files, format))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], wait: bool = False) -> Dataset:
-        """Local. The elements of a snapshot, as :meth:`save` or ``distributed_save`` wrote them.
-
-        Shards are read chunk by chunk in turn; one shard keeps its order. Workers of a data
-        service can share the chunks, if they see the same folder.
-
-        Args:
-            path: Its folder, from somebody who is trusted: its elements are unpickled.
-            wait: Whether to read it while it is being saved, and to wait for that to begin. Whoever
-                waits 15 seconds for more (MPIDIST_STALL_S if shorter) logs a warning.
-
-        Raises:
-            DataLossError: It is damaged. Like the other errors, also during a pass.
-            FailedPreconditionError: It is not complete, and ``wait`` is False.
-            NotFoundError: There is none, and ``wait`` is False.
-            OpError: The save has failed: what it has raised, or an UnknownError that tells of that.
-        """
-        from dataservice.dataset.load import Load  # itself above this package
-
-        return cls(Load.of(path, wait))
 
     # Of several
 
@@ -189,8 +82,10 @@ class Dataset(Transformations):
             stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
+            TypeError: Something is no dataset, a weight no number, or the seed no whole number.
             ValueError: There is no dataset, or the weights do not belong to them.
         """
+        seed = whole_or_none("sample_from_datasets", "seed", seed)
         return cls(Sample.of(_nodes(datasets), weights, seed, stop_on_empty_dataset))
 
     @classmethod
@@ -208,18 +103,23 @@ class Dataset(Transformations):
             stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
+            TypeError: Something is no dataset.
             ValueError: There is no dataset. During a pass (as InvalidArgumentError): a number is
                 none of them.
         """
+        if not isinstance(choice_dataset, Dataset):
+            raise TypeError(
+                f"choose_from_datasets needs a Dataset as choice_dataset, not {choice_dataset!r}"
+            )
         return cls(Choose(_nodes(datasets), stop_on_empty_dataset, choice_dataset.node))
 
     def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset:
         """Local. ``transformation(self)``, for instance with what ``distribute`` returns.
 
         Raises:
-            TypeError: It does not give a Dataset.
+            TypeError: It is no function, or does not give a Dataset.
         """
-        result = transformation(self)
+        result = check_callable("apply", "transformation", transformation)(self)
         if not isinstance(result, Dataset):
             raise TypeError(f"the transformation gave {type(result).__name__}, not a Dataset")
         return result
@@ -236,16 +136,38 @@ class Dataset(Transformations):
         Raises:
             AlreadyExistsError: There is a snapshot, complete or not, or something else.
             FailedPreconditionError: The folder cannot be written.
+            TypeError: The number of shards is no whole number.
             ValueError: There are no shards.
             Exception: What a function of the dataset raises; :meth:`load` then tells of it.
         """
         from dataservice.snapshot.local import save  # itself above this package
 
-        save(self, path, num_shards)
+        save(self, checks.path("save", "path", path), whole("save", "num_shards", num_shards))
 
     def __iter__(self) -> DatasetIterator:
         context = Context(seed=(secrets.randbits(63),), passes=(next(self._passes),))
         return DatasetIterator(self._node, context)
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Local. What a function makes of a state and one element after the other, of one pass.
+
+        Args:
+            initial_state: The state before the first element.
+            reduce_func: Gets a state and an element, and gives the next state.
+
+        Returns:
+            The last state; numbers, strings and lists in it are NumPy's.
+
+        Raises:
+            TypeError: It is no function.
+            Exception: What it raises.
+        """
+        check_callable("reduce", "reduce_func", reduce_func)
+        state = tree.to_numpy(initial_state)
+        with iter(self) as elements:
+            for element in elements:
+                state = tree.to_numpy(call(reduce_func, (state, element), "reduce"))
+        return state
 
     def as_numpy_iterator(self) -> ElementIterator:
         """Local. A pass whose leaves are all NumPy scalars and arrays.
@@ -300,18 +222,9 @@ class _NumpyIterator(UnaryIterator):
         return tree.only_numpy(next(self._parent))
 
 
-class _Iterated:
-    """An iterable as a function that makes iterators; it can be pickled if the iterable can."""
-
-    def __init__(self, source: Iterable[Any]) -> None:
-        self._source = source
-        self.__qualname__ = type(source).__qualname__
-
-    def __call__(self) -> Iterable[Any]:
-        return iter(self._source)
-
-
-def _nodes(datasets: Iterable[Any]) -> tuple[Node, ...]:
+def _nodes(datasets: Any) -> tuple[Node, ...]:
+    if isinstance(datasets, Dataset) or not isinstance(datasets, Iterable):
+        raise TypeError(f"a list of datasets is needed, not {datasets!r}")
     given = list(datasets)
     wrong = [one for one in given if not isinstance(one, Dataset)]
     if wrong:

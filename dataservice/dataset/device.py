@@ -86,6 +86,10 @@ class _DeviceIterator(ElementIterator):
         """Local. See :class:`ElementIterator`."""
         self._ahead.close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._ahead.goes_on(error)
+
 
 @dataclass(frozen=True)
 class _Sending(UnaryNode):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from dataservice.dataset import tree
+from dataservice.dataset import checks, tree
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     Context,
@@ -46,10 +46,17 @@ class Files(Node):
 
         Raises:
             NotFoundError: There is none of a name or pattern.
+            TypeError: Something is no path.
             ValueError: The format is unknown, or cannot be told by their names.
         """
-        given = [patterns] if isinstance(patterns, str | os.PathLike) else list(patterns)
-        paths = [path for pattern in given for path in _matching(os.fspath(pattern))]
+        if isinstance(patterns, str | bytes | os.PathLike):
+            patterns = [patterns]
+        given = list(patterns) if isinstance(patterns, Iterable) else [patterns]
+        paths = [
+            path
+            for pattern in given
+            for path in _matching(checks.path("from_files", "files", pattern))
+        ]
         if not paths:
             raise NotFoundError("from_files is given no files")
         found = {_BY_SUFFIX.get(os.path.splitext(path)[1].lower(), "") for path in paths}
@@ -128,6 +135,10 @@ class FilesIterator(ElementIterator):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return True
 
     def _open(self, number: int) -> None:
         self._number = number

@@ -86,6 +86,7 @@ class GeneratorIterator(ElementIterator):
         self._elements = elements
         self._given = 0
         self._error: Exception | None = None
+        self._raised = 0  # id of what was raised last, whose frames would be in a circle with this
 
     def __next__(self) -> Any:
         return as_arrays(self._take())
@@ -115,6 +116,10 @@ class GeneratorIterator(ElementIterator):
         if close is not None:
             close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`; not if it is the iterator that raised it."""
+        return self._raised != id(error)
+
     def _take(self) -> Any:
         if self._error is not None:
             raise self._error
@@ -124,10 +129,12 @@ class GeneratorIterator(ElementIterator):
             raise
         except Exception as error:
             self._given += 1
+            self._raised = id(error)
             if isinstance(self._elements, GeneratorType):
                 self._error = error  # a generator is over then, which must not pass for its end
             raise
         self._given += 1
+        self._raised = 0
         return element
 
 
@@ -162,6 +169,10 @@ class _FedIterator(ElementIterator):
         """Local. See :class:`ElementIterator`."""
         if self._elements is not None:
             self._elements.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._elements is not None and self._elements.goes_on(error)
 
 
 def as_arrays(element: Any) -> Any:

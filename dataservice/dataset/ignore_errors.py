@@ -117,7 +117,8 @@ class IgnoreErrorsIterator(UnaryIterator):
                     raise
                 except Exception as error:
                     # A pass that cannot go on, as one over a generator, raises the same once more.
-                    if error is last or any(error is one for one in self._fatal):
+                    stuck = error is last and not self._parent.goes_on(error)
+                    if stuck or any(error is one for one in self._fatal):
                         raise
                     if not self._ignores(error):
                         raise
@@ -138,7 +139,9 @@ class IgnoreErrorsIterator(UnaryIterator):
     def _ignores(self, error: Exception) -> bool:
         """Count an error, unless that is one too many."""
         if self.ignored == self._node.limit:
-            error.add_note(f"ignore_errors had ignored {self.ignored} errors, which is its limit")
+            note = f"ignore_errors had ignored {self.ignored} errors, which is its limit"
+            if note not in getattr(error, "__notes__", ()):  # it may be raised several times
+                error.add_note(note)
             return False
         self.ignored += 1
         if isinstance(self._context, CountingContext):

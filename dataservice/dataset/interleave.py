@@ -16,6 +16,7 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
+from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.spec import Spec, spec_of
 
 
@@ -28,12 +29,14 @@ class Interleave(UnaryNode):
         function: Makes a node of each of its elements.
         cycle_length: How many of these are open at once.
         block_length: How many elements each of them gives in its turn.
+        ahead: How many of them, from the first on, make those for their next turn ahead.
     """
 
     parent: Node
     function: Callable[..., Node]
     cycle_length: int
     block_length: int
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         for name in ("cycle_length", "block_length"):
@@ -113,7 +116,7 @@ class InterleaveIterator(UnaryIterator):
         for place, each in enumerate(cycle):
             if each is not None:
                 element, number, within = each
-                opened = self._made_of(element, number)
+                opened = self._made_of(element, number, place)
                 opened.elements.set_state(within)
                 self._cycle[place] = opened
 
@@ -123,6 +126,12 @@ class InterleaveIterator(UnaryIterator):
         for each in filter(None, self._cycle):
             each.elements.close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return super().goes_on(error) and all(
+            each.elements.goes_on(error) for each in filter(None, self._cycle)
+        )
+
     def _open(self) -> None:
         """Fill the place in the cycle, or go on to the next if there is nothing more."""
         if not self._ended:
@@ -131,13 +140,15 @@ class InterleaveIterator(UnaryIterator):
             except StopIteration:
                 self._ended = True
             else:
-                self._cycle[self._place] = self._made_of(element, self._number)
+                self._cycle[self._place] = self._made_of(element, self._number, self._place)
                 self._number += 1
                 return
         self._advance()
 
-    def _made_of(self, element: Any, number: int) -> _Open:
+    def _made_of(self, element: Any, number: int, place: int) -> _Open:
         node = call(self._node.function, element, "interleave")
+        if place < self._node.ahead:
+            node = Prefetch(node, self._node.block_length)
         return _Open(element, number, node.iterate(self._context.enter(number)))
 
     def _advance(self) -> None:

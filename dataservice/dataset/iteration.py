@@ -81,6 +81,10 @@ class DatasetIterator(ElementIterator):
         """Local. See :class:`ElementIterator`."""
         self._elements.close()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._elements.goes_on(error)
+
     def _begin(self, context: Context, ignored: int) -> None:
         self._context = CountingContext(
             context.seed, context.passes, context.feed, context.scope, ignored=Count(ignored)

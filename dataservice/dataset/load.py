@@ -179,6 +179,10 @@ class LoadIterator(ElementIterator):
         self._watch.close()
         self._close_chunk()
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return error is not self._error
+
     def _begun(self) -> Progress:
         """What the last look at the snapshot has found."""
         if self._found is None:

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
+from dataservice.dataset.checks import numbers
 from dataservice.dataset.draws import Draws, bounds
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
@@ -37,10 +38,14 @@ class _Mix(SeveralNode):
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
-        counts = [parent.cardinality() for parent in self.parents]
+        counts = self._counts()
         if all(count == INFINITE_CARDINALITY for count in counts):
             return INFINITE_CARDINALITY
-        return UNKNOWN_CARDINALITY
+        return UNKNOWN_CARDINALITY if any(counts) else 0
+
+    def _counts(self) -> list[int]:
+        """The numbers of elements of the nodes that are taken from."""
+        return [parent.cardinality() for parent in self.parents]
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -72,9 +77,14 @@ class Sample(_Mix):
         """Local. Check the arguments.
 
         Raises:
+            TypeError: Weights are no numbers.
             ValueError: There is no node, or weights are not one a node, negative, or all zero.
         """
-        given = [1.0] * len(parents) if weights is None else [float(one) for one in weights]
+        given = (
+            [1.0] * len(parents)
+            if weights is None
+            else numbers("sample_from_datasets", "weights", weights)
+        )
         fine = len(given) == len(parents) and all(0 <= one < np.inf for one in given)
         # Draws are made below the sum, with all the digits that a number can have.
         if not fine or (parents and not np.finfo(float).tiny <= sum(given) < np.inf):
@@ -86,11 +96,16 @@ class Sample(_Mix):
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
-        used = [p for p, weight in zip(self.parents, self.weights, strict=True) if weight]
-        counts = [parent.cardinality() for parent in used]
-        if not self.stop_on_empty and min(counts) >= 0:
-            return sum(counts)
-        return super().cardinality()
+        counts = self._counts()
+        if self.stop_on_empty:
+            return super().cardinality()
+        if INFINITE_CARDINALITY in counts:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
+
+    def _counts(self) -> list[int]:
+        pairs = zip(self.parents, self.weights, strict=True)
+        return [parent.cardinality() for parent, weight in pairs if weight]
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
@@ -209,6 +224,13 @@ class Choose(_Mix):
 
     choice: Node
 
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`; where no node ends, as many as there are choices."""
+        count, choices = super().cardinality(), self.choice.cardinality()
+        if 0 in (count, choices):
+            return 0
+        return choices if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
         raise self.cannot_be_split("where a choice falls depends on all choices before it")
@@ -255,3 +277,7 @@ class ChooseIterator(_MixIterator):
         """Local. See :class:`ElementIterator`."""
         super().close()
         self._choice.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return super().goes_on(error) and self._choice.goes_on(error)

@@ -144,6 +144,14 @@ class ElementIterator(ABC):
     def close(self) -> None:
         """Local. Give up threads and connections; idempotent. No element comes after it."""
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. Whether more may come behind an error that has been raised twice in a row.
+
+        By default not: a pass that cannot go on raises the same once more. But a user's function
+        may raise one and the same of several elements.
+        """
+        return False
+
     def __enter__(self) -> ElementIterator:
         return self
 
@@ -327,6 +335,10 @@ class UnaryIterator(ElementIterator):
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         self._parent.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`; by default as the pass below."""
+        return self._parent.goes_on(error)
 
 
 def _arguments(node: Node) -> str:

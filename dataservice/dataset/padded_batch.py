@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from mpidist.errors import InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
 
+_TEXT = (("S", "S"), ("U", "U"))
+
 
 @dataclass(frozen=True)
 class Padding:
@@ -27,10 +30,20 @@ class Padding:
             it, or None for a whole shape: as long as the longest of the batch.
         values: Of each leaf, what it is filled with; a single one is for all; None: 0, or nothing
             where elements are text.
+
+    Raises:
+        TypeError: A length is no whole number.
     """
 
     shapes: Any = None
     values: Any = None
+
+    def __post_init__(self) -> None:
+        if not _are_shapes(self.shapes):
+            raise TypeError(
+                "padded_shapes must be a shape of whole numbers and None, or a structure of such, "
+                f"not {self.shapes!r}"
+            )
 
     def stack(self, elements: list[Any]) -> Any:
         """Local. A batch of elements.
@@ -72,7 +85,7 @@ class Padding:
         leaves = tree.flatten(element)
         shapes = _for_leaves(self.shapes, element, _is_shape)
         batches = [
-            ArraySpec((rows, *_limits(shape, len(leaf.shape))), leaf.dtype)
+            ArraySpec((rows, *_limits(shape, len(leaf.shape))), tree.native(leaf.dtype))
             if isinstance(leaf, ArraySpec)
             else leaf
             for leaf, shape in zip(leaves, shapes, strict=True)
@@ -98,9 +111,16 @@ def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> lis
 
 
 def _is_shape(given: Any) -> bool:
-    if isinstance(given, list):
-        return True
-    return isinstance(given, tuple) and all(one is None or isinstance(one, int) for one in given)
+    return isinstance(given, list | tuple) and all(
+        one is None or isinstance(one, Integral) for one in given
+    )
+
+
+def _are_shapes(given: Any) -> bool:
+    if isinstance(given, dict | tuple) and not _is_shape(given):
+        parts = given.values() if isinstance(given, dict) else given
+        return all(_are_shapes(part) for part in parts)
+    return given is None or _is_shape(given)
 
 
 def _is_value(given: Any) -> bool:
@@ -122,7 +142,7 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     first = column[0]
     for array in column:
         kinds = (array.dtype.kind, first.dtype.kind)
-        alike = array.dtype == first.dtype or kinds in (("S", "S"), ("U", "U"))
+        alike = tree.native(array.dtype) == tree.native(first.dtype) or kinds in _TEXT
         if array.ndim != first.ndim or not alike:
             raise InvalidArgumentError(
                 f"cannot batch arrays of different kinds in component {number}: "

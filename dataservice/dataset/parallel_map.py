@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.autotune import AUTOTUNE, usable_cores
 from dataservice.dataset.failure import Failure
 from dataservice.dataset.functions import call
 from dataservice.dataset.map import Map
@@ -31,7 +32,7 @@ class ParallelMap(Map):
     Attributes:
         parent: The node below.
         function: The function.
-        calls: How many at once.
+        calls: How many at once; AUTOTUNE: as there are cores where the pass is.
         deterministic: Whether elements stay in their order; otherwise who is ready goes first.
         processes: Whether the function runs in processes in place of threads.
     """
@@ -43,8 +44,10 @@ class ParallelMap(Map):
     processes: bool
 
     def __post_init__(self) -> None:
-        if self.calls < 1:
-            raise ValueError(f"map needs num_parallel_calls of at least 1, not {self.calls}")
+        if self.calls < 1 and self.calls != AUTOTUNE:
+            raise ValueError(
+                f"map needs num_parallel_calls of at least 1, or AUTOTUNE, not {self.calls}"
+            )
         self.check_not_on_device("map with num_parallel_calls")
 
     @property
@@ -62,16 +65,16 @@ class ParallelMapIterator(UnaryIterator):
 
     def __init__(self, node: ParallelMap, context: Context) -> None:
         super().__init__(node.parent.iterate(context))
-        self._node = node
         self._scope = context.scope or Scope()
         self._in_order = node.deterministic or context.numbered
         self._pending: deque[_Call] = deque()
         self._ended = False
-        self._workers = _Workers(node)
+        self._calls = usable_cores() if node.calls == AUTOTUNE else node.calls
+        self._workers = _Workers(node, self._calls)
         self._finalizer = weakref.finalize(self, self._workers.close)
 
     def __next__(self) -> Any:
-        while len(self._pending) < _AHEAD * self._node.calls and not self._ended:
+        while len(self._pending) < _AHEAD * self._calls and not self._ended:
             try:
                 self._begin(next(self._parent))
             except StopIteration:
@@ -169,10 +172,10 @@ class _Workers:
     The threads are daemons, so that a function that hangs does not keep Python from ending.
     """
 
-    def __init__(self, node: ParallelMap) -> None:
+    def __init__(self, node: ParallelMap, calls: int) -> None:
         self._function = node.function
-        self._processes = Processes(node.function, node.calls) if node.processes else None
-        self._calls = node.calls
+        self._processes = Processes(node.function, calls) if node.processes else None
+        self._calls = calls
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # Those that have ended, where the first to end goes first, and the lock of who waits.
         self._ended: deque[_Call] | None = None if node.deterministic else deque()

@@ -110,6 +110,10 @@ class PrefetchIterator(ElementIterator):
         if self._thread.is_alive():
             logger.warning("prefetch: a function is still running %g s after close()", _CLOSE_S)
 
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return not self._ending or self._ending[0].error is not error
+
 
 class _Channel:
     """A bounded queue with an end, an error, and a way to give up.
@@ -180,7 +184,7 @@ def _fill(channel: _Channel, elements: ElementIterator, ending: list[Failure]) -
                     except StopIteration:
                         break
                     except Exception as error:
-                        if error is last:  # what cannot go on raises the same once more
+                        if error is last and not elements.goes_on(error):
                             raise
                         channel.add(Failure(error))
                         last = error

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import cloudpickle
 
+from dataservice.dataset import tree
 from mpidist.errors import UnavailableError
 
 _LENGTH = struct.Struct("<Q")
@@ -147,7 +148,9 @@ def main() -> None:
         except EOFError:  # whoever has asked has ended
             return
         try:
-            answer = cloudpickle.dumps((True, function(*arguments)), protocol=5)
+            # In NumPy's form already, for Python's may not be what it was after a pickle.
+            result = tree.to_numpy(function(*arguments))
+            answer = cloudpickle.dumps((True, result), protocol=5)
         except BaseException as error:
             answer = _failure(error)
         _send(answers, answer)

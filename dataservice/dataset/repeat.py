@@ -76,3 +76,7 @@ class RepeatIterator(ElementIterator):
         if self._pass is not None:
             self._pass.close()
             self._pass = None
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._pass is not None and self._pass.goes_on(error)

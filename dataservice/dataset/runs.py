@@ -208,8 +208,10 @@ class SplitIterator(ElementIterator):
         self._splits = Remembered(feed(context.passes))
         self._indices = SplitReader(self._splits)
         self._reading = -1
+        self._failed = False  # without having got further
 
     def __next__(self) -> Any:
+        self._failed = False
         index = self._indices.next()
         reading, _ = self._indices.last
         if reading != self._reading:
@@ -220,6 +222,7 @@ class SplitIterator(ElementIterator):
         except FeedFailed as failed:
             # Above, where indices are chosen, it must not be taken for the error of an element.
             problem = FeedFailed(failed.error) if self._context.chosen else failed.error
+        self._failed = True
         self.close()  # and begin anew where it was
         self._indices.go_back()
         try:
@@ -238,6 +241,10 @@ class SplitIterator(ElementIterator):
     def set_state(self, state: Any) -> None:
         """Local. See :class:`ElementIterator`."""
         self._indices.set_state(state)
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return not self._failed
 
 
 class SplitUnaryIterator(SplitIterator):

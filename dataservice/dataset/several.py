@@ -76,3 +76,7 @@ class SeveralIterator(ElementIterator):
         """Local. See :class:`ElementIterator`."""
         for each in self._passes:
             each.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return all(each.goes_on(error) for each in self._passes)

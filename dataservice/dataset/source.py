@@ -116,3 +116,7 @@ class IndexedIterator(ElementIterator):
 
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return True

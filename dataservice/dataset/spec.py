@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -64,26 +64,27 @@ def fits(element: Any, spec: Spec) -> bool:
 
 def stacked(spec: Spec, rows: int | None) -> Spec:
     """Local. What a batch of elements is like; ``rows`` is its length, None if that differs."""
-    return _each(spec, lambda shape: (rows, *shape))
+    return _each(spec, lambda one: ArraySpec((rows, *one.shape), tree.native(one.dtype)))
 
 
 def unstacked(spec: Spec) -> Spec:
     """Local. What an element of a batch is like."""
-    return _each(spec, lambda shape: shape[1:])
+    return _each(spec, _row)
 
 
 def ragged(spec: Spec) -> Spec:
     """Local. The same with all lengths unknown."""
-    return _each(spec, lambda shape: (None,) * len(shape))
+    return _each(spec, lambda one: ArraySpec((None,) * len(one.shape), one.dtype))
 
 
-def _each(spec: Spec, change: Any) -> Spec:
-    return tree.map_leaves(
-        lambda leaf: (
-            ArraySpec(change(leaf.shape), leaf.dtype) if isinstance(leaf, ArraySpec) else leaf
-        ),
-        spec,
-    )
+def _row(one: ArraySpec) -> ArraySpec:
+    # A scalar that is taken out of an array has the machine's order of bytes, unless it has fields.
+    stays = len(one.shape) > 1 or one.dtype.kind == "V"
+    return ArraySpec(one.shape[1:], one.dtype if stays else tree.native(one.dtype))
+
+
+def _each(spec: Spec, change: Callable[[ArraySpec], ArraySpec]) -> Spec:
+    return tree.map_leaves(lambda leaf: change(leaf) if isinstance(leaf, ArraySpec) else leaf, spec)
 
 
 def _leaf(leaf: Any) -> Any:

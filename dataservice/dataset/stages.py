@@ -100,3 +100,7 @@ class TimedIterator(ElementIterator):
     def close(self) -> None:
         """Local. See :class:`ElementIterator`."""
         self._elements.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return self._elements.goes_on(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class TensorSlices(IndexedSource):
     rows: int
 
     @classmethod
-    def of(cls, tensors: Any) -> TensorSlices:
+    def of(cls, tensors: Any) -> Self:
         """Local. Check the arrays and describe their rows.
 
         Raises:
@@ -34,7 +34,7 @@ class TensorSlices(IndexedSource):
         arrays = tree.map_leaves(_read_only, tensors)
         lengths = [len(array) for array in tree.flatten(arrays)]
         if not lengths:
-            raise ValueError("from_tensor_slices needs at least one array")
+            raise ValueError("from_tensor_slices and from_tensors need at least one array")
         if len(set(lengths)) > 1:
             raise ValueError(f"the arrays must have the same number of rows, not {lengths}")
         return cls(arrays, lengths[0])
@@ -55,6 +55,21 @@ class TensorSlices(IndexedSource):
         """Local. See :class:`Node`."""
         shown = tree.map_leaves(lambda array: f"{array.dtype}{list(array.shape)}", self.arrays)
         return f"from_tensor_slices({shown!r})"
+
+
+class Tensors(TensorSlices):
+    """The only element holds arrays as they are: those of the slices have one row."""
+
+    def summary(self) -> str:
+        """Local. See :class:`Node`."""
+        shown = tree.map_leaves(lambda array: f"{array.dtype}{list(array.shape[1:])}", self.arrays)
+        return f"from_tensors({shown!r})"
+
+
+def as_only_row(leaf: Any) -> np.ndarray[Any, Any]:
+    """Local. An array of one row, which is what is given."""
+    array: np.ndarray[Any, Any] = np.asarray(tree.on_host(leaf))[np.newaxis]
+    return array
 
 
 def _read_only(leaf: Any) -> np.ndarray[Any, Any]:

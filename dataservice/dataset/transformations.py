@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from typing import Any, Self
 
-from dataservice.dataset.batch import Batch
-from dataservice.dataset.bucket import Bucket
+from dataservice.dataset.autotune import AHEAD, AUTOTUNE, CYCLE_LENGTH
 from dataservice.dataset.cache import Cache
+from dataservice.dataset.checks import check_callable, path, whole, whole_or_none
 from dataservice.dataset.concatenate import Concatenate
 from dataservice.dataset.device import PrefetchToDevice, device_number
 from dataservice.dataset.enumerate import Enumerate
 from dataservice.dataset.filter import Filter
+from dataservice.dataset.groupings import Groupings
 from dataservice.dataset.ignore_errors import IgnoreErrors
 from dataservice.dataset.interleave import Interleave
 from dataservice.dataset.map import Map
 from dataservice.dataset.node import Node
-from dataservice.dataset.padded_batch import PaddedBatch, Padding
 from dataservice.dataset.parallel_map import ParallelMap
 from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.repeat import Repeat
@@ -25,19 +25,10 @@ from dataservice.dataset.shard import Shard
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.skip import Skip
 from dataservice.dataset.take import Take
-from dataservice.dataset.unbatch import Unbatch
-from dataservice.dataset.window import Window
 
 
-class Transformations(ABC):
+class Transformations(Groupings):
     """The transformations of a dataset."""
-
-    _node: Node
-
-    @classmethod
-    @abstractmethod
-    def of(cls, node: Node) -> Self:
-        """Local. A dataset of a description."""
 
     def map(
         self,
@@ -50,22 +41,25 @@ class Transformations(ABC):
 
         Args:
             function: Gets the element, or the members of a tuple as its arguments. Numbers,
-                strings and lists in its result become NumPy's.
-            num_parallel_calls: How many elements it works on at once, in threads; by default it
-                is called by who asks for elements.
+                strings, lists and memoryviews in its result become NumPy's.
+            num_parallel_calls: How many elements it works on at once, in threads; AUTOTUNE: as
+                many as there are cores where it runs. By default it is called by who asks for
+                elements.
             deterministic: Whether elements stay in their order; otherwise who is ready goes first,
                 but on workers of a service, where others may have to go on.
             processes: Run it in processes in place of threads, for functions that Python's lock
                 would hold up. They get the function by cloudpickle, and share no memory.
 
         Raises:
+            TypeError: The function is none, or the number no whole one.
             ValueError: ``num_parallel_calls`` is below 1, or missing for processes.
         """
-        if num_parallel_calls is None:
+        check_callable("map", "function", function)
+        calls = whole_or_none("map", "num_parallel_calls", num_parallel_calls)
+        if calls is None:
             if processes:
                 raise ValueError("map needs num_parallel_calls, the number of its processes")
             return self.of(Map(self._node, function))
-        calls = num_parallel_calls
         return self.of(ParallelMap(self._node, function, calls, deterministic, processes))
 
     def shuffle(
@@ -83,45 +77,34 @@ class Transformations(ABC):
             reshuffle_each_iteration: Whether each pass has another order.
 
         Raises:
+            TypeError: The buffer size or the seed is no whole number.
             ValueError: The buffer size is below 1, or the seed is negative.
         """
-        return self.of(Shuffle.of(self._node, buffer_size, seed, reshuffle_each_iteration))
-
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
-        """Local. Consecutive elements stacked into arrays of shape (batch_size, ...).
-
-        Under ``"distributed_epoch"`` batches are those of one process, unless an element cannot be
-        made: it fails its batch, and the next one begins where it would have begun. Behind what
-        drops, reorders, flattens or repeats elements they are each worker's own, and each one's
-        last may be smaller.
-
-        Args:
-            batch_size: Elements in a batch.
-            drop_remainder: Whether to leave out a smaller last batch.
-
-        Raises:
-            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
-                elements differ in structure, shape or dtype.
-        """
-        return self.of(Batch(self._node, batch_size, drop_remainder))
+        size = whole("shuffle", "buffer_size", buffer_size)
+        seed = whole_or_none("shuffle", "seed", seed)
+        return self.of(Shuffle.of(self._node, size, seed, reshuffle_each_iteration))
 
     def repeat(self, count: int | None = None) -> Self:
         """Local. The sequence ``count`` times; None or -1 repeats it for ever.
 
         Raises:
+            TypeError: The count is no whole number.
             ValueError: The count is below -1.
         """
+        count = whole_or_none("repeat", "count", count)
         if count is not None and count < -1:
             raise ValueError(f"repeat needs a count of at least 0, or -1 for ever, not {count}")
         return self.of(Repeat(self._node, None if count == -1 else count))
 
     def prefetch(self, buffer_size: int) -> Self:
-        """Local. Up to ``buffer_size`` elements are made ahead by a thread.
+        """Local. Up to ``buffer_size`` elements are made ahead by a thread; AUTOTUNE: two.
 
         Raises:
+            TypeError: The size is no whole number.
             ValueError: The size is below 1.
         """
-        return self.of(Prefetch(self._node, buffer_size))
+        size = whole("prefetch", "buffer_size", buffer_size)
+        return self.of(Prefetch(self._node, AHEAD if size == AUTOTUNE else size))
 
     def prefetch_to_device(self, device: int | str = 0, buffer_size: int = 2) -> Self:
         """Local. Elements on a GPU, up to ``buffer_size`` of them ahead of their use.
@@ -139,10 +122,12 @@ class Transformations(ABC):
             buffer_size: How many elements to hold there.
 
         Raises:
+            TypeError: It is neither number nor name, or the size no whole number.
             ValueError: It is no GPU, or the size is below 1. In the first pass, too, where there is
                 no such GPU; FailedPreconditionError where CuPy can use none.
         """
-        return self.of(PrefetchToDevice(self._node, device_number(device), buffer_size))
+        size = whole("prefetch_to_device", "buffer_size", buffer_size)
+        return self.of(PrefetchToDevice(self._node, device_number(device), size))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Local. The elements index, index + num_shards, index + 2 num_shards, ...
@@ -153,34 +138,41 @@ class Transformations(ABC):
                 service, under ShardingPolicy.HINT.
 
         Raises:
+            TypeError: A number is no whole one.
             ValueError: The index is not in [0, num_shards). During a pass of SHARD_HINT:
                 FailedPreconditionError, unless a data service has filled it in.
         """
-        return self.of(Shard(self._node, num_shards, index))
+        shards, index = whole("shard", "num_shards", num_shards), whole("shard", "index", index)
+        return self.of(Shard(self._node, shards, index))
 
     def take(self, count: int) -> Self:
         """Local. The first ``count`` elements; -1 takes all.
 
         Raises:
+            TypeError: The count is no whole number.
             ValueError: The count is below -1.
         """
-        return self.of(Take(self._node, count))
+        return self.of(Take(self._node, whole("take", "count", count)))
 
     def skip(self, count: int) -> Self:
         """Local. All but the first ``count`` elements; -1 leaves none.
 
         Raises:
+            TypeError: The count is no whole number.
             ValueError: The count is below -1.
         """
-        return self.of(Skip(self._node, count))
+        return self.of(Skip(self._node, whole("skip", "count", count)))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Local. The elements that a function says True of.
 
         Args:
             predicate: Gets the element, or the members of a tuple as its arguments.
+
+        Raises:
+            TypeError: It is no function.
         """
-        return self.of(Filter(self._node, predicate))
+        return self.of(Filter(self._node, check_callable("filter", "predicate", predicate)))
 
     def ignore_errors(self, log_warning: bool = False, *, limit: int | None = None) -> Self:
         """Local. All but the elements whose evaluation raised an Exception.
@@ -199,144 +191,99 @@ class Transformations(ABC):
                 endless dataset without a good element never gives one.
 
         Raises:
+            TypeError: The limit is no whole number.
             ValueError: The limit is negative.
         """
+        limit = whole_or_none("ignore_errors", "limit", limit)
         return self.of(IgnoreErrors(self._node, log_warning, limit))
 
-    def padded_batch(
-        self,
-        batch_size: int,
-        padded_shapes: Any = None,
-        padding_values: Any = None,
-        drop_remainder: bool = False,
-    ) -> Self:
-        """Local. Consecutive elements of different lengths stacked, filled up to the longest.
-
-        Args:
-            batch_size: Elements in a batch.
-            padded_shapes: A shape, or one for each array in the structure of elements, to fill up
-                to; None or -1 in it means as long as the longest of the batch, and so does None.
-            padding_values: What to fill up with, likewise; None: 0, False or empty text.
-            drop_remainder: Whether to leave out a smaller last batch.
-
-        Raises:
-            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
-                elements differ in structure, dtype or dimensions, or are longer than their shape.
-        """
-        padding = Padding(padded_shapes, padding_values)
-        return self.of(PaddedBatch(self._node, batch_size, padding, drop_remainder))
-
-    def bucket_by_sequence_length(
-        self,
-        element_length_func: Callable[..., Any],
-        bucket_boundaries: Sequence[int],
-        bucket_batch_sizes: Sequence[int],
-        padded_shapes: Any = None,
-        padding_values: Any = None,
-        pad_to_bucket_boundary: bool = False,
-        drop_remainder: bool = False,
-    ) -> Self:
-        """Local. Batches of elements of similar length, filled up to the longest.
-
-        Args:
-            element_length_func: Says how long an element is.
-            bucket_boundaries: Ascending; bucket i takes lengths below boundary i.
-            bucket_batch_sizes: Elements in a batch of each bucket; one more than boundaries.
-            padded_shapes: See :meth:`padded_batch`.
-            padding_values: See :meth:`padded_batch`.
-            pad_to_bucket_boundary: Fill up to one below the boundary in place of the longest.
-            drop_remainder: Whether to leave out what does not fill a bucket.
-
-        Raises:
-            ValueError: Boundaries do not ascend, or the sizes do not belong to them.
-        """
-        boundaries, sizes = tuple(bucket_boundaries), tuple(bucket_batch_sizes)
-        padding = Padding(padded_shapes, padding_values)
-        function, to_boundary = element_length_func, pad_to_bucket_boundary
-        return self.of(
-            Bucket(self._node, function, boundaries, sizes, padding, to_boundary, drop_remainder)
-        )
-
-    def unbatch(self) -> Self:
-        """Local. The rows of each element's arrays as elements.
-
-        Raises:
-            ValueError: During a pass (as InvalidArgumentError): arrays of an element have no rows,
-                or not equally many.
-        """
-        return self.of(Unbatch(self._node))
-
     def enumerate(self, start: int = 0) -> Self:
-        """Local. Pairs of a number, counted from ``start``, as np.int64, and the element."""
-        return self.of(Enumerate(self._node, start))
+        """Local. Pairs of a number, counted from ``start``, as np.int64, and the element.
+
+        Raises:
+            TypeError: ``start`` is no whole number.
+        """
+        return self.of(Enumerate(self._node, whole("enumerate", "start", start)))
 
     def concatenate(self, dataset: Transformations) -> Self:
-        """Local. The elements of this dataset, then those of another."""
+        """Local. The elements of this dataset, then those of another.
+
+        Raises:
+            TypeError: That is no dataset.
+        """
+        if not isinstance(dataset, Transformations):
+            raise TypeError(f"concatenate needs a Dataset as dataset, not {dataset!r}")
         return self.of(Concatenate((self._node, dataset._node)))
 
     def interleave(
         self,
         map_func: Callable[..., Transformations],
-        cycle_length: int = 16,
+        cycle_length: int = CYCLE_LENGTH,
         block_length: int = 1,
+        num_parallel_calls: int | None = None,
     ) -> Self:
         """Local. The elements of the datasets that elements become, some of these in turn.
 
         Args:
             map_func: Makes a dataset of an element.
-            cycle_length: How many datasets take turns.
+            cycle_length: How many datasets take turns; AUTOTUNE: 16.
             block_length: How many elements each gives in its turn.
+            num_parallel_calls: How many of them make the elements of their next turn ahead, in a
+                thread each; AUTOTUNE: all. The order stays. By default elements are made by who
+                asks for them.
 
         Raises:
-            ValueError: A length is below 1.
+            TypeError: The function is none, or a number no whole one.
+            ValueError: A number is below 1, or there are more calls than datasets that take turns.
         """
+        cycle = whole("interleave", "cycle_length", cycle_length)
+        cycle = CYCLE_LENGTH if cycle == AUTOTUNE else cycle
+        block = whole("interleave", "block_length", block_length)
+        calls = whole_or_none("interleave", "num_parallel_calls", num_parallel_calls)
+        if calls is not None and calls != AUTOTUNE and not 1 <= calls <= cycle:
+            raise ValueError(
+                "interleave needs num_parallel_calls from 1 to cycle_length, or AUTOTUNE, not "
+                f"{calls} of {cycle}"
+            )
+        ahead = cycle if calls == AUTOTUNE else calls or 0
         function = _node_of(map_func, "interleave")
-        return self.of(Interleave(self._node, function, cycle_length, block_length))
+        return self.of(Interleave(self._node, function, cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Transformations]) -> Self:
         """Local. The elements of the datasets that elements become, one after the other.
 
         Args:
             map_func: Makes a dataset of an element.
+
+        Raises:
+            TypeError: It is no function.
         """
         return self.of(Interleave(self._node, _node_of(map_func, "flat_map"), 1, 1))
 
-    def window(
-        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
-    ) -> Self:
-        """Local. Stretches of the sequence, each as a dataset; of a dict or tuple, one of datasets.
-
-        Args:
-            size: Elements of a window.
-            shift: Elements from the beginning of a window to that of the next; by default the size.
-            stride: Elements from one of a window to its next.
-            drop_remainder: Whether to leave out windows that the end cuts short.
-
-        Raises:
-            ValueError: A number is below 1.
-        """
-        shift = size if shift is None else shift
-        return self.of(Window(self._node, size, shift, stride, drop_remainder, self.of))
-
-    def cache(self, filename: str = "") -> Self:
+    def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Local. The elements of the first whole pass, kept for later ones.
 
         Workers that share the source keep each what they have made, in memory, for as long as they
         have the dataset: in the end all of it, for every pass is divided anew.
 
         Args:
-            filename: Where; empty for the memory of this process. A file that is there already is
-                read, in place of the dataset. Workers that share the source cannot share a file.
+            filename: Where, from the current folder of who describes the dataset on; empty for
+                the memory of this process. A file that is there already is read, in place of the
+                dataset. A pass that is given up leaves none. Workers that share the source cannot
+                share a file.
 
         Raises:
             DataLossError: At a pass: the file is damaged, or something else.
             InvalidArgumentError: At a pass: it is of another dataset.
+            TypeError: The name is no path.
         """
-        return self.of(Cache(self._node, filename))
+        file = path("cache", "filename", filename)
+        # Workers, which may run elsewhere, mean the same file.
+        return self.of(Cache(self._node, os.path.abspath(file) if file else ""))
 
 
 def _node_of(function: Callable[..., Transformations], name: str) -> Callable[..., Node]:
-    return _Nodes(function, name)
+    return _Nodes(check_callable(name, "map_func", function), name)
 
 
 class _Nodes:

@@ -12,7 +12,7 @@ from mpidist.cuda import lies_on_gpu
 from mpidist.errors import InvalidArgumentError
 
 _NUMPY = (np.ndarray, np.generic)
-_CONVERTED = (bool, int, float, complex, str, bytes, list)
+_CONVERTED = (bool, int, float, complex, str, bytes, list, memoryview)
 
 
 def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
@@ -88,7 +88,10 @@ def structure(element: Any) -> Any:
 
 
 def to_numpy(element: Any) -> Any:
-    """Local. Python numbers, strings and lists as NumPy scalars and arrays; other leaves stay."""
+    """Local. Python numbers, strings and lists as NumPy scalars and arrays; most others stay.
+
+    A memoryview, which cannot be pickled, becomes an array of its memory.
+    """
     if isinstance(element, _NUMPY):
         return element
     return map_leaves(_leaf_to_numpy, element)
@@ -103,6 +106,11 @@ def only_numpy(element: Any) -> Any:
     if isinstance(element, _NUMPY):
         return element
     return map_leaves(_array_of, element)
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Local. A dtype in this machine's order of bytes: that of arrays put together, by NumPy."""
+    return dtype if dtype.isnative else np.result_type(dtype)
 
 
 def nbytes(element: Any) -> int:

@@ -19,7 +19,6 @@ from dataservice.dataset.node import (
 from dataservice.dataset.runs import AT_ONCE, Remembered, SplitUnaryIterator
 from dataservice.dataset.source import IndexedSource
 from dataservice.dataset.spec import Spec, spec_of
-from mpidist.errors import UnknownError
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +173,6 @@ class SplitWindowIterator(SplitUnaryIterator):
         super().__init__(node.parent, context, feed)
         self._node = node
         self._held: dict[int, Any] = {}  # by place below
-        self._told: set[int] = set()  # places whose errors have been raised
 
     def _element(self, window: int) -> Any:
         node = self._node
@@ -182,12 +180,8 @@ class SplitWindowIterator(SplitUnaryIterator):
         places = range(first, min(first + node.spread, len(self._below)), node.stride)
         self._held = {place: held for place, held in self._held.items() if place >= first}
         elements = [self._held_at(place) for place in places]
-        for place, element in zip(places, elements, strict=True):
+        for element in elements:
             if isinstance(element, Failure):
-                if place in self._told:
-                    # The same error once more would say that the pass cannot go on.
-                    raise UnknownError(f"an element of window {window}: {element.error!r}")
-                self._told.add(place)
                 try:
                     raise element.error
                 finally:

@@ -20,7 +20,7 @@ from dataservice.dataset.node import Node
 from dataservice.metrics import own_metrics
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.stall import Stall, missing_dispatcher
-from dataservice.wire import PROBE_BYTES, unpack
+from dataservice.wire import PROBE_BYTES, unpack_dataset
 from dataservice.work.runner import Runner
 from dataservice.work.saver import Saver
 from dataservice.work.task_thread import TaskThread
@@ -242,8 +242,7 @@ class DataWorker:
     def _fetch(self, task: pb.Task, dispatcher: Caller) -> Node:
         request = pb.GetDatasetRequest(dataset_id=task.dataset_id)
         reply = dispatcher.get_patiently("dispatcher/GetDataset", request, self._patience_s)
-        node: Node = unpack(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
-        return node
+        return unpack_dataset(pb.Dataset.FromString(reply.body).pickle, reply.buffers)
 
     def _live(self) -> None:
         """Register, then tell the dispatcher from time to time that we are here."""

@@ -89,6 +89,28 @@ def test_batch_of_strings_of_different_lengths():
     assert batch.tolist() == ["a", "long"]
 
 
+@pytest.mark.parametrize("group", [Dataset.batch, Dataset.padded_batch])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [">i4", ">f8", ">c8", ">M8[s]", ">U3", [("a", ">i4"), ("b", ">f4")], "<i4", "S3", "?"]
+)
+def test_batches_have_the_order_of_bytes_that_numpy_gives_them(group, mixed, dtype):
+    text = np.dtype(dtype).kind in "SU"
+    one = np.full(2, "abc", dtype) if text else np.zeros(2, dtype)
+    other = one.astype(one.dtype.newbyteorder()) if mixed else one
+    source = Dataset.from_source([one, other, one])
+    for dataset in (source, source.unbatch()):
+        elements = list(dataset)
+        for batch in group(dataset, 2):
+            expected = np.stack(elements[: len(batch)])
+            assert (batch.dtype.str, batch.shape) == (expected.dtype.str, expected.shape)
+            assert batch.dtype == expected.dtype
+        assert group(dataset, 2).element_spec.dtype == expected.dtype
+        assert dataset.element_spec.dtype == elements[0].dtype
+    slices = Dataset.from_tensor_slices(one)
+    assert slices.element_spec.dtype == next(iter(slices)).dtype
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -176,7 +176,7 @@ def test_states(place, deterministic):
 
 
 def test_wrong_numbers():
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match="at least 1, or AUTOTUNE, not 0"):
         Dataset.range(3).map(abs, 0)
     with pytest.raises(ValueError, match="num_parallel_calls"):
         Dataset.range(3).map(abs, processes=True)

@@ -1,12 +1,14 @@
 """What consumers are told when something fails, in one process."""
 
+import importlib
+import sys
 import threading
 from collections import Counter
 
 import pytest
 from _cases.endpoints import wait_until
 
-from dataservice import Dataset, distribute
+from dataservice import Dataset, distribute, from_dataset_id, register_dataset
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import open_endpoint
 from mpidist.errors import UnavailableError, UnknownError
@@ -39,6 +41,21 @@ def test_errors_of_functions_arrive_as_they_were(make_service, mode):
         notes = "\n".join(caught.value.__notes__)
         assert "raised in data worker inproc://localhost:" in notes
         assert "in fail_at_five" in notes
+
+
+def test_a_module_that_workers_do_not_have(make_service, tmp_path, monkeypatch):
+    """The worker runs in this process: the module is gone between the two."""
+    (tmp_path / "only_of_the_script.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("only_of_the_script")
+    service = make_service(1)
+    dataset = Dataset.range(3).map(module.double)
+    number = register_dataset(service.target, dataset)
+    monkeypatch.undo()
+    del sys.modules["only_of_the_script"]
+    elements = iter(from_dataset_id("parallel_epochs", service.target, number))
+    with pytest.raises(ModuleNotFoundError, match=r"'only_of_the_script': .* PYTHONPATH of the"):
+        next(elements)
 
 
 def exits(i):

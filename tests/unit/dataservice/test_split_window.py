@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from dataservice import Dataset
 from dataservice.dataset.node import Context
 from dataservice.dataset.source import Whole
-from mpidist.errors import UnknownError
 
 
 def text(windows):
@@ -41,6 +40,6 @@ def test_an_element_that_cannot_be_made_fails_its_windows_alone(calls, no_thread
         assert text(next(windows) for _ in range(2)) == [[-4, -6], [-6, -12]]
         with pytest.raises(ZeroDivisionError):
             next(windows)
-        with pytest.raises(UnknownError, match="window 3: ZeroDivisionError"):
+        with pytest.raises(ZeroDivisionError):
             next(windows)
         assert text(windows) == [[12, 6], [6, 4], [4]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dataservice.dataset import Dataset
-from dataservice.wire import pack_dataset, pack_elements, pack_error, unpack
+from dataservice.wire import pack_dataset, pack_elements, pack_error, unpack, unpack_dataset
 from mpidist.errors import NotFoundError, UnknownError
 
 
@@ -47,6 +47,37 @@ def test_elements_of_classes_that_pickle_cannot_name():
 
     parcel = pack_elements([Local()])
     assert unpack(parcel.pickle, parcel.buffers)[0].value == 3
+
+
+class Lacking:
+    """What is made where a module is as another one has it."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def __reduce__(self):
+        return exec, (self._text,)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        ("import not_there", ModuleNotFoundError, "No module named 'not_there': the dataset needs"),
+        ("from json import not_there", ImportError, "cannot import name 'not_there'"),
+        ("import json; json.not_there", AttributeError, "has no attribute 'not_there': the"),
+    ],
+)
+def test_a_dataset_of_modules_that_are_not_here(text, kind, told):
+    parcel = pack_dataset(Dataset.from_generator(range, (Lacking(text),)).node)
+    with pytest.raises(kind, match=told) as caught:
+        unpack_dataset(parcel.pickle, parcel.buffers)
+    for remedy in ("PYTHONPATH of the data workers", "__main__", "register_pickle_by_value"):
+        assert remedy in str(caught.value)
+    error = unpack(pack_error(caught.value, "a worker"), ())
+    assert type(error) is kind
+    assert str(error) == str(caught.value)
+    if kind is ModuleNotFoundError:
+        assert error.name == "not_there"
 
 
 def test_the_digest_covers_buffers():

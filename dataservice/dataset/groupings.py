@@ -1,0 +1,126 @@
+"""What puts several elements of a dataset together, and takes them apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from dataservice.dataset.batch import Batch
+from dataservice.dataset.bucket import Bucket
+from dataservice.dataset.checks import check_callable, whole, wholes
+from dataservice.dataset.described import Described
+from dataservice.dataset.padded_batch import PaddedBatch, Padding
+from dataservice.dataset.unbatch import Unbatch
+from dataservice.dataset.window import Window
+
+
+class Groupings(Described):
+    """The transformations that group elements."""
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Local. Consecutive elements stacked into arrays of shape (batch_size, ...).
+
+        Under ``"distributed_epoch"`` batches are those of one process, unless an element cannot be
+        made: it fails its batch, and the next one begins where it would have begun. Behind what
+        drops, reorders, flattens or repeats elements they are each worker's own, and each one's
+        last may be smaller.
+
+        Args:
+            batch_size: Elements in a batch.
+            drop_remainder: Whether to leave out a smaller last batch.
+
+        Raises:
+            TypeError: The batch size is no whole number.
+            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
+                elements differ in structure, shape or dtype.
+        """
+        size = whole("batch", "batch_size", batch_size)
+        return self.of(Batch(self._node, size, drop_remainder))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Local. Consecutive elements of different lengths stacked, filled up to the longest.
+
+        Args:
+            batch_size: Elements in a batch.
+            padded_shapes: A shape, or one for each array in the structure of elements, to fill up
+                to; None or -1 in it means as long as the longest of the batch, and so does None.
+            padding_values: What to fill up with, likewise; None: 0, False or empty text.
+            drop_remainder: Whether to leave out a smaller last batch.
+
+        Raises:
+            TypeError: The batch size or a length is no whole number.
+            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
+                elements differ in structure, dtype or dimensions, or are longer than their shape.
+        """
+        size = whole("padded_batch", "batch_size", batch_size)
+        padding = Padding(padded_shapes, padding_values)
+        return self.of(PaddedBatch(self._node, size, padding, drop_remainder))
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Local. Batches of elements of similar length, filled up to the longest.
+
+        Args:
+            element_length_func: Says how long an element is.
+            bucket_boundaries: Ascending; bucket i takes lengths below boundary i.
+            bucket_batch_sizes: Elements in a batch of each bucket; one more than boundaries.
+            padded_shapes: See :meth:`padded_batch`.
+            padding_values: See :meth:`padded_batch`.
+            pad_to_bucket_boundary: Fill up to one below the boundary in place of the longest.
+            drop_remainder: Whether to leave out what does not fill a bucket.
+
+        Raises:
+            TypeError: What says the length is no function, or a number no whole one.
+            ValueError: Boundaries do not ascend, or the sizes do not belong to them.
+        """
+        name = "bucket_by_sequence_length"
+        length = check_callable(name, "element_length_func", element_length_func)
+        boundaries = wholes(name, "bucket_boundaries", bucket_boundaries)
+        sizes = wholes(name, "bucket_batch_sizes", bucket_batch_sizes)
+        padding, to_boundary = Padding(padded_shapes, padding_values), pad_to_bucket_boundary
+        return self.of(
+            Bucket(self._node, length, boundaries, sizes, padding, to_boundary, drop_remainder)
+        )
+
+    def unbatch(self) -> Self:
+        """Local. The rows of each element's arrays as elements.
+
+        Raises:
+            ValueError: During a pass (as InvalidArgumentError): arrays of an element have no rows,
+                or not equally many.
+        """
+        return self.of(Unbatch(self._node))
+
+    def window(
+        self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False
+    ) -> Self:
+        """Local. Stretches of the sequence, each as a dataset; of a dict or tuple, one of datasets.
+
+        Args:
+            size: Elements of a window.
+            shift: Elements from the beginning of a window to that of the next; by default the size.
+            stride: Elements from one of a window to its next.
+            drop_remainder: Whether to leave out windows that the end cuts short.
+
+        Raises:
+            TypeError: A number is no whole one.
+            ValueError: A number is below 1.
+        """
+        size = whole("window", "size", size)
+        shift = size if shift is None else whole("window", "shift", shift)
+        stride = whole("window", "stride", stride)
+        return self.of(Window(self._node, size, shift, stride, drop_remainder, self.of))
