@@ -81,7 +81,8 @@ class Clients(Jobs):
         client = self.clients.get(request.client_id)
         if client is None:
             raise self.unknown_client(request.client_id)
-        client.last_seen, client.away = now, False
+        client.last_seen = client.heard = now
+        client.away = False
         client.at_end_since = now if request.at_end else None
         if request.HasField("work"):
             client.work = request.work

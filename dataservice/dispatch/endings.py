@@ -25,7 +25,7 @@ def decide(client: Client) -> bool:
         client.over
         or not keeps
         or iteration.finished
-        or any(not other.over and other.last_seen >= since for other in _others(client))
+        or any(not other.over and other.heard >= since for other in _others(client))
     )
     return client.over
 
@@ -33,7 +33,7 @@ def decide(client: Client) -> bool:
 def is_asked_for(client: Client) -> bool:
     """Local. Whether another one is at its end, and has not heard of this client since."""
     return any(
-        other.at_end_since is not None and not other.over and client.last_seen < other.at_end_since
+        other.at_end_since is not None and not other.over and client.heard < other.at_end_since
         for other in _others(client)
     )
 

@@ -88,8 +88,9 @@ class Client:
         process: Where it lives.
         index: Which of the job's consumers it is, where they are told apart.
         token: What it calls itself.
-        last_seen: When it was last heard of.
+        last_seen: When it was last heard of, or could not say anything.
         work: What it has done, as it says.
+        heard: When it last said something.
         peer: The process that speaks for it, as our endpoint calls that.
         away: Whether its process was lost, and has not been heard of since.
         at_end_since: When it came to its end, if it is there.
@@ -103,6 +104,7 @@ class Client:
     token: int
     last_seen: float
     work: pb.ClientWork = field(default_factory=pb.ClientWork)
+    heard: float = float("-inf")
     peer: str = ""
     away: bool = False
     at_end_since: float | None = None

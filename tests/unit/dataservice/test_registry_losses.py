@@ -273,6 +273,8 @@ def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
     one, two, three = (play.join_shared() for _ in range(3))
     play.start(one)
     assert not at_end(play, one, 1.0)
+    play.registry.hear_all(1.5)  # they have said nothing
+    assert not decide(one)
     assert [play.beat(each, now=2.0).beat_soon for each in (two, three)] == [False, False]
     assert decide(one)
     # The one that may go sees to nothing any more.

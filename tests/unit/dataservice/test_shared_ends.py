@@ -12,8 +12,8 @@ from mpidist.errors import NotFoundError
 COUNT = 400
 
 
-def make_readers(cluster, count, delivery="exactly_once"):
-    apply = distribute("distributed_epoch", cluster.target, job_name="job", delivery=delivery)
+def make_readers(cluster, count):
+    apply = distribute("distributed_epoch", cluster.target, job_name="job")
     dataset = Dataset.range(COUNT).map(int).apply(apply)
     return [Reader(cluster.add_process(f"consumer{i}"), dataset) for i in range(count)]
 
@@ -24,9 +24,8 @@ def cluster():
         yield made
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_what_a_killed_consumer_had_not_used_comes_to_the_others(cluster, delivery):
-    readers = make_readers(cluster, 3, delivery)
+def test_what_a_killed_consumer_had_not_used_comes_to_the_others(cluster):
+    readers = make_readers(cluster, 3)
     used = readers[0].take(30) + readers[1].take(20)
     lost = readers[2].take(10)
     readers[2].process.end()
