@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataservice.dataset import tree
 from dataservice.dataset.cache_file import CacheFile, Writing
 from dataservice.dataset.node import Context, ElementIterator, Node, Passes, UnaryNode
 from dataservice.dataset.split_cache import SplitCacheIterator
@@ -138,7 +139,7 @@ class CacheIterator(ElementIterator):
             raise
         self._given += 1
         if self._keeping is not None:
-            self._keeping.add(element)
+            element = self._keeping.add(element)
         return element
 
     @property
@@ -211,8 +212,10 @@ class _Keeping:
         self._memory = memory
         self._elements: list[Any] = []
 
-    def add(self, element: Any) -> None:
-        self._elements.append(element)
+    def add(self, element: Any) -> Any:
+        # Whoever wrote into it would change what later passes give.
+        self._elements.append(tree.read_only(element))
+        return self._elements[-1]
 
     def finish(self) -> None:
         self._memory.elements = self._elements

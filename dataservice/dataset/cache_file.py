@@ -42,11 +42,12 @@ class Writing:
         self._places: list[int] = []
         self._finalizer = weakref.finalize(self, _discard, self._file, self._part, os.getpid())
 
-    def add(self, element: Any) -> None:
-        """Local. Write the next element."""
+    def add(self, element: Any) -> Any:
+        """Local. Write the next element; what the pass shall give."""
         place = self._file.tell()
         cloudpickle.dump(element, self._file, protocol=5)
         self._places.append(place)
+        return element
 
     def finish(self) -> None:
         """Local. There are no more: give the file its name."""

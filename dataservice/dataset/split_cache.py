@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Any
 
+from dataservice.dataset import tree
 from dataservice.dataset.failure import FeedFailed
 from dataservice.dataset.node import Context, Feed, Node
 from dataservice.dataset.runs import AT_ONCE, NEAR, Remembered, SplitUnaryIterator
@@ -43,7 +44,7 @@ class SplitCacheIterator(SplitUnaryIterator):
     def _make(self, index: int) -> Any:
         """The next element that is missing: of this index, unless another pass makes it now."""
         try:
-            element = self._next_below()
+            element = tree.read_only(self._next_below())
         except (StopIteration, FeedFailed):
             raise
         except Exception:

@@ -263,6 +263,8 @@ class Transformations(Groupings):
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Local. The elements of the first whole pass, kept for later ones.
 
+        What is kept in memory is given as read-only views, lest one pass change another.
+
         Workers that share the source keep each what they have made, in memory, for as long as they
         have the dataset: in the end all of it, for every pass is divided anew.
 

@@ -25,6 +25,19 @@ def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
     return function(element)
 
 
+def read_only(element: Any) -> Any:
+    """Local. The element with views of its arrays that cannot be written into."""
+    return map_leaves(_read_only, element)
+
+
+def _read_only(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    view = leaf.view()
+    view.flags.writeable = False
+    return view
+
+
 def flatten(element: Any, like: Any = None) -> list[Any]:
     """Local. The leaves, depth first.
 

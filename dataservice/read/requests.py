@@ -287,6 +287,9 @@ class Requests:
     ) -> None:
         if body.count:
             self._came_in += body.count
+            if self._endpoint.address.protocol == "inproc":
+                # They are the worker's, which may give them to others, too.
+                buffers = [buffer.copy() for buffer in buffers]
             parcel = expand(Parcel(body.pickle, buffers), call.codec, body.sizes)
             self._codecs.learn(task.worker, parcel.buffers)
             size = len(parcel.pickle) + sum(int(buffer.nbytes) for buffer in parcel.buffers)
