@@ -8,16 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from dataservice.dataset.context import Context, Feed, Splits
 from dataservice.dataset.failure import FeedFailed
-from dataservice.dataset.node import (
-    Context,
-    ElementIterator,
-    Feed,
-    Node,
-    Splits,
-    UnaryIterator,
-    UnaryNode,
-)
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
 from mpidist.errors import InvalidArgumentError
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
     UnaryIterator,

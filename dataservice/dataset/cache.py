@@ -9,7 +9,8 @@ from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.dataset.cache_file import CacheFile, Writing
-from dataservice.dataset.node import Context, ElementIterator, Node, Passes, UnaryNode
+from dataservice.dataset.context import Context, Passes
+from dataservice.dataset.node import ElementIterator, Node, UnaryNode
 from dataservice.dataset.split_cache import SplitCacheIterator
 
 _Origin = tuple[tuple[int, ...], Passes]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
     UnaryNode,

@@ -10,10 +10,11 @@ from typing import Any
 
 from dataservice.dataset import checks, tree
 from dataservice.dataset.checks import check_callable, whole, whole_or_none
+from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
 from dataservice.dataset.iteration import DatasetIterator
 from dataservice.dataset.mix import Choose, Sample
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator
 from dataservice.dataset.sources import Sources
 from dataservice.dataset.spec import Spec
 from dataservice.dataset.transformations import Transformations

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dataservice.dataset import tree
+from dataservice.dataset.context import Context
 from dataservice.dataset.failure import Failure
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.prefetch import PrefetchIterator
 from mpidist.cuda import Delivery, Parcel, device_count, has_dtype, make_current
 from mpidist.errors import UnimplementedError

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.range import Range
 from dataservice.dataset.spec import ArraySpec, Spec
 from dataservice.dataset.zip import Zip

@@ -12,13 +12,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from dataservice.dataset import checks, tree
-from dataservice.dataset.node import (
-    UNKNOWN_CARDINALITY,
-    Context,
-    ElementIterator,
-    Node,
-    Splits,
-)
+from dataservice.dataset.context import Context, Splits
+from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
 from dataservice.dataset.source import SplitReader, splits_of
 from mpidist.errors import DataLossError, NotFoundError
 

@@ -11,12 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dataservice.dataset import tree
-from dataservice.dataset.node import (
-    UNKNOWN_CARDINALITY,
-    Context,
-    ElementIterator,
-    Node,
-)
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
 from dataservice.dataset.source import IndexedSource, SplitReader, splits_of
 
 

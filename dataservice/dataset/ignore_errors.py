@@ -8,14 +8,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataservice.dataset.context import Context, Feed, Splits
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
-    Feed,
     Node,
-    Splits,
     UnaryIterator,
     UnaryNode,
 )

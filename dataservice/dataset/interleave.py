@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
     UnaryIterator,

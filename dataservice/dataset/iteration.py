@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from dataservice.dataset.context import Context
 from dataservice.dataset.ignore_errors import Count, CountingContext
-from dataservice.dataset.node import Context, ElementIterator, Node
+from dataservice.dataset.node import ElementIterator, Node
 from mpidist.errors import DataLossError, InvalidArgumentError
 
 _FORMAT = 3

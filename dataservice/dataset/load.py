@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dataservice.dataset.node import UNKNOWN_CARDINALITY, Context, ElementIterator, Node, Splits
+from dataservice.dataset.context import Context, Splits
+from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
 from dataservice.dataset.source import SplitReader
 from dataservice.dataset.spec import Spec
 from dataservice.snapshot import metadata

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, spec_of
 
 

@@ -11,11 +11,11 @@ from zlib import crc32
 import numpy as np
 
 from dataservice.dataset.checks import numbers
+from dataservice.dataset.context import Context
 from dataservice.dataset.draws import Draws, bounds
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
 )

@@ -13,10 +13,11 @@ from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.dataset.autotune import AUTOTUNE, usable_cores
+from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.failure import Failure
 from dataservice.dataset.functions import call
 from dataservice.dataset.map import Map
-from dataservice.dataset.node import Context, ElementIterator, Node, Scope, UnaryIterator
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator
 from dataservice.dataset.processes import Processes
 
 # How often who waits for a function looks whether the pass has been given up.

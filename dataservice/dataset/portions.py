@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dataservice.dataset.node import Context, Feed, Node, Splits
+from dataservice.dataset.context import Context, Feed, Splits
+from dataservice.dataset.node import Node
 
 
 class Portion:

@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.failure import Failure
-from dataservice.dataset.node import Context, ElementIterator, Node, Scope, UnaryNode
+from dataservice.dataset.node import ElementIterator, Node, UnaryNode
 
 logger = logging.getLogger(__name__)
 

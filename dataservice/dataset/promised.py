@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, fits, spec_of
 from mpidist.errors import InvalidArgumentError
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset.node import (
-    INFINITE_CARDINALITY,
-    Context,
-    ElementIterator,
-    Node,
-    UnaryNode,
-)
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import INFINITE_CARDINALITY, ElementIterator, Node, UnaryNode
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from dataservice.dataset.context import Context, Feed, Passes, Splits
 from dataservice.dataset.failure import FeedFailed
-from dataservice.dataset.node import Context, ElementIterator, Feed, Node, Passes, Splits
+from dataservice.dataset.node import ElementIterator, Node
 from dataservice.dataset.source import SplitReader
 
 AT_ONCE = 4096

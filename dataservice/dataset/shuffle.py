@@ -11,15 +11,8 @@ from zlib import crc32
 
 import numpy as np
 
-from dataservice.dataset.node import (
-    Context,
-    ElementIterator,
-    Feed,
-    Node,
-    Splits,
-    UnaryIterator,
-    UnaryNode,
-)
+from dataservice.dataset.context import Context, Feed, Splits
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.permutation import Permutation
 from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
 

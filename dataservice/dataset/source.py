@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Node, Splits
+from dataservice.dataset.context import Context, Splits
+from dataservice.dataset.node import ElementIterator, Node
 
 
 class IndexedSource(Node):

@@ -10,8 +10,9 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.context import Context, Feed
 from dataservice.dataset.failure import FeedFailed
-from dataservice.dataset.node import Context, Feed, Node
+from dataservice.dataset.node import Node
 from dataservice.dataset.runs import AT_ONCE, NEAR, Remembered, SplitUnaryIterator
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from dataservice.dataset.context import Context, Feed
 from dataservice.dataset.draws import Drawn, Draws, Numbers
-from dataservice.dataset.node import Context, Feed, Node
+from dataservice.dataset.node import Node
 from dataservice.dataset.runs import AT_ONCE, NEAR, Chosen, Remembered, SplitIterator
 from dataservice.dataset.source import SplitReader
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
     UnaryIterator,

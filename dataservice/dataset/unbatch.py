@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
     UnaryIterator,

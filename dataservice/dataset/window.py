@@ -7,15 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataservice.dataset import tree
+from dataservice.dataset.context import Context, Feed
 from dataservice.dataset.failure import Failure, FeedFailed
-from dataservice.dataset.node import (
-    Context,
-    ElementIterator,
-    Feed,
-    Node,
-    UnaryIterator,
-    UnaryNode,
-)
+from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.runs import AT_ONCE, Remembered, SplitUnaryIterator
 from dataservice.dataset.source import IndexedSource
 from dataservice.dataset.spec import Spec, spec_of

@@ -17,15 +17,15 @@ from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.dispatch.answers import Answers
 from dataservice.dispatch.endings import decide
 from dataservice.dispatch.journal import Journal
-from dataservice.dispatch.records import Iteration, Timeouts
+from dataservice.dispatch.records import Timeouts
 from dataservice.dispatch.registry import Registry
+from dataservice.dispatch.saves import begin_save, end_save
 from dataservice.dispatch.stored import restore
 from dataservice.dispatch.told import told_client, told_state, told_status, told_task
 from dataservice.proto import dataservice_pb2 as pb
-from dataservice.snapshot import metadata
 from dataservice.wire import Array, Parcel
 from mpidist import LATER, Address, Endpoint, Reply, Request
-from mpidist.errors import DataLossError, Error, InvalidArgumentError, NotFoundError, from_code
+from mpidist.errors import DataLossError, InvalidArgumentError, NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -185,13 +185,7 @@ class Dispatcher:
     @_handler
     def SaveDataset(self, request: Request) -> Reply:
         """Local. Have workers save a dataset."""
-        body = pb.SaveRequest.FromString(request.body)
-        dataset = self._registry.dataset(body.dataset_id).request
-        streams = len(self._registry.workers) or 1
-        if dataset.source_length < 0:
-            streams = 1  # its parts depend on each other
-        metadata.create(body.path, streams, dataset.summary, body.spec, body.compression or None)
-        self._registry.save(body.dataset_id, body.path, streams, secrets.randbits(63))
+        begin_save(self._registry, pb.SaveRequest.FromString(request.body))
         return Reply()
 
     @_handler
@@ -312,7 +306,7 @@ class Dispatcher:
                 self._look_at_time(now)
                 saves = self._registry.ended_saves()
             for iteration in saves:
-                _end_save(iteration)
+                end_save(iteration)
             with self._lock:
                 for iteration in saves:
                     self._registry.end_save(iteration)
@@ -339,21 +333,6 @@ def _take_up(directory: str, registry: Registry) -> tuple[Journal, dict[int, Par
             raise journal.damaged(str(error)) from error
         undo.pop_all()
     return journal, parcels
-
-
-def _end_save(iteration: Iteration) -> None:
-    """Say of a save that has ended how it did; if this process dies first, the next one does."""
-    path, (code, message) = iteration.job.terms.path, iteration.failure
-    try:
-        if code:
-            metadata.fail(path, from_code(code, message))
-        else:
-            metadata.finish(path)
-    except Error as error:
-        logger.exception("the snapshot %s cannot be completed", path)
-        # Where not even that can be written, those who wait for it report that they do.
-        with contextlib.suppress(Error):
-            metadata.fail(path, error)
 
 
 def _reply(body: Message, buffers: Sequence[Array] = ()) -> Reply:

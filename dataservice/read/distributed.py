@@ -10,13 +10,12 @@ from typing import Any
 from dataservice.auto_shard import EvaluatedElsewhere, auto_shard
 from dataservice.calls import process_name
 from dataservice.config import ShardingPolicy
+from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Context,
     ElementIterator,
     Node,
-    Scope,
     UnaryNode,
 )
 from dataservice.dataset.shuffle import Shuffle

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataservice.dataset.node import Context, ElementIterator, Node
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import ElementIterator, Node
 from dataservice.dataset.spec import Spec
 from mpidist.errors import UnimplementedError
 

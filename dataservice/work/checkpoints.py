@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset.node import ElementIterator, Passes
+from dataservice.dataset.context import Passes
+from dataservice.dataset.node import ElementIterator
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import dumps
 from mpidist.errors import UnimplementedError

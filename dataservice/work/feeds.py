@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Node, Passes, Splits
+from dataservice.dataset.context import Passes, Splits
+from dataservice.dataset.node import Node
 from dataservice.dataset.source import Whole
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.task_thread import WithdrawnError

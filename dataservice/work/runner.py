@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Context, ElementIterator, Feed, Node
+from dataservice.dataset.context import Context, Feed
+from dataservice.dataset.node import ElementIterator, Node
 from dataservice.dataset.stages import StageTimes
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.ranges import RangeSet

@@ -8,7 +8,8 @@ import pickle
 import time
 from collections.abc import Iterator
 
-from dataservice.dataset.node import Context, ElementIterator, Node
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import ElementIterator, Node
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
 from dataservice.snapshot.packing import packer

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from dataservice.calls import Caller
-from dataservice.dataset.node import Node, Scope
+from dataservice.dataset.context import Scope
+from dataservice.dataset.node import Node
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import Error, NotFoundError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataservice import Dataset
-from dataservice.dataset.node import Context
+from dataservice.dataset.context import Context
 from dataservice.dataset.source import Whole
 
 THE_ERROR = OSError("always the same")

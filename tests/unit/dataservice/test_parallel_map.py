@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataservice import Dataset
-from dataservice.dataset.node import Context
+from dataservice.dataset.context import Context
 from mpidist.errors import UnavailableError
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataservice import Dataset
-from dataservice.dataset.node import Context
+from dataservice.dataset.context import Context
 
 LETTERS = Dataset.from_tensor_slices(list("abcdefghij"))
 

@@ -18,7 +18,7 @@ import mpidist
 from dataservice import Dataset, distribute
 from dataservice.compression import CODECS
 from dataservice.dataset import UNKNOWN_CARDINALITY
-from dataservice.dataset.node import Context, Scope
+from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.spec import ArraySpec
 from dataservice.snapshot import metadata
 from dataservice.snapshot.local import save

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
 from dataservice.dataset import runs
-from dataservice.dataset.node import Context
+from dataservice.dataset.context import Context
 from dataservice.dataset.runs import Remembered
 from dataservice.dataset.source import Whole
 from mpidist.errors import InvalidArgumentError, UnavailableError

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
 from dataservice.dataset import mix, split_sample
+from dataservice.dataset.context import Context
 from dataservice.dataset.draws import Draws
-from dataservice.dataset.node import Context
 from dataservice.dataset.runs import Chosen
 from dataservice.dataset.source import Whole
 from mpidist.errors import UnimplementedError

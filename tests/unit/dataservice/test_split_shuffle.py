@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dataservice import Dataset, distribute
 from dataservice.dataset import runs
-from dataservice.dataset.node import Context
+from dataservice.dataset.context import Context
 from dataservice.dataset.permutation import LISTED, Permutation
 from dataservice.dataset.runs import Chosen
 from dataservice.dataset.source import Whole
