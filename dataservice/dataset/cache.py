@@ -200,7 +200,7 @@ class _Kept:
         return len(self._elements)
 
     def element(self, index: int) -> Any:
-        return self._elements[index]
+        return tree.opened(self._elements[index])
 
     def close(self) -> None:
         """Nothing to do."""
@@ -216,7 +216,7 @@ class _Keeping:
     def add(self, element: Any) -> Any:
         # Whoever wrote into it would change what later passes give.
         self._elements.append(tree.read_only(element))
-        return self._elements[-1]
+        return tree.opened(self._elements[-1])
 
     def finish(self) -> None:
         self._memory.elements = self._elements

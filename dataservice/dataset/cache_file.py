@@ -80,7 +80,10 @@ class CacheFile:
     """
 
     def __init__(self, path: str, summary: str) -> None:
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - until close()
+        try:
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - until close()
+        except IsADirectoryError as error:
+            raise DataLossError(f"the cache {path!r} is a folder; name a file") from error
         try:
             self._file.seek(-_END.size, os.SEEK_END)
             place, magic = _END.unpack(self._file.read())

@@ -33,7 +33,7 @@ class SplitCacheIterator(SplitUnaryIterator):
     def _element(self, index: int) -> Any:
         coming = None if self._chosen is None else self._chosen.coming
         if coming != index and index in self._kept:  # an element may be None
-            return self._kept[index]
+            return tree.opened(self._kept[index])
         if coming not in (None, index):
             self.close()  # another pass has made what this one was told of
         try:
@@ -56,9 +56,9 @@ class SplitCacheIterator(SplitUnaryIterator):
             assert self._chosen is not None
             self._kept[self._chosen.index] = element
             if self._chosen.index == index:
-                return element
+                return tree.opened(element)
         self.close()
-        return self._kept[index]
+        return tree.opened(self._kept[index])
 
     def _runs(self, number: int, position: int) -> Iterator[range]:
         # In the order of a node above, splits are short, and nobody else could begin with others.

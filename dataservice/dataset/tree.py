@@ -30,6 +30,13 @@ def read_only(element: Any) -> Any:
     return map_leaves(_read_only, element)
 
 
+def opened(element: Any) -> Any:
+    """Local. The element with the same leaves in dicts and tuples of its own."""
+    if isinstance(element, dict | tuple):
+        return map_leaves(lambda leaf: leaf, element)
+    return element
+
+
 def _read_only(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf

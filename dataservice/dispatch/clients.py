@@ -84,6 +84,7 @@ class Clients(Jobs):
         client.last_seen = client.heard = now
         client.away = False
         client.at_end_since = now if request.at_end else None
+        client.over &= request.at_end
         if request.HasField("work"):
             client.work = request.work
         self._take_report(client, request)

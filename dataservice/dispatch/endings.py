@@ -1,13 +1,15 @@
 """Which consumers that share elements may end, and which of them are missed. Pure.
 
 Who is at its end holds nothing, and gets nothing: what is left of the elements others have. It may
-go as soon as one of those has been heard of since, for that one sees to the rest. The last one
+go as soon as one of those has been heard of since, for that one sees to the rest (but waits for
+parts that others read and it cannot, since they may come to it). The last one
 stays until all elements are used; so it gets what those leave who are given up, or leave early.
 """
 
 from __future__ import annotations
 
-from dataservice.dispatch.records import Client
+from dataservice.dispatch.leases import may_read
+from dataservice.dispatch.records import Client, Part
 from dataservice.proto import dataservice_pb2 as pb
 
 # A connection has been broken for as long when its process counts as lost.
@@ -20,13 +22,12 @@ def decide(client: Client) -> bool:
     if since is None:
         return False
     terms = iteration.job.terms
-    keeps = terms.reading == pb.SHARED and terms.delivery != pb.AT_MOST_ONCE
-    client.over = (
-        client.over
-        or not keeps
-        or iteration.finished
-        or any(not other.over and other.heard >= since for other in _others(client))
-    )
+    if terms.reading != pb.SHARED or iteration.finished:
+        client.over = True
+    elif not any(_may_give(part, client) for part in iteration.parts.values()):
+        # Under at_most_once nothing comes back of what others have.
+        alone = not any(not other.over and other.heard >= since for other in _others(client))
+        client.over |= terms.delivery == pb.AT_MOST_ONCE or not alone
     return client.over
 
 
@@ -47,6 +48,16 @@ def is_waited_for(client: Client) -> bool:
     """Local. Whether others need to hear of a client, or that it is gone."""
     unsettled = (client.id in task.unsettled for task in client.iteration.tasks)
     return any(unsettled) or is_asked_for(client)
+
+
+def _may_give(part: Part, client: Client) -> bool:
+    """Whether a worker may get a part that a client cannot read now, or could not all the time."""
+    task = part.task
+    if part.finished:
+        return False
+    if task is None:
+        return not part.given_out
+    return task.lost or not may_read(client, task.worker)
 
 
 def _others(client: Client) -> list[Client]:

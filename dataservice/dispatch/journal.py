@@ -141,6 +141,7 @@ class Journal:
         with explained(self._directory):
             with self._connection as transaction:
                 transaction.execute("BEGIN IMMEDIATE")
+                self._places.check()  # another dispatcher may have come in our place
                 for name in changes:
                     total -= (transaction.execute(_READ_CHECKSUM, name).fetchone() or (0,))[0]
                 transaction.executemany(_PUT, records)
@@ -148,7 +149,7 @@ class Journal:
                 transaction.execute(_PUT, _last_record(number, total))
             self._number, self._sum = number, total % _SUM_END
             self._commits.write(number)
-            # Not before: what was taken away meanwhile is not durable.
+            # Again: what was taken away meanwhile is not durable.
             self._places.check()
 
     def damaged(self, what: str) -> DataLossError:

@@ -30,6 +30,7 @@ def told_client(client: Client) -> pb.IterationState:
             continue
         if task is None:
             state.waiting += not part.given_out
+            state.given_out += part.given_out
         elif task.lost:
             state.waiting += 1
             if client.id in task.unsettled:

@@ -222,7 +222,7 @@ class TaskAddress(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., worker: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class IterationState(_message.Message):
-    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended", "elsewhere", "over", "beat_soon")
+    __slots__ = ("tasks", "settle", "finished", "waiting", "version", "dropped", "ended", "elsewhere", "over", "beat_soon", "given_out")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class IterationState(_message.Message):
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     BEAT_SOON_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_OUT_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskAddress]
     settle: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
@@ -243,7 +244,8 @@ class IterationState(_message.Message):
     elsewhere: int
     over: bool
     beat_soon: bool
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., elsewhere: _Optional[int] = ..., over: bool = ..., beat_soon: bool = ...) -> None: ...
+    given_out: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskAddress, _Mapping]]] = ..., settle: _Optional[_Iterable[int]] = ..., finished: bool = ..., waiting: _Optional[int] = ..., version: _Optional[int] = ..., dropped: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[PartState, _Mapping]]] = ..., elsewhere: _Optional[int] = ..., over: bool = ..., beat_soon: bool = ..., given_out: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("address", "process", "tags")

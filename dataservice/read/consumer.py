@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 # A heartbeat that has been answered is sent again after so long; the dispatcher holds those that
 # bring no news.
 _HEARTBEAT_S = 0.25
+# Whoever has not looked at the time for so long has stood still; a consumer that is silent is given
+# up after twice as long at the earliest (unless the dispatcher was told otherwise).
+_PAUSE_S = 2.5
 # Ranks do not come back, nor do new ones come.
 _WORLD_PATIENCE_S = 2.0
 
@@ -46,6 +49,8 @@ class Consumer:
         self._terms = terms
         self._seeks = terms.job.reading not in (pb.SHARED, pb.CACHED)
         self._shares = terms.job.reading == pb.SHARED
+        # Under the other readings nobody else would use its elements.
+        self._may_be_replaced = terms.job.reading in (pb.SHARED, pb.ORDERED, pb.ROUNDS)
         self._reports = Reports(stream, shared=self._shares)
         self._requests = Requests(
             endpoint, stream, terms, self._reports, self._ring, self._look_soon
@@ -54,7 +59,8 @@ class Consumer:
         self._over = False
         self._came_late = True
         now = time.monotonic()
-        self._starved_since = self._heard = now
+        self._starved_since = self._heard = self._looked = self._doubtful_since = now
+        self._doubtful = False
         self._beat: Call | None = None
         self._beat_is_last = False
         self._next_beat = now
@@ -84,6 +90,7 @@ class Consumer:
             self._update(iteration.state)
             while not self._stream.closed and not (self._over and self._stream.held == 0):
                 now = time.monotonic()
+                self._look_for_pause(now)
                 self._send_heartbeat(now)
                 if not self._over:
                     self._requests.send(now)
@@ -97,6 +104,21 @@ class Consumer:
             self._leave()
 
     # Waiting
+
+    def _look_for_pause(self, now: float) -> None:
+        """While this process stood still, it may have been given up, and others have its elements.
+
+        Then none is used until the dispatcher has answered.
+        """
+        if now - self._looked > _PAUSE_S:
+            self._doubtful, self._doubtful_since = True, now
+            if self._beat is not None:  # the answer may be one of before
+                self._beat = None
+                self._reports.retry()
+            self._next_beat = now
+        self._looked = now
+        if not self._doubtful and self._may_be_replaced:
+            self._stream.trust(now + _PAUSE_S)
 
     def _ring(self, _: object = None) -> None:
         self._wake.complete()
@@ -145,7 +167,8 @@ class Consumer:
     def _is_served(self) -> bool:
         """Whether somebody works for this consumer, or nobody needs to."""
         state = self._state
-        return bool(self._requests.working or state.elsewhere or self._over or state.finished)
+        served = self._requests.working or state.elsewhere or self._over or state.finished
+        return bool(served or (state.given_out and not (state.waiting or state.settle)))
 
     def _waits_for(self) -> str:
         """What the user waits for, in words; called on the user's thread, hence the copies."""
@@ -156,6 +179,13 @@ class Consumer:
                 f"its share of {self._state.elsewhere} parts of the dataset, which data workers "
                 "with the tag COLOCATED, or in other processes, have: only the consumers there can "
                 "read them; if one leaves, others get the rest"
+            )
+        beat = self._beat
+        if self._beat_is_last and beat is not None:
+            return (
+                f"the end of the epoch: other consumers of the dispatcher {dispatcher} have the "
+                "last elements, and none has been heard of lately. What one that is gone had comes "
+                "to this one"
             )
         if not tasks:
             return (
@@ -169,13 +199,6 @@ class Consumer:
             silent = f"unanswered for {now - calls[0].sent:.3g} s" if calls else "not asked"
             state = "lost" if task.broken else "ended" if task.ended else silent
             workers.append(f"{task.worker} (task {task.id}, {state})")
-        beat = self._beat
-        if self._beat_is_last and beat is not None:
-            return (
-                f"the end of the epoch: other consumers of the dispatcher {dispatcher} have the "
-                "last elements, and none has been heard of lately. What one that is gone had comes "
-                "to this one"
-            )
         if beat is not None and now - beat.sent > 2.0:
             dispatcher += f" (unanswered for {now - beat.sent:.3g} s)"
         return (
@@ -190,7 +213,8 @@ class Consumer:
         if self._beat is not None or now < self._next_beat:
             return
         self._beat_is_last = self._all_ended() and not self._over
-        request = self._reports.request(self._state.version, at_end=self._beat_is_last)
+        version = -1 if self._doubtful else self._state.version  # which is answered at once
+        request = self._reports.request(version, at_end=self._beat_is_last)
         try:
             work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
         except UnavailableError as error:
@@ -214,6 +238,8 @@ class Consumer:
             self._stream.stop(error)
             raise
         self._heard = now
+        if beat.sent >= self._doubtful_since:
+            self._doubtful = False
         # The dispatcher holds what brings no news: then it has the next one at once.
         self._next_beat = max(beat.sent + _HEARTBEAT_S, now)
         self._reports.confirm()
@@ -269,7 +295,8 @@ class Consumer:
         if self._state.waiting or self._state.settle or (self._shares and self._stream.held):
             return False
         if not self._requests.tasks:
-            return self._state.finished
+            # What others have, or read where this one cannot, may come to this one.
+            return bool(self._state.finished or self._state.given_out or self._state.elsewhere)
         # Another consumer may give back what the requests that are out then get.
         return all(
             task.ended and not (self._shares and task.calls)

@@ -56,6 +56,8 @@ class Stream(ABC):
         waited_s: How long the user has waited for elements, in seconds.
         on_room: Called when there is room for more.
         waits_for: Gives in words what the next element depends on; called on the user's thread.
+        trusted_until: When what is here may have become another consumer's, unless :meth:`trust` is
+            called before.
     """
 
     def __init__(self, user: str) -> None:
@@ -68,6 +70,8 @@ class Stream(ABC):
         self.waited_s = 0.0
         self.on_room: Callable[[], None] = lambda: None
         self.waits_for: Callable[[], str] = lambda: "elements"
+        self.trusted_until = float("inf")
+        self._doubts = False
 
     # For the fetching thread
 
@@ -115,6 +119,13 @@ class Stream(ABC):
             if not self._over:
                 self._over, self._error = True, error
             self._changed.notify_all()
+
+    def trust(self, until: float) -> None:
+        """Local. What is here is this consumer's, until a time on the monotonic clock."""
+        self.trusted_until = until
+        if self._doubts:
+            with self._changed:
+                self._changed.notify_all()
 
     def stop(self, error: BaseException) -> None:
         """Local. This error comes next: what is here is not this consumer's any more."""
@@ -164,12 +175,21 @@ class Stream(ABC):
     def _discard(self) -> None:
         """Forget what is here; called with the lock held."""
 
+    def _wait_for_trust(self, alive: Callable[[], bool]) -> None:
+        """Wait until the fetching thread has found out whether others have got what is here."""
+        with self._changed:
+            self._doubts = True
+            self._wait_quietly(lambda: time.monotonic() < self.trusted_until, alive, self._stall())
+            self._doubts = False
+
+    def _stall(self) -> Stall:
+        return Stall(self._user, lambda: self.waits_for())
+
     def _wait(self, here: Callable[[], bool], alive: Callable[[], bool]) -> None:
         """Wait, with the lock held, until there is something, an end or an error; then raise it."""
-        stall = Stall(self._user, lambda: self.waits_for())
         began = time.monotonic()
         try:
-            self._wait_quietly(here, alive, stall)
+            self._wait_quietly(here, alive, self._stall())
         finally:
             self.waited_s += time.monotonic() - began
         if self.closed:
@@ -265,6 +285,8 @@ class Queue(Stream):
 
     def next(self, alive: Callable[[], bool]) -> Any:
         """Local. See :class:`Stream`."""
+        if time.monotonic() > self.trusted_until:
+            self._wait_for_trust(alive)
         try:
             return self._ready.popleft()
         except IndexError:  # it is used up

@@ -239,3 +239,17 @@ def test_a_file_that_is_taken_away_from_a_dispatcher(tmp_path, name, how):
             commit(journal, 2)
         (tmp_path / "kept").rename(directory / name)
         commit(journal, 3)
+
+
+def test_a_dispatcher_whose_lock_was_removed_writes_nothing_into_the_journal_of_the_next(tmp_path):
+    with closing(Journal(tmp_path)) as first:
+        commit(first, 1)
+        (tmp_path / "lock").unlink()
+        with closing(Journal(tmp_path)) as second:
+            commit(second, 2)
+            with pytest.raises(FailedPreconditionError, match="lock was replaced while"):
+                commit(first, 3)
+            commit(second, 4)
+            held = second.load()
+    with closing(Journal(tmp_path)) as third:
+        assert third.load() == held

@@ -279,11 +279,58 @@ def test_who_is_at_its_end_goes_when_another_one_has_been_heard_of_since():
     assert decide(one)
     # The one that may go sees to nothing any more.
     assert not at_end(play, two, 3.0)
-    play.beat(one, now=4.0)
-    assert not decide(two)
     play.beat(three, now=4.0)
     assert decide(two)
     assert not at_end(play, three, 5.0)
+
+
+def test_nobody_goes_while_a_part_waits_for_a_worker():
+    play = Play(workers=1)
+    one, two = play.join_shared(), play.join_shared()
+    (task,) = play.start(one)
+    play.registry.finish_task(task, 20)
+    assert not at_end(play, one, 1.0, used=ranges(p0=[0, 10]))
+    play.beat(two, now=2.0)
+    play.lose(play.workers[0])
+    assert not decide(one)
+    assert play.beat(one, now=3.0, settled=[task]).waiting
+    play.beat(two, now=4.0, settled=[task], held=ranges(p0=[10, 20]))
+    # Now the other one has all that is left, and the part needs no worker.
+    assert play.beat(one, now=5.0).given_out == 1
+    assert not at_end(play, one, 6.0)
+    play.beat(two, now=7.0)
+    assert decide(one)
+
+
+def test_one_that_was_told_to_go_and_goes_on_sees_to_the_rest_again():
+    play = Play(workers=1)
+    one, two = play.join_shared(), play.join_shared()
+    play.start(one)
+    play.beat(one, now=1.0, at_end=True)
+    play.beat(two, now=1.0)
+    assert decide(one)
+    play.beat(one, now=2.0)  # there was something new
+    assert not at_end(play, two, 3.0)
+    play.beat(one, now=3.0)
+    assert decide(two)
+
+
+def test_who_cannot_read_the_last_parts_waits_until_those_are_used_who_can():
+    play = Play()
+    play.add_worker(1, process="here/1-a", tags=("COLOCATED",))
+    here = play.join_shared(process="here/2-b", delivery=pb.AT_MOST_ONCE)
+    there = play.join_shared(process="there/3-c", delivery=pb.AT_MOST_ONCE)
+    here.peer = "2"
+    play.start(here)
+    assert play.beat(there).elsewhere == 1
+    assert not at_end(play, there, 1.0)
+    play.beat(here, now=2.0)
+    assert not decide(there)
+    # But it waits for no dead one.
+    play.registry.lose_clients("2")
+    assert not at_end(play, there, 2.0 + AWAY_S)
+    play.registry.expire(3.0 + AWAY_S)
+    assert here.id not in play.registry.clients
 
 
 def test_the_last_one_goes_when_all_is_used():

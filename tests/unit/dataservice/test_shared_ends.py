@@ -2,20 +2,22 @@
 
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from _cases.data_cluster import DataCluster, Reader
+from _cases.endpoints import wait_until
 
-from dataservice import Dataset, distribute
+from dataservice import Dataset, distribute, service_status
 from mpidist.errors import NotFoundError
 
 COUNT = 400
 
 
-def make_readers(cluster, count):
-    apply = distribute("distributed_epoch", cluster.target, job_name="job")
-    dataset = Dataset.range(COUNT).map(int).apply(apply)
-    return [Reader(cluster.add_process(f"consumer{i}"), dataset) for i in range(count)]
+def make_readers(cluster, readers, count=COUNT, **more):
+    apply = distribute("distributed_epoch", cluster.target, job_name="job", **more)
+    dataset = Dataset.range(count).map(int).apply(apply)
+    return [Reader(cluster.add_process(f"consumer{i}"), dataset) for i in range(readers)]
 
 
 @pytest.fixture
@@ -65,14 +67,35 @@ def test_the_elements_of_one_that_stands_still_come_to_the_others_and_it_uses_th
     assert len(set(came)) == len(came)
     assert set(came) | set(used) == set(range(COUNT))
     with pytest.raises(NotFoundError, match="is not known"):
-        slow.process.run(_take_one_when_told)
+        slow.take(1)
 
 
-def _take_one_when_told(state):
-    fetching = [each for each in threading.enumerate() if each.name == "dataservice-consumer"]
-    for thread in fetching:
-        thread.join(30)
-    next(state["elements"])
+def test_one_that_was_given_up_amid_its_elements_uses_them_no_more(tmp_path):
+    count = 30_000
+    with DataCluster(2, dispatcher={"client_timeout_ms": 5000}) as cluster:
+        readers = make_readers(cluster, 2, count=count)
+        paths = [tmp_path / "stopped", tmp_path / "other"]
+        for reader, path in zip(readers, paths, strict=True):
+            reader.process.begin(_write_down, path)
+        wait_until(lambda: paths[0].exists() and paths[0].stat().st_size > 10_000)
+        stopped, other = readers
+        stopped.process.signal(signal.SIGSTOP)
+        wait_until(lambda: " T " in Path(f"/proc/{stopped.process.pid}/stat").read_text())
+        used = len(paths[0].read_text().split())
+        other.process.result()
+        stopped.process.signal(signal.SIGCONT)
+        with pytest.raises(NotFoundError):
+            stopped.process.result()
+        before, after = ([int(x) for x in path.read_text().split()] for path in paths)
+        # One it may have had in its hand.
+        assert set(before[used + 1 :]).isdisjoint(after)
+        assert set(before) | set(after) == set(range(count))
+
+
+def _write_down(state, path):
+    with path.open("w", buffering=1) as lines:
+        for element in state["elements"]:
+            lines.write(f"{element}\n")
 
 
 def test_a_dispatcher_that_is_started_again_gives_up_who_died_meanwhile(tmp_path):
@@ -86,3 +109,58 @@ def test_a_dispatcher_that_is_started_again_gives_up_who_died_meanwhile(tmp_path
         came = fast.rest()
         assert len(set(came)) == len(came)
         assert set(came) | set(used) == set(range(COUNT))
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_last_elements_are_in_hand_when_the_worker_is_lost(comes):
+    with DataCluster(1) as cluster:
+        (reader,) = make_readers(cluster, 1, count=8, start_timeout_s=1.0)
+        used = reader.take(6)
+        in_hand(reader, 2)
+        cluster.kill_worker(0)
+        if comes:
+            cluster.add_worker()
+        lost(cluster, 0)
+        reader.process.run(wait_for_a_look)
+        assert used + reader.rest() == list(range(8))
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_others_have_the_last_elements_when_the_worker_is_lost(dies):
+    with DataCluster(1, dispatcher={"client_timeout_ms": 300_000}) as cluster:
+        fast, slow = make_readers(cluster, 2, count=40)
+        used = slow.take(1)
+        in_hand(slow, 3)
+        used += fast.take(36)
+        cluster.kill_worker(0)
+        cluster.add_worker()
+        lost(cluster, 0)
+        if dies:
+            slow.process.end()
+        used += fast.rest()
+        if not dies:
+            held = slow.rest()
+            assert len(held) == 3
+            used += held
+        assert sorted(used) == list(range(40))
+
+
+def in_hand(reader, count):
+    """Wait until a reader has fetched so many elements that it has not used."""
+    reader.process.run(_wait_until_in_hand, count)
+
+
+def _wait_until_in_hand(state, count):
+    queue = state["elements"]._elements._fetch.stream
+    wait_until(lambda: len(queue._ready) + queue._held == count)
+
+
+def lost(cluster, index):
+    """Wait until the dispatcher has given a worker up."""
+    address = f"tcp://localhost:{cluster.workers[index].last_port}"
+    wait_until(lambda: all(w.address != address for w in service_status(cluster.target).workers))
+
+
+def wait_for_a_look(state):
+    """Wait for longer than a consumer without a worker would."""
+    threading.Event().wait(2.0)

@@ -35,6 +35,25 @@ def test_what_is_kept_in_memory_cannot_be_written_into():
     made[0] += 1  # it is the function's own
 
 
+@pytest.mark.parametrize("distributed", [False, True])
+def test_what_contains_the_arrays_is_of_each_pass_its_own(make_service, distributed):
+    def change(element):
+        element["x"] = element["x"] / 255
+        element["pair"][1].pop("label")
+        return element
+
+    def make(i):
+        return {"x": np.full(3, 255.0), "pair": (int(i), {"label": i})}
+
+    dataset = Dataset.range(3).map(make).cache().map(change)
+    if distributed:
+        dataset = dataset.apply(distribute("distributed_epoch", make_service(1).target))
+    for _ in range(3):
+        for element in dataset:
+            np.testing.assert_array_equal(element["x"], 1)
+            assert element["pair"][1] == {}
+
+
 def test_nor_where_workers_keep_it(make_service):
     service = make_service(2)
     dataset = Dataset.range(10).map(zeros).cache()
