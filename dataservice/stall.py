@@ -39,14 +39,23 @@ class Stall:
         logger.warning("%s has waited %.3g s for %s", self._who, waited_s, self._what())
 
 
-def missing_dispatcher(address: str, patience_s: float) -> str:
+def missing_dispatcher(address: str, protocol: str, patience_s: float) -> str:
     """Local. What those who look for a dispatcher wait for.
 
     Args:
         address: Where it should be.
+        protocol: How it is asked.
         patience_s: For how long they look, in seconds.
     """
     return (
-        f"the dispatcher at {address}, which does not answer: has it been started, and is that "
-        f"its address? This fails after {patience_s:g} s"
+        f"the dispatcher at {address}, which does not answer: {_CAUSES.get(protocol, _STARTED)} "
+        f"This fails after {patience_s:g} s"
     )
+
+
+_STARTED = "has it been started, and is that its address?"
+_CAUSES = {
+    "inproc": "it is looked for in this process alone (inproc); the address of one in another "
+    "process begins with tcp:// or mpi://.",
+    "tcp": f"{_STARTED} Do both know the same secret (MPIDIST_SECRET)?",
+}

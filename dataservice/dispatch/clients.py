@@ -99,7 +99,9 @@ class Clients(Jobs):
         """Local. What a client hears that is none."""
         return NotFoundError(
             f"consumer {client_id} is not known: it has left, or has been silent for "
-            f"{self.timeouts.client_s:g} s, or others have taken its job back to a state"
+            f"{self.timeouts.client_s:g} s (or gone, as others waited for it), or others have "
+            "taken its job back to a state, or the dispatcher was started anew without its journal "
+            "(work_dir, fault_tolerant_mode)"
         )
 
     def release_client(self, request: pb.ClientRequest, now: float) -> None:

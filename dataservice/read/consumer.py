@@ -38,11 +38,18 @@ class Consumer:
         dispatcher: Calls the dispatcher.
         stream: Where elements go.
         terms: Bounds, and how the job is read.
+        repetition: Number of the iteration within its job.
     """
 
     def __init__(
-        self, endpoint: Endpoint, dispatcher: Caller, stream: Stream, terms: Terms
+        self,
+        endpoint: Endpoint,
+        dispatcher: Caller,
+        stream: Stream,
+        terms: Terms,
+        repetition: int = 0,
     ) -> None:
+        self._repetition = repetition
         self._endpoint = endpoint
         self._dispatcher = dispatcher
         self._stream = stream
@@ -286,9 +293,13 @@ class Consumer:
         self._came_late &= not self._requests.tasks
         if self._came_late and state.finished and not self._over:
             self._over = True
-            logger.info(
-                "this iteration was over before its consumer came, which gets no elements; a "
-                "loop over epochs must not apply distribute() anew each time"
+            # A first iteration that is over was rarely meant: later ones may just be short.
+            logger.log(
+                logging.INFO if self._repetition else logging.WARNING,
+                "iteration %d of its job was over before this consumer came, which gets no "
+                "elements; a loop over epochs must not apply distribute() anew each time, and a "
+                "run that shall read all again needs another job_name",
+                self._repetition,
             )
 
     def _all_ended(self) -> bool:

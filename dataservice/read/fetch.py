@@ -63,7 +63,8 @@ class Fetch:
 
     def _run(self) -> None:
         patience_s = self._terms.start_timeout_s
-        self.stream.waits_for = lambda: missing_dispatcher(self._dispatcher.peer, patience_s)
+        peer, protocol = self._dispatcher.peer, self._endpoint.address.protocol
+        self.stream.waits_for = lambda: missing_dispatcher(peer, protocol, patience_s)
         try:
             with self._endpoint:
                 self._request.dataset_id = self._registration.register(self._dispatcher, patience_s)
@@ -72,7 +73,13 @@ class Fetch:
                     "dispatcher/GetOrCreateIteration", self._request, pb.IterationReply, patience_s
                 )
                 self._client_id = iteration.client_id
-                consumer = Consumer(self._endpoint, self._dispatcher, self.stream, self._terms)
+                consumer = Consumer(
+                    self._endpoint,
+                    self._dispatcher,
+                    self.stream,
+                    self._terms,
+                    self._request.repetition,
+                )
                 self._consumer = consumer
                 self._joined.set()
                 consumer.run(iteration)

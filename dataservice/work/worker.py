@@ -277,7 +277,8 @@ class DataWorker:
         self._worker_id = reply.worker_id
 
     def _waits_for(self) -> str:
-        return missing_dispatcher(self._dispatcher.peer, self._patience_s)
+        protocol = self._endpoint.address.protocol
+        return missing_dispatcher(self._dispatcher.peer, protocol, self._patience_s)
 
     def _beat(self, reachable: bool) -> bool:
         with self._lock:

@@ -66,7 +66,7 @@ def test_who_comes_when_it_is_over_is_told_why_there_is_nothing(make_script, cap
     with pytest.raises(StopIteration):
         script.next()
     script.left()
-    assert "over before its consumer came" in caplog.text
+    assert "over before this consumer came" in caplog.text
 
 
 def test_an_iteration_whose_parts_wait_for_a_worker_goes_on(make_script):
