@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from dataservice.config import DispatcherConfig, seconds_of
 from dataservice.dispatch.answers import Answers
-from dataservice.dispatch.endings import decide
+from dataservice.dispatch.endings import decide, lease_s
 from dataservice.dispatch.journal import Journal
 from dataservice.dispatch.records import Timeouts
 from dataservice.dispatch.registry import Registry
@@ -177,7 +177,8 @@ class Dispatcher:
         body = pb.IterationRequest.FromString(request.body)
         client = self._registry.join(body, secrets.randbits(63), time.monotonic())
         client.peer = request.process
-        reply = pb.IterationReply(client_id=client.id, state=told_client(client))
+        lease = lease_s(self._registry.timeouts)
+        reply = pb.IterationReply(client_id=client.id, state=told_client(client), lease_s=lease)
         if client.iteration.begin is not None:
             reply.begin.CopyFrom(client.iteration.begin)
         return _reply(reply)

@@ -9,11 +9,18 @@ stays until all elements are used; so it gets what those leave who are given up,
 from __future__ import annotations
 
 from dataservice.dispatch.leases import may_read
-from dataservice.dispatch.records import Client, Part
+from dataservice.dispatch.records import Client, Part, Timeouts
 from dataservice.proto import dataservice_pb2 as pb
 
 # A connection has been broken for as long when its process counts as lost.
 AWAY_S = 5.0
+# For so long after it has been heard of, a client uses what it has; then it must be heard of again.
+_LEASE_S = 4.0
+
+
+def lease_s(timeouts: Timeouts) -> float:
+    """Local. For how long a client that is silent still uses what it has: less than we wait."""
+    return _LEASE_S / AWAY_S * min(AWAY_S, timeouts.client_s)
 
 
 def decide(client: Client) -> bool:

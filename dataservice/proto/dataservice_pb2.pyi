@@ -164,14 +164,16 @@ class IterationRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[int] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., process: _Optional[str] = ..., consumer_index: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., token: _Optional[int] = ...) -> None: ...
 
 class IterationReply(_message.Message):
-    __slots__ = ("client_id", "state", "begin")
+    __slots__ = ("client_id", "state", "begin", "lease_s")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     client_id: int
     state: IterationState
     begin: State
-    def __init__(self, client_id: _Optional[int] = ..., state: _Optional[_Union[IterationState, _Mapping]] = ..., begin: _Optional[_Union[State, _Mapping]] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, client_id: _Optional[int] = ..., state: _Optional[_Union[IterationState, _Mapping]] = ..., begin: _Optional[_Union[State, _Mapping]] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Ranges(_message.Message):
     __slots__ = ("part", "bounds")

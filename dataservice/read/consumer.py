@@ -21,9 +21,6 @@ logger = logging.getLogger(__name__)
 # A heartbeat that has been answered is sent again after so long; the dispatcher holds those that
 # bring no news.
 _HEARTBEAT_S = 0.25
-# Whoever has not looked at the time for so long has stood still; a consumer that is silent is given
-# up after twice as long at the earliest (unless the dispatcher was told otherwise).
-_PAUSE_S = 2.5
 # Ranks do not come back, nor do new ones come.
 _WORLD_PATIENCE_S = 2.0
 
@@ -56,8 +53,8 @@ class Consumer:
         self._terms = terms
         self._seeks = terms.job.reading not in (pb.SHARED, pb.CACHED)
         self._shares = terms.job.reading == pb.SHARED
-        # Under the other readings nobody else would use its elements.
-        self._may_be_replaced = terms.job.reading in (pb.SHARED, pb.ORDERED, pb.ROUNDS)
+        # Others may get what is here, and must not get it, too.
+        self._shares_once = self._shares and terms.job.delivery == pb.EXACTLY_ONCE
         self._reports = Reports(stream, shared=self._shares)
         self._requests = Requests(
             endpoint, stream, terms, self._reports, self._ring, self._look_soon
@@ -66,8 +63,8 @@ class Consumer:
         self._over = False
         self._came_late = True
         now = time.monotonic()
-        self._starved_since = self._heard = self._looked = self._doubtful_since = now
-        self._doubtful = False
+        self._starved_since = self._heard = now
+        self._lease_s = 0.0
         self._beat: Call | None = None
         self._beat_is_last = False
         self._next_beat = now
@@ -94,10 +91,12 @@ class Consumer:
         self._stream.on_room = lambda: None if threading.get_ident() == own else self._ring()
         self._stream.waits_for = self._waits_for
         try:
+            self._lease_s = iteration.lease_s
+            self._trust(time.monotonic())
             self._update(iteration.state)
             while not self._stream.closed and not (self._over and self._stream.held == 0):
                 now = time.monotonic()
-                self._look_for_pause(now)
+                self._look_for_doubt(now)
                 self._send_heartbeat(now)
                 if not self._over:
                     self._requests.send(now)
@@ -106,26 +105,31 @@ class Consumer:
                 self._requests.take()
                 self._check_deadlines(now)
                 self._look_for_end()
+        except BaseException as error:
+            if self._shares_once:
+                self._stream.stop(error)  # others get what is here
+            raise
         finally:
             self._stream.on_room = lambda: None
             self._leave()
 
+    def _trust(self, sent: float) -> None:
+        """The dispatcher has heard of us, in what was sent then."""
+        if self._shares_once:
+            self._stream.trust(sent + self._lease_s)
+
     # Waiting
 
-    def _look_for_pause(self, now: float) -> None:
-        """While this process stood still, it may have been given up, and others have its elements.
+    def _look_for_doubt(self, now: float) -> None:
+        """Once we may have been given up, and others have what is here, none of it is used.
 
-        Then none is used until the dispatcher has answered.
+        Then only an answer helps to a heartbeat that is sent from now on.
         """
-        if now - self._looked > _PAUSE_S:
-            self._doubtful, self._doubtful_since = True, now
-            if self._beat is not None:  # the answer may be one of before
-                self._beat = None
-                self._reports.retry()
+        beat = self._beat
+        if beat is not None and beat.sent < self._stream.trusted_until < now:
+            self._beat = None
+            self._reports.retry()
             self._next_beat = now
-        self._looked = now
-        if not self._doubtful and self._may_be_replaced:
-            self._stream.trust(now + _PAUSE_S)
 
     def _ring(self, _: object = None) -> None:
         self._wake.complete()
@@ -220,7 +224,8 @@ class Consumer:
         if self._beat is not None or now < self._next_beat:
             return
         self._beat_is_last = self._all_ended() and not self._over
-        version = -1 if self._doubtful else self._state.version  # which is answered at once
+        doubtful = now > self._stream.trusted_until
+        version = -1 if doubtful else self._state.version  # -1 is answered at once
         request = self._reports.request(version, at_end=self._beat_is_last)
         try:
             work = self._dispatcher.start("dispatcher/ClientHeartbeat", request)
@@ -245,8 +250,7 @@ class Consumer:
             self._stream.stop(error)
             raise
         self._heard = now
-        if beat.sent >= self._doubtful_since:
-            self._doubtful = False
+        self._trust(beat.sent)
         # The dispatcher holds what brings no news: then it has the next one at once.
         self._next_beat = max(beat.sent + _HEARTBEAT_S, now)
         self._reports.confirm()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -187,8 +186,6 @@ class OrderedStream(Stream):
 
     def next(self, alive: Callable[[], bool]) -> Any:
         """Local. See :class:`Stream`."""
-        if time.monotonic() > self.trusted_until:
-            self._wait_for_trust(alive)
         with self._changed:
             here = self._is_here()
         if not here:

@@ -71,7 +71,7 @@ class Stream(ABC):
         self.on_room: Callable[[], None] = lambda: None
         self.waits_for: Callable[[], str] = lambda: "elements"
         self.trusted_until = float("inf")
-        self._doubts = False
+        self._waits = False
 
     # For the fetching thread
 
@@ -123,7 +123,7 @@ class Stream(ABC):
     def trust(self, until: float) -> None:
         """Local. What is here is this consumer's, until a time on the monotonic clock."""
         self.trusted_until = until
-        if self._doubts:
+        if self._waits:
             with self._changed:
                 self._changed.notify_all()
 
@@ -131,7 +131,7 @@ class Stream(ABC):
         """Local. This error comes next: what is here is not this consumer's any more."""
         with self._changed:
             self._discard()
-        self.finish(error)
+            self.finish(error)
 
     @property
     def over(self) -> bool:
@@ -178,35 +178,41 @@ class Stream(ABC):
     def _wait_for_trust(self, alive: Callable[[], bool]) -> None:
         """Wait until the fetching thread has found out whether others have got what is here."""
         with self._changed:
-            self._doubts = True
-            self._wait_quietly(lambda: time.monotonic() < self.trusted_until, alive, self._stall())
-            self._doubts = False
+            if not self._comes(self._is_trusted, alive):
+                self._discard()  # it has come to its end without finding out
 
-    def _stall(self) -> Stall:
-        return Stall(self._user, lambda: self.waits_for())
+    def _is_trusted(self) -> bool:
+        return time.monotonic() <= self.trusted_until
 
     def _wait(self, here: Callable[[], bool], alive: Callable[[], bool]) -> None:
         """Wait, with the lock held, until there is something, an end or an error; then raise it."""
         began = time.monotonic()
         try:
-            self._wait_quietly(here, alive, self._stall())
+            comes = self._comes(here, alive)
         finally:
             self.waited_s += time.monotonic() - began
         if self.closed:
             raise StopIteration
-        if not here():
+        if not comes:
             if self._error is not None:
                 raise self._error
             raise StopIteration
 
-    def _wait_quietly(
-        self, here: Callable[[], bool], alive: Callable[[], bool], stall: Stall
-    ) -> None:
-        while not (here() or self._over or self.closed):
-            limit = min(_ALIVE_PERIOD_S, stall.due_s)
-            if not self._changed.wait(limit) and not alive() and not self._over:
-                raise RuntimeError("the thread that fetches elements has died")
-            stall.look()
+    def _comes(self, here: Callable[[], bool], alive: Callable[[], bool]) -> bool:
+        """Wait, with the lock held, until something holds, which may pass; or it never will."""
+        stall = Stall(self._user, lambda: self.waits_for())
+        self._waits = True
+        try:
+            while not here():
+                if self._over or self.closed:
+                    return False
+                limit = min(_ALIVE_PERIOD_S, stall.due_s)
+                if not self._changed.wait(limit) and not alive() and not self._over:
+                    raise RuntimeError("the thread that fetches elements has died")
+                stall.look()
+            return True
+        finally:
+            self._waits = False
 
 
 class Queue(Stream):
@@ -297,7 +303,8 @@ class Queue(Stream):
             # Where few elements may be held at a time, there is room for the next one only now.
             self.on_room()
         with self._changed:
-            self._wait(lambda: bool(self._frames), alive)
+            # While it waited, this process may have stood still.
+            self._wait(lambda: bool(self._frames) and self._is_trusted(), alive)
             frame = self._frames.popleft()
             self._nbytes -= frame.nbytes
             self._held -= frame.count
@@ -314,10 +321,12 @@ class Queue(Stream):
         super().close()
 
     def _discard(self) -> None:
+        if self._current is not None:
+            self._tell(self._used, self._current, self._current.count - len(self._ready))
+        self._current = None
         self._frames.clear()
         self._ready.clear()
         self._nbytes = self._held = 0
-        self._current = None
 
     def _put_away(self) -> None:
         """The current frame is used up."""

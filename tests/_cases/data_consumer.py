@@ -29,6 +29,7 @@ class Script:
     """
 
     def __init__(self, reading=pb.SHARED, tasks=None, consumers=1, begin=None, **others):
+        self.lease_s = 1000.0
         self.server = open_endpoint("inproc")
         self._calls = {}
         self._kept = []
@@ -60,7 +61,7 @@ class Script:
     def _run(self):
         try:
             state = self.state(self._tasks)
-            self.consumer.run(pb.IterationReply(client_id=1, state=state))
+            self.consumer.run(pb.IterationReply(client_id=1, state=state, lease_s=self.lease_s))
         except Exception as error:
             self.stream.finish(error)
         else:

@@ -1,6 +1,7 @@
 """A consumer between a dispatcher and workers that the test plays by hand: the usual course."""
 
 import logging
+import time
 
 import pytest
 from _cases.data_consumer import Script, bounds
@@ -119,7 +120,7 @@ def test_no_more_than_the_limit_is_asked_for_or_held(make_script):
 
 
 def test_elements_that_came_with_an_error_are_given_first(make_script):
-    script = make_script()
+    script = make_script(pb.PRIVATE)
     request, _ = script.asked()
     failure = pack_elements(KeyError("bad")).pickle
     script.give(request, [1, 2], failure=failure)
@@ -127,6 +128,49 @@ def test_elements_that_came_with_an_error_are_given_first(make_script):
     for _ in range(2):
         with pytest.raises(KeyError, match="bad"):
             script.next()
+
+
+def test_elements_that_others_get_because_of_an_error_are_not_used(make_script):
+    script = make_script()
+    (request, _), (second, _) = script.asked(), script.asked()
+    script.give(request, [1, 2, 3])
+    assert script.next() == 1
+    script.give(second, [4], first=3, failure=pack_elements(KeyError("bad")).pickle)
+    said = script.left()
+    with pytest.raises(KeyError, match="bad"):
+        script.next()
+    # What it has used it has told, and nothing else.
+    assert RangeSet(bounds(said.used).get(0, [0, 1])).bounds == [0, 1]
+
+
+def test_nothing_is_used_unless_the_dispatcher_has_answered_for_a_while(make_script):
+    script = make_script()
+    request, _ = script.asked()
+    script.give(request, [1, 2, 3])
+    assert script.next() == 1
+    first, _ = script.heartbeat()
+    script.stream.trust(time.monotonic())  # the lease ends now
+    later = script.next_later()
+    # What was sent before does not help, and is sent again, to be answered at once.
+    second, said = script.heartbeat()
+    assert said.version == -1
+    assert not later.done()
+    script.tell(first, {1: 0})
+    assert not later.done()
+    script.tell(second, {1: 0})
+    assert later.result() == 2
+
+
+def test_nothing_is_used_when_it_ends_without_an_answer(make_script):
+    script = make_script()
+    request, _ = script.asked()
+    script.give(request, [1, 2, 3])
+    assert script.next() == 1
+    script.stream.trust(0.0)
+    later = script.next_later()
+    script.stream.finish(UnavailableError("the dispatcher is gone"))
+    with pytest.raises(UnavailableError, match="is gone"):
+        later.result()
 
 
 def test_what_is_dropped_on_the_fetching_thread_waits_for_no_lock_of_that_thread(make_script):
