@@ -38,6 +38,8 @@ _TICK_S = 0.25
 _CLOSE_S = 30.0
 # A worker that a consumer cannot reach is lost if it has been silent for so many seconds, too.
 _SILENT_S = 2.5
+# What the record of a dataset may have beside the dataset.
+_FRAMING_BYTES = 1 << 20
 # Parts of snapshots that a worker writes at a time, as TensorFlow has it.
 _SAVES = 3
 
@@ -140,6 +142,10 @@ class Dispatcher:
         body = pb.RegisterDatasetRequest.FromString(request.body)
         dataset = self._registry.find_dataset(body)
         if dataset is None and body.pickle:
+            if self._journal is not None:
+                # One that could not be written would keep all that comes after it from being.
+                nbytes = body.ByteSize() + sum(buffer.nbytes for buffer in request.buffers)
+                self._journal.check_size(body.summary, nbytes + _FRAMING_BYTES)
             dataset = self._registry.register_dataset(body)
             # Over inproc the arrays are the sender's own.
             self._parcels[dataset.id] = Parcel(body.pickle, request.buffers)

@@ -2,8 +2,8 @@
 
 Who is at its end holds nothing, and gets nothing: what is left of the elements others have. It may
 go as soon as one of those has been heard of since, for that one sees to the rest (but waits for
-parts that others read and it cannot, since they may come to it). The last one
-stays until all elements are used; so it gets what those leave who are given up, or leave early.
+parts that others read and it cannot, since they may come to it). The last one stays until all
+elements are used; so it gets what those leave who are given up, or leave early.
 """
 
 from __future__ import annotations

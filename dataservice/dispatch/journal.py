@@ -130,7 +130,8 @@ class Journal:
                 changes can be made.
         """
         self._check_open()
-        self._check_sizes(changes)
+        for (kind, key), value in changes.items():
+            self.check_size(f"{kind} {key}", 0 if value is None else len(value))
         records = [
             (*name, value, _checksum(*name, value))
             for name, value in changes.items()
@@ -152,6 +153,15 @@ class Journal:
             # Again: what was taken away meanwhile is not durable.
             self._places.check()
 
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Local. Raise InvalidArgumentError if something is too large to be written."""
+        if nbytes > _LARGEST_RECORD_BYTES:
+            raise InvalidArgumentError(
+                f"{what} has {nbytes} bytes, and the dispatcher's journal in {self._directory} "
+                f"takes {_LARGEST_RECORD_BYTES} a record; keep large data in files that the "
+                "dataset reads"
+            )
+
     def damaged(self, what: str) -> DataLossError:
         """Local. The error of records that no dispatcher has written so."""
         return damaged(self._directory, what)
@@ -161,15 +171,6 @@ class Journal:
         if not self._lock.closed:
             with explained(self._directory), self._lock, closing(self._commits):
                 self._connection.close()
-
-    def _check_sizes(self, changes: Mapping[tuple[str, int], bytes | None]) -> None:
-        for (kind, key), value in changes.items():
-            if value is not None and len(value) > _LARGEST_RECORD_BYTES:
-                raise InvalidArgumentError(
-                    f"{kind} {key} has {len(value)} bytes, and the dispatcher's journal in "
-                    f"{self._directory} takes {_LARGEST_RECORD_BYTES} a record; keep large data "
-                    "in files that the dataset reads"
-                )
 
     def _check_open(self) -> None:
         if self._lock.closed:

@@ -91,6 +91,7 @@ class SharedOutbox(Outbox):
     def _tell(self) -> None:
         with self._changed:
             drained = self._ended and not (self._waiting or self._given_up())
+            # First that all has been given out, then that all has been used.
             stage = drained, drained and self._keeps and not any(self._given.values())
             tell = stage > self._told
             self._told = max(stage, self._told)

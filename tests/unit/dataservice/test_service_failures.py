@@ -5,13 +5,15 @@ import sys
 import threading
 from collections import Counter
 
+import numpy as np
 import pytest
 from _cases.endpoints import wait_until
 
 from dataservice import Dataset, distribute, from_dataset_id, register_dataset
+from dataservice.dispatch import journal
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import open_endpoint
-from mpidist.errors import UnavailableError, UnknownError
+from mpidist.errors import InvalidArgumentError, UnavailableError, UnknownError
 
 MODES = ["parallel_epochs", "distributed_epoch"]
 
@@ -185,3 +187,15 @@ def test_the_end_of_an_earlier_dispatcher_means_nothing(make_service):
         )
     dataset = Dataset.range(3).apply(distribute("parallel_epochs", service.target))
     assert values(dataset) == [0, 1, 2]
+
+
+def test_a_dataset_that_the_journal_cannot_take_is_refused_alone(
+    make_service, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(journal, "_LARGEST_RECORD_BYTES", 3 << 20)
+    service = make_service(1, work_dir=str(tmp_path), fault_tolerant_mode=True)
+    apply = distribute("distributed_epoch", service.target)
+    large = Dataset.from_tensor_slices(np.zeros((4, 100_000))).apply(apply)
+    with pytest.raises(InvalidArgumentError, match=r"float64.* has .* takes 3145728 a record"):
+        list(large)
+    assert sorted(int(i) for i in Dataset.range(5).apply(apply)) == list(range(5))
