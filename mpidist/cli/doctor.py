@@ -24,7 +24,7 @@ from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
-_PROBE_S = 60.0
+_PROBE_S = 90.0  # in which two ranks may have others try memory of GPUs, for a minute
 _SYSTEM_S = 10.0
 _PROBE, _GPU_PROBE = (
     str(Path(__file__).absolute().with_name(name)) for name in ("probe.py", "gpu_probe.py")
@@ -69,7 +69,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor",
         help="say what of this machine's MPI works, and what to do about the rest",
-        description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks.",
+        description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks, "
+        "and where MPI says that it takes memory of GPUs, have two more try that.",
         epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks are "
         "tried in processes of their own, with time limits.",
         allow_abbrev=False,
@@ -282,6 +283,12 @@ def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
     yield Finding(
         "one-sided", OK if right else PROBLEM, "put and get work" if right else "a put was lost",
         "" if right else 'leave ParameterServerStrategy(transport="rma") out',
+    )  # fmt: skip
+    memory = facts["device_memory"]
+    way = "MPI takes it" if memory["usable"] else "by way of the host"
+    yield Finding(
+        "GPU memory", WARNING if memory["remedy"] else OK, f"{way}: {memory['reason']}",
+        memory["remedy"],
     )  # fmt: skip
 
 

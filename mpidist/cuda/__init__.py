@@ -1,5 +1,6 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
+from mpidist.cuda.aware import Awareness, device_memory_by_mpi, device_memory_by_mpi_on
 from mpidist.cuda.blocks import device_pool, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
@@ -15,6 +16,7 @@ from mpidist.cuda.mirror import Mirror, layout_of, mirror
 from mpidist.cuda.streams import current_stream, mark
 
 __all__ = [
+    "Awareness",
     "Delivery",
     "DeviceArray",
     "Mirror",
@@ -23,6 +25,8 @@ __all__ = [
     "cupy",
     "current_stream",
     "device_count",
+    "device_memory_by_mpi",
+    "device_memory_by_mpi_on",
     "device_pool",
     "has_dtype",
     "layout_of",

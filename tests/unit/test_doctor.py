@@ -16,6 +16,7 @@ BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 FACTS = {
     "ranks": 2, "nodes": 1, "thread_level": "multiple", "sums_are_right": True,
     "one_sided_is_right": True, "all_reduce_us": 3.25, "broadcast_gib_s": 9.5,
+    "device_memory": {"usable": False, "reason": "MPICH does not say so", "remedy": ""},
 }  # fmt: skip
 
 
@@ -141,6 +142,22 @@ def test_ranks_that_do_not_work(machine, answer, name, text):
     assert findings[name].verdict == "problem"
     assert text in findings[name].fact
     assert findings[name].remedy
+
+
+@pytest.mark.parametrize(
+    ("usable", "remedy", "verdict", "way"),
+    [
+        (True, "", "ok", "MPI takes it"),
+        (False, "", "ok", "by way of the host"),
+        (False, "MPIDIST_GPU_MPI=0 has no trial", "warning", "by way of the host"),
+    ],
+)
+def test_whether_mpi_takes_device_memory(machine, usable, remedy, verdict, way):
+    told = {"usable": usable, "reason": "the library says so, but", "remedy": remedy}
+    machine["ranks"] = (0, json.dumps(FACTS | {"device_memory": told}), "")
+    finding = found()["GPU memory"]
+    assert (finding.verdict, finding.remedy) == (verdict, remedy)
+    assert finding.fact == f"{way}: the library says so, but"
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
