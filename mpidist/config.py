@@ -15,6 +15,8 @@ Variable                        Meaning                                         
                                 four times as many are shared with processes of the host
 ``MPIDIST_GPU_MPI``             whether MPI is given memory of GPUs: 0 never, 1 without   auto
                                 trying whether it takes it, auto where a trial says so
+``MPIDIST_GPU_WAY``             way between GPUs: ``auto``, ``staged``, ``nccl``,         auto
+                                ``ipc``, ``mpi``, ``pieces``
 ``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
@@ -25,6 +27,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+
+GPU_WAYS = ("auto", "staged", "nccl", "ipc", "mpi", "pieces")
+"""How arrays may get from GPU to GPU; see :class:`mpidist.DirectGroup`."""
 
 PER_NODE, COLOCATED = "per_node", "colocated"
 """What a job layout may say in place of how many tasks a job has."""
@@ -45,6 +50,7 @@ class Config:
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
     gpu_mpi: str = "auto"
+    gpu_way: str = "auto"
     secret: str | None = field(default=None, repr=False)
 
     @property
@@ -85,9 +91,12 @@ class Config:
                 raise ValueError(f"{name}={env[name]!r} must be at least 1, and finite")
             return int(value)
 
-        gpu_mpi = env.get("MPIDIST_GPU_MPI") or cls.gpu_mpi
-        if gpu_mpi not in _GPU_MPI:
-            raise ValueError(f"MPIDIST_GPU_MPI={gpu_mpi!r} is none of {', '.join(_GPU_MPI)}")
+        def one_of(name: str, known: tuple[str, ...]) -> str:
+            text = env.get(name) or known[0]
+            if text not in known:
+                raise ValueError(f"{name}={text!r} is none of {', '.join(known)}")
+            return text
+
         return cls(
             run_dir=env.get("MPIDIST_RUN_DIR") or None,
             timeline=env.get("MPIDIST_TIMELINE") or None,
@@ -98,7 +107,8 @@ class Config:
             stall_abort_s=number("MPIDIST_STALL_ABORT_S", cls.stall_abort_s),
             arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
             credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
-            gpu_mpi=gpu_mpi,
+            gpu_mpi=one_of("MPIDIST_GPU_MPI", _GPU_MPI),
+            gpu_way=one_of("MPIDIST_GPU_WAY", GPU_WAYS),
             secret=env.get("MPIDIST_SECRET") or None,
         )
 

@@ -21,7 +21,7 @@ from mpidist.cuda.lane import Lane
 from mpidist.cuda.library import cupy, on_device
 from mpidist.cuda.reductions import MOST, can_reduce, combine, numbers, numbers_at, stored_as
 from mpidist.cuda.streams import used
-from mpidist.cuda.ways import NotDirectError
+from mpidist.cuda.ways import NotDirectError, Way
 from mpidist.errors import DistBackendError, FailedPreconditionError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _RECORD = struct.Struct(f"<?3xIQQ{HANDLE_BYTES}s{_GONE}Q")
 _ALIGNED = 64  # elements: where parts of an array begin
 
 
-class Ipc:
+class Ipc(Way):
     """Local. The ranks of a group on one node, which may share devices.
 
     The arrays of one rank all lie on the same device.
@@ -155,6 +155,12 @@ class Ipc:
             self._imports.close()
         if self._broken is None:
             self._meet()
+
+    def abandon(self) -> None:
+        """Local. See :class:`Way`."""
+        self._closed = True
+        with on_device(self._device, "closing memory of other ranks"):
+            self._imports.close()
 
     @contextmanager
     def _operation(

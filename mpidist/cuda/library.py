@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ _INSTALL = (
     "pip install 'cupy-cuda13x[ctk]' or 'cupy-cuda12x[ctk]', which the extras cuda13 and cuda12 of "
     "mpidist bring, as the driver needs (nvidia-smi shows its version of CUDA)"
 )
+_DRIVERS = ("/proc/driver/nvidia/gpus", "/dev/dxg")  # the latter within Windows
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, and CUDA_ERROR_OUT_OF_MEMORY
 _KNOWN = "?bhilqBHILQefdFD"  # CuPy itself takes more where it is given memory, and computes wrongly
 _BFLOAT16_SINCE = 14
@@ -55,6 +57,17 @@ def device_count() -> int:
             "CUDA_VISIBLE_DEVICES"
         )
     return count
+
+
+def may_have_gpus() -> bool:
+    """Local. Whether CuPy is installed, and a driver there; without importing anything."""
+    there = any(map(os.path.exists, _DRIVERS)) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    return there and importlib.util.find_spec("cupy") is not None
+
+
+def bus_id(number: int) -> str:
+    """Local. What tells a GPU from the others of its node, whatever number it has here."""
+    return str(cupy().cuda.runtime.deviceGetPCIBusId(number))
 
 
 def has_dtype(dtype: np.dtype[Any]) -> bool:

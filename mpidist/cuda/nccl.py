@@ -15,6 +15,7 @@ from mpidist.cuda.nccl_library import connected, unique_id, usable, why_not
 from mpidist.cuda.reductions import can_reduce, divided, is_half, numbers, widened
 from mpidist.cuda.streams import mark
 from mpidist.cuda.tail import Tail
+from mpidist.cuda.ways import Way
 from mpidist.errors import DistBackendError, FailedPreconditionError
 
 __all__ = ["Nccl", "unique_id", "why_not"]
@@ -37,7 +38,7 @@ _PATIENCE_S = 0.1
 _LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN"}
 
 
-class Nccl:
+class Nccl(Way):
     """Collective. The ranks of a group, each with a device of its own, by NCCL.
 
     Operations are queued on a stream of its own, and the host does not wait. What does not end is
@@ -169,6 +170,12 @@ class Nccl:
                 self._comm.destroy()
         finally:
             self._tail.stop()
+
+    def abandon(self) -> None:
+        """Local. See :class:`Way`."""
+        self._closed = True
+        self._abort()
+        self._tail.stop()
 
     @contextmanager
     def _operation(self, name: str, *arrays: DeviceArray) -> Iterator[None]:

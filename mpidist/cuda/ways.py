@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mpidist.errors import DistBackendError
+from mpidist.errors import DistBackendError, UnimplementedError
 
 if TYPE_CHECKING:
     from mpidist.cuda.device_array import DeviceArray
@@ -29,7 +30,7 @@ class NotDirectError(DistBackendError):
         self.lasting = lasting
 
 
-class Way(Protocol):
+class Way(ABC):
     """How the ranks of a group move and reduce arrays between their GPUs.
 
     Arrays are C-contiguous, as many elements of the same dtype on all ranks; those an operation
@@ -41,13 +42,22 @@ class Way(Protocol):
 
     Attributes:
         name: Short, for messages and tables: ``"nccl"``, ``"ipc"``.
+        carries: The methods of :class:`mpidist.ProcessGroup` that can go this way, by name.
     """
 
-    name: str
+    name: ClassVar[str]
+    carries: ClassVar[frozenset[str]] = frozenset(
+        (
+            "all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor",
+            "all_to_all_single",
+        )
+    )  # fmt: skip
 
+    @abstractmethod
     def reduces(self, dtype: np.dtype[Any], op: str) -> bool:
         """Local. Whether it can reduce arrays of a dtype so; it moves those of any."""
 
+    @abstractmethod
     def all_reduce(self, array: DeviceArray, op: str) -> None:
         """Collective. Reduce in place, the same on all ranks.
 
@@ -59,18 +69,31 @@ class Way(Protocol):
 
     def reduce(self, array: DeviceArray, op: str, root: int) -> None:
         """Collective. Reduce into the array of one rank; the others keep theirs."""
+        raise self._not_carried("reduce")
 
+    @abstractmethod
     def broadcast(self, array: DeviceArray, root: int) -> None:
         """Collective. Give all the array of one rank."""
 
     def all_gather(self, send: DeviceArray, recv: DeviceArray) -> None:
         """Collective. Give all the arrays of all, one after the other in order of rank."""
+        raise self._not_carried("all_gather")
 
     def reduce_scatter(self, send: DeviceArray, recv: DeviceArray, op: str) -> None:
         """Collective. Reduce, and give each rank its part, in order of rank."""
+        raise self._not_carried("reduce_scatter")
 
     def all_to_all(self, send: DeviceArray, recv: DeviceArray) -> None:
         """Collective. Give each rank its part of one's array; equal parts, in order of rank."""
+        raise self._not_carried("all_to_all")
 
+    @abstractmethod
     def close(self) -> None:
         """Collective. Wait for what is under way, and give up what is held for the group."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Local. Give up what is held, where other members could not make the way."""
+
+    def _not_carried(self, name: str) -> UnimplementedError:
+        return UnimplementedError(f"{self.name} does not carry {name}: see what it carries")

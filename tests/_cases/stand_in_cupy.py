@@ -562,6 +562,7 @@ cuda = types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: DEVICES,
         getDevice=_current_device,
+        deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
         eventQuery=_event_query,
         hostAllocPortable=1,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},

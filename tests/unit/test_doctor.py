@@ -26,6 +26,7 @@ def machine(monkeypatch):
     said = {
         "library": (0, "4.1.2 MPICH Version: 5.0.2, more\nand more\0", ""),
         "ranks": (0, f"noise\n{json.dumps(FACTS)}\n", ""),
+        "way": (0, json.dumps({"table": "no nccl: some share a GPU"}), ""),
     }
 
     def child(command, limit_s):
@@ -182,6 +183,22 @@ def test_cupy(machine, monkeypatch, answer, fact, gpus):
 
 
 @pytest.mark.usefixtures("machine")
+def test_the_ways_between_gpus(machine, monkeypatch):
+    monkeypatch.setattr(accelerators, "_count_gpus", lambda: 1)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "cupy" or None)
+    machine["gpu"] = 0, "CuPy 14.2.0: copies to and from 1 GPUs arrive\n", ""
+    table = "all_reduce of 64 KiB: ipc 30 us, staged 90 us\nno nccl: some share one"
+    machine["way"] = 0, json.dumps({"table": table}), ""
+    way = found()["GPU to GPU"]
+    assert way.verdict == "ok"
+    assert way.fact == "all_reduce of 64 KiB: ipc 30 us, staged 90 us; no nccl: some share one"
+    machine["way"] = 1, "", "DistBackendError: GPU 0 is lost\n"
+    way = found()["GPU to GPU"]
+    assert (way.verdict, way.remedy) == ("problem", "DistBackendError: GPU 0 is lost")
+    machine["gpu"] = 1, "", "no GPU can be used\n"
+    assert "GPU to GPU" not in found()
+
+
 def test_gpus_without_cupy(monkeypatch):
     assert "CuPy" not in found()
     monkeypatch.setattr(accelerators, "visible_gpus", lambda env: ["0"])
