@@ -89,7 +89,7 @@ class Ipc:
             if end > start:
                 parts = self._numbers(addresses, start, end - start, array.dtype)
                 combine(parts, parts[self._rank], array.dtype, op)
-            self._lane.finish(f"all_reduce of {array}")
+            self._lane.finish(f"all_reduce of {array} (rank {self._rank} of {self._size})")
             self._meet()
             for rank in self._others():
                 start, end = starts[rank : rank + 2]
@@ -168,7 +168,7 @@ class Ipc:
             ) from self._broken
         if op and not self.reduces(array.dtype, op):
             raise TypeError(f"{self._where}: {name} of {array} cannot be made by {op}")
-        doing = f"{name} of {array}"
+        doing = f"{name} of {array} (rank {self._rank} of {self._size})"
         try:
             with on_device(self._device, doing):
                 here = [one for one in (array, *more) if one.number == self._device]
