@@ -258,7 +258,7 @@ def test_no_more_than_so_many_are_open(world, xp, monkeypatch):
             way.broadcast(held.taken, number % 2)
             size = (1 << 16) + number
             np.testing.assert_array_equal(held.get(), values(number + number % 2, size=size))
-            assert way.opened() <= 6
+            assert way.opened() <= 3, "half of six are this rank's own"
     assert way.opened() >= 1
     way.close()
     assert way.opened() == 0
