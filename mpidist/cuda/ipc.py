@@ -64,7 +64,7 @@ class Exports:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._told: dict[int, tuple[int, bytes]] = {}  # by number: addresses and handles
+        self._told: dict[int, tuple[int, int, bytes]] = {}  # by number: addresses, lengths, handles
         self._gone: list[int] = []
 
     def describe(self, array: DeviceArray) -> Place | str:
@@ -78,7 +78,7 @@ class Exports:
         if not array.is_contiguous:
             return "it is strided"
         with on_device(self._number, f"asking where {array} lies") as package:
-            package.cuda.runtime.free(0)  # gives this thread the context, for the driver
+            package.cuda.Event(disable_timing=True)  # gives this thread the context, for the driver
             return self._place(package, array.pointer, array.nbytes)
 
     def gone(self, most: int) -> list[int]:
@@ -87,33 +87,42 @@ class Exports:
         return told
 
     def _place(self, package: Any, pointer: int, nbytes: int) -> Place | str:
+        number = _asked(pointer, _BUFFER_ID)
+        if number is None:
+            return "CUDA does not know its memory"
+        if number not in self._told:
+            told = self._new(package, pointer)
+            if isinstance(told, str):
+                return told
+            self._look_for_gone()
+            self._told[number] = told
+        base, length, handle = self._told[number]
+        offset = pointer - base
+        if offset + nbytes > length:
+            return "it lies in several allocations"
+        return Place(handle, number, offset)
+
+    def _new(self, package: Any, pointer: int) -> tuple[int, int, bytes] | str:
+        """Address, length and handle of an allocation; or why there is none."""
+        if _asked(pointer, _IS_MANAGED):
+            return "managed memory"
+        if not _asked(pointer, _IS_IPC_CAPABLE):
+            return "not of cudaMalloc (async, or virtual memory)"
         base, length = ctypes.c_uint64(), ctypes.c_uint64()
         place = ctypes.byref(base), ctypes.byref(length)
-        number, capable = _asked(pointer, _BUFFER_ID), _asked(pointer, _IS_IPC_CAPABLE)
-        if number is None or capable is None:
-            return "CUDA does not know its memory"
-        if not capable:
-            managed = _asked(pointer, _IS_MANAGED)
-            return "managed memory" if managed else "not of cudaMalloc (async, or virtual memory)"
         if libcuda().cuMemGetAddressRange_v2(*place, pointer):
             return "CUDA does not know its allocation"
-        offset = pointer - base.value
-        if offset + nbytes > length.value:
-            return "it lies in several allocations"
-        if number not in self._told:
-            self._look_for_gone()
-            try:
-                handle = bytes(package.cuda.runtime.ipcGetMemHandle(base.value))
-            except package.cuda.runtime.CUDARuntimeError as error:
-                if error.status not in _NO_HANDLE:
-                    raise
-                return f"CUDA has no handle for it: {error}"
-            self._told[number] = base.value, handle
-        return Place(self._told[number][1], number, offset)
+        runtime = package.cuda.runtime
+        try:
+            return base.value, length.value, bytes(runtime.ipcGetMemHandle(base.value))
+        except runtime.CUDARuntimeError as error:
+            if error.status not in _NO_HANDLE:
+                raise
+            return f"CUDA has no handle for it: {error}"
 
     def _look_for_gone(self) -> None:
         # When others come, for then memory has been given back, if ever.
-        gone = [n for n, (base, _) in self._told.items() if _asked(base, _BUFFER_ID) != n]
+        gone = [n for n, (base, *_) in self._told.items() if _asked(base, _BUFFER_ID) != n]
         for number in gone:
             del self._told[number]
         self._gone += gone

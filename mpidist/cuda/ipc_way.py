@@ -89,7 +89,7 @@ class Ipc(Way):
             if end > start:
                 parts = self._numbers(addresses, start, end - start, array.dtype)
                 combine(parts, parts[self._rank], array.dtype, op)
-            self._lane.finish(f"all_reduce of {array}")
+            self._lane.finish(f"all_reduce of {array} (rank {self._rank} of {self._size})")
             self._meet()
             for rank in self._others():
                 start, end = starts[rank : rank + 2]
@@ -174,7 +174,7 @@ class Ipc(Way):
             ) from self._broken
         if op and not self.reduces(array.dtype, op):
             raise TypeError(f"{self._where}: {name} of {array} cannot be made by {op}")
-        doing = f"{name} of {array}"
+        doing = f"{name} of {array} (rank {self._rank} of {self._size})"
         try:
             with on_device(self._device, doing):
                 here = [one for one in (array, *more) if one.number == self._device]

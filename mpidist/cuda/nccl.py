@@ -11,7 +11,7 @@ import numpy as np
 
 from mpidist.cuda.lane import Lane
 from mpidist.cuda.library import cupy, on_device
-from mpidist.cuda.nccl_library import connected, unique_id, usable, why_not
+from mpidist.cuda.nccl_library import connected, nccl_errors, unique_id, usable, why_not
 from mpidist.cuda.reductions import can_reduce, divided, is_half, numbers, widened
 from mpidist.cuda.streams import mark
 from mpidist.cuda.tail import Tail
@@ -181,7 +181,7 @@ class Nccl(Way):
     def _operation(self, name: str, *arrays: DeviceArray) -> Iterator[None]:
         for array in arrays:
             self._check(name, array)
-        doing = f"{name} of {arrays[0]}"
+        doing = f"{name} of {arrays[0]} (rank {self._rank} of {self._size})"
         with self._lock, on_device(self._device, doing), self._tail.calling(doing):
             try:
                 self._comm.check_async_error()
@@ -190,7 +190,7 @@ class Nccl(Way):
                 event = mark(self._lane.stream)
             except BaseException as error:  # ranks that go on would wait for what never comes
                 failed = self._tail.fail(f"{doing} has failed: {error!r}")
-                if isinstance(error, self._nccl.NcclError):
+                if isinstance(error, nccl_errors(self._nccl)):
                     raise failed from error
                 raise
             self._tail.append(doing, event)

@@ -43,7 +43,7 @@ def unique_id() -> bytes:
     nccl = usable()
     try:
         return bytes(number & 0xFF for number in nccl.get_unique_id())  # they are signed
-    except nccl.NcclError as error:
+    except nccl_errors(nccl) as error:
         raise DistBackendError(f"NCCL cannot make an id for a communicator: {error}") from error
 
 
@@ -57,6 +57,11 @@ def usable() -> Any:
     if reason is not None:
         raise FailedPreconditionError(reason)
     return _nccl()
+
+
+def nccl_errors(nccl: Any) -> tuple[type[Exception], ...]:
+    """Local. What CuPy raises where NCCL fails: it has no names for the newer statuses."""
+    return nccl.NcclError, KeyError
 
 
 def connected(size: int, unique: bytes, rank: int, device: int, where: str) -> Any:

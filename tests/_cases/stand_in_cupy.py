@@ -571,7 +571,6 @@ cuda = types.SimpleNamespace(
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDeviceToDevice=3,
-        free=lambda ptr: None,
         pointerGetAttributes=_pointer_attributes,
         deviceCanAccessPeer=lambda one, other: int({one, other} not in strangers),
         ipcGetMemHandle=_get_mem_handle,

@@ -29,9 +29,11 @@ _local = threading.local()
 
 
 class NcclError(RuntimeError):
-    """An error of NCCL, by number."""
+    """An error of NCCL, by number; as in CuPy there are none of 6 and more, but KeyErrors."""
 
     def __init__(self, status):
+        if status >= _REMOTE:
+            raise KeyError(status)
         super().__init__(f"NCCL_ERROR_{status}")
         self.status = status
 

@@ -75,6 +75,8 @@ def test_they_are_numpys(xp, dtype, op, count):
     if not can_reduce(dtype, op):
         assert (op == "AVG" and dtype.kind in "biu") or dtype.kind == "c"
         return
+    if xp.__name__ == "cupy" and count != 2:
+        pytest.skip("each takes a compiler, and they differ in length only")
     data = [values(dtype, seed) for seed in range(count)]
     held = [on_device(xp, one) for one in data]
     parts = [numbers(taken) for taken, _ in held]
