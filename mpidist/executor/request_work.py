@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from mpidist.errors import DistBackendError
@@ -85,6 +86,7 @@ class RequestWork(Work):
             if self._op.finish is not None:
                 self._op.finish()
         except Exception as error:  # the arrays have become read-only, or memory is short
+            traceback.clear_frames(error.__traceback__)  # who keeps this keeps no arrays
             self._end(error=error)
             return
         except BaseException as error:  # to begin again would divide a mean twice

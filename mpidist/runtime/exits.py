@@ -84,12 +84,13 @@ class Exits:
         waits: What this rank waits for; kept by those who block.
         left: When the leave note of each rank that has left arrived.
         world: The MPI world.
+        identity: Who this rank is.
     """
 
     def __init__(self, world: World, finalize: bool) -> None:
         self.world = world
         self._finalize = finalize
-        self._identity = records.Identity(world.rank, os.getpid(), world.host)
+        self.identity = records.Identity(world.rank, os.getpid(), world.host)
         self._started = time.time()
         self.waits = Waits()
         self.left: dict[int, float] = {}
@@ -100,7 +101,7 @@ class Exits:
 
     def start(self) -> None:
         """Local. Install the hooks and start the watchdog."""
-        records.write_rank(self._identity, self._started)
+        records.write_rank(self.identity, self._started)
         metrics.start_timeline(self.world.rank)
         if isinstance(sys.stdout, io.TextIOWrapper):
             # In whole lines and at once: the launcher puts the output of all ranks together.
@@ -124,8 +125,8 @@ class Exits:
 
     def identify(self, job: str, task: int) -> None:
         """Local. Say which task this rank is, for messages and records."""
-        self._identity.job, self._identity.task = job, task
-        records.write_rank(self._identity, self._started)
+        self.identity.job, self.identity.task = job, task
+        records.write_rank(self.identity, self._started)
 
     def fail(self, reason: str, trace: str, code: Any = 1) -> NoReturn:
         """Local. End the job: print, leave a record, abort; does not return.
@@ -144,9 +145,9 @@ class Exits:
         text = trace.rstrip() + "\n" if trace.strip() else ""
         with contextlib.suppress(OSError, ValueError):  # a closed stderr must not stop the abort
             sys.stdout.flush()
-            sys.stderr.write(f"{text}mpidist: {self._identity} ends the job: {reason}\n")
+            sys.stderr.write(f"{text}mpidist: {self.identity} ends the job: {reason}\n")
             sys.stderr.flush()
-        records.write_failure(self._identity, reason, trace, code)
+        records.write_failure(self.identity, reason, trace, code)
         metrics.write_timeline()
         for handle in (1, 2):
             streams.wait_until_read(handle)
@@ -250,7 +251,7 @@ class Exits:
                     logger.warning(
                         "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
                         "are stuck themselves",
-                        self._identity,
+                        self.identity,
                         operation.describe(),
                         now - since,
                     )
@@ -258,7 +259,7 @@ class Exits:
     def _write_metrics(self) -> None:
         tasks = metrics.snapshot()
         if tasks:  # process groups have none
-            records.write_metrics(self._identity, tasks)
+            records.write_metrics(self.identity, tasks)
         metrics.write_timeline()
 
     def _check(self, operation: Waiting, since: float, now: float) -> None:
@@ -290,6 +291,11 @@ def install(world: World, finalize: bool) -> None:
 def installed() -> bool:
     """Local. Whether :func:`install` has been called."""
     return _exits is not None
+
+
+def this_rank() -> str:
+    """Local. This rank in words, with its host and, once known, its task; empty without MPI."""
+    return "" if _exits is None else str(_exits.identity)
 
 
 def exits() -> Exits:

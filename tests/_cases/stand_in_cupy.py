@@ -9,6 +9,7 @@ copied. It has what the library and its tests use of CuPy 13 and 14, under the s
 
 import ctypes
 import itertools
+import os
 import sys
 import threading
 import types
@@ -27,7 +28,11 @@ _pointers = itertools.count(1000)
 _allocated = []  # where memory of devices begins, how long it is, and which device's
 _streams = {}
 _events = weakref.WeakValueDictionary()
+_types = {}  # of memory that is not a device's own, by where it begins
+_freed = []
+_process = os.getpid()  # the one whose children that are forked cannot use devices
 failure = []  # the number of an error that a kernel has left behind; everything fails from then on
+longest = []  # how many bytes of device memory there are together, at most
 
 
 class CUDARuntimeError(RuntimeError):
@@ -201,6 +206,9 @@ class MemoryPointer:
 
 def alloc(size):
     """Device memory, full of garbage."""
+    _check()
+    if longest and size > longest[0]:
+        raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
     memory = np.full(max(size, 1), GARBAGE, np.uint8)
     _kept.append(memory)
     _allocated.append((memory.ctypes.data, memory.nbytes, _current_device()))
@@ -209,12 +217,30 @@ def alloc(size):
     )
 
 
+def malloc_managed(size):
+    """Memory that the host and the device both use."""
+    pointer = alloc(size)
+    _types[pointer.ptr] = 3
+    return pointer
+
+
+def free(pointer):
+    """Give memory back, which nobody should use then."""
+    place = next(one for one in _allocated if one[0] == pointer)
+    _allocated.remove(place)
+    _freed.append(place)
+
+
 class PinnedMemory:
     """Pinned memory, full of garbage."""
 
     def __init__(self, size, flags=0):
+        _check()
         self.memory = bytearray([GARBAGE]) * size
+        self.ptr = ctypes.addressof((ctypes.c_char * size).from_buffer(self.memory))
         _kept.append(self.memory)
+        _allocated.append((self.ptr, size, _current_device()))
+        _types[self.ptr] = 1
 
 
 def _pinned_pointer(memory, offset):
@@ -301,6 +327,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __dlpack__(self, **_):
         raise BufferError("there is no device")
+
+    def transpose(self, *axes):
+        """With its axes in another order."""
+        return self._like(self._host.transpose(*axes))
 
     def view(self, dtype):
         """With another dtype."""
@@ -470,9 +500,30 @@ def _stack(name):
     return getattr(_local, name)
 
 
-def _memcpy_async(target, source, size, kind, stream):
+def _check():
+    if os.getpid() != _process:
+        raise CUDARuntimeError(3)
     if failure:
         raise CUDARuntimeError(failure[0])
+
+
+def _get_device():
+    if os.getpid() != _process:
+        raise CUDARuntimeError(3)
+    return _current_device()
+
+
+def _pointer_attributes(pointer):
+    for start, nbytes, device in _allocated:
+        if start <= pointer < start + nbytes:
+            return types.SimpleNamespace(device=device, type=_types.get(start, 2))
+    return types.SimpleNamespace(device=-2, type=0)
+
+
+def _memcpy_async(target, source, size, kind, stream):
+    _check()
+    if any(start <= one < start + long for start, long, _ in _freed for one in (target, source)):
+        raise CUDARuntimeError(1)
 
     def copy():
         ctypes.memmove(target, source, size)
@@ -494,6 +545,7 @@ cuda = types.SimpleNamespace(
     UnownedMemory=UnownedMemory,
     MemoryPointer=MemoryPointer,
     alloc=alloc,
+    malloc_managed=malloc_managed,
     alloc_pinned_memory=lambda size: PinnedMemory(size).memory,
     PinnedMemory=PinnedMemory,
     PinnedMemoryPointer=_pinned_pointer,
@@ -504,7 +556,9 @@ cuda = types.SimpleNamespace(
     runtime=types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: DEVICES,
-        getDevice=_current_device,
+        getDevice=_get_device,
+        pointerGetAttributes=_pointer_attributes,
+        memoryTypeUnregistered=0,
         eventQuery=_event_query,
         hostAllocPortable=1,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},
