@@ -17,8 +17,8 @@ _BY_NUMBER = {
     _NOT_INITIALIZED: "CUDA cannot begin in this process: look at nvidia-smi and dmesg; if this "
     "process was forked from one that had used CUDA, start it with the 'spawn' or 'forkserver' "
     "method",
-    35: "the driver is older than this CuPy needs: cupy-cuda12x and cupy-cuda13x are for drivers "
-    "of these versions of CUDA, which nvidia-smi shows",
+    35: "there is no driver of NVIDIA's here, or an older one than this CuPy needs (cupy-cuda12x, "
+    "cupy-cuda13x): nvidia-smi shows its version of CUDA",
     46: "the device is exclusive to another process, or prohibited (nvidia-smi -q -d COMPUTE shows "
     "the mode): give each process of the host a device of its own, or have the mode set to "
     "default, or MPS started",

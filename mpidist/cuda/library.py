@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.cuda.failures import explanation
+from mpidist.cuda.failures import explanation, place
 from mpidist.errors import Error, FailedPreconditionError
 
 _INSTALL = (
@@ -62,14 +62,14 @@ def device_count() -> int:
         count = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
         raise FailedPreconditionError(
-            f"CuPy is installed, but can use no GPU here ({error}): look at nvidia-smi, at "
-            "CUDA_VISIBLE_DEVICES, and at whether this CuPy is of the driver's version of CUDA "
-            "(cupy-cuda12x, cupy-cuda13x)"
+            f"CuPy is installed, but {place('this process')} can use no GPU ({error}): look at "
+            "nvidia-smi, at CUDA_VISIBLE_DEVICES, and at whether this CuPy is of the driver's "
+            "version of CUDA (cupy-cuda12x, cupy-cuda13x)"
         ) from error
     if not count:
         raise FailedPreconditionError(
-            "CuPy is installed, but there is no GPU here: look at nvidia-smi, and at "
-            "CUDA_VISIBLE_DEVICES"
+            f"CuPy is installed, but {place('this process')} has no GPU: look at nvidia-smi, and "
+            "at CUDA_VISIBLE_DEVICES"
         )
     return count
 

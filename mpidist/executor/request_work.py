@@ -56,7 +56,9 @@ class RequestWork(Work):
 
     def _drive_requests(self, work: Work, deadline: float) -> None:
         op = self._op
-        self._waits.current[id(op)] = op
+        key = id(op)
+        self._waits.current[key] = op
+        del op  # an error that is kept keeps this frame
         try:
             if deadline == float("inf"):
                 with self._testing:
@@ -67,7 +69,7 @@ class RequestWork(Work):
                 while not self.is_completed() and time.monotonic() < deadline:
                     backoff.pause()
         finally:
-            self._waits.current.pop(id(op), None)
+            self._waits.current.pop(key, None)
 
     def _look(self, *, wait: bool) -> None:
         while self._requests:
