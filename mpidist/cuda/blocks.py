@@ -156,9 +156,7 @@ class BlockPool:
         errors = errors_of_cuda()
         try:
             return self._allocate(size)
-        except errors as error:
-            if is_final(error):
-                raise
+        except errors:
             with self._lock:  # what is kept for later is worth less than this
                 for length, blocks in self._idle.items():
                     self._idle[length] = deque(block for block in blocks if not block.is_idle())

@@ -122,24 +122,28 @@ def test_a_device_without_memory_to_pack_says_so(stand_in, way):
     np.testing.assert_array_equal(host_view(array), view)
 
 
-def test_copies_of_the_parts_before_keep_their_memory(stand_in, monkeypatch):
+@pytest.mark.parametrize("step", ["pack", "copy"])
+def test_copies_of_the_parts_before_keep_their_memory(stand_in, monkeypatch, step):
     """The block of a download that fails in the middle is not used again while copies go on."""
     xp, size = stand_in, 5000
     monkeypatch.setattr(parts, "_PART_BYTES", 4 * size // 2)
+    monkeypatch.setattr(blocks, "_pinned_pool", BlockPool(blocks._pinned))
     first, second = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
-    calls, pack = [], xp.ascontiguousarray
+    calls = []
+    place = (xp, "ascontiguousarray") if step == "pack" else (xp.cuda.runtime, "memcpyAsync")
+    itself = getattr(*place)
 
-    def fail_second(part):
-        calls.append(part)
+    def fail_second(*args):
+        calls.append(args)
         if len(calls) > 1:
-            raise xp.OutOfMemoryError("short")
-        return pack(part)
+            raise xp.CUDARuntimeError(1)
+        return itself(*args)
 
     with first:
         array = xp.full(2 * size, 111.0, "f4")[::2]
         with monkeypatch.context() as patch:
-            patch.setattr(xp, "ascontiguousarray", fail_second)
-            fails(errors.ResourceExhaustedError, "GPU 0", host_view, array)
+            patch.setattr(*place, fail_second)
+            fails(errors.DistBackendError, "GPU 0", host_view, array)
     assert len(calls) == 2
     with second:
         other = host_view(xp.full(size, 222.0, "f4"))
@@ -212,6 +216,7 @@ def test_a_lost_device_is_told_by_every_later_call(stand_in):
 )
 def test_devices_that_cannot_be_used(stand_in, monkeypatch, caplog, status, kind, text):
     xp, array = stand_in, stand_in.zeros(LENGTH, "f4")
+    monkeypatch.setattr(blocks, "_warned", [])
     monkeypatch.setattr(blocks, "_pinned_pool", BlockPool(blocks._pinned, None, blocks._not_pinned))
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp, status))
