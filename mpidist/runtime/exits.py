@@ -95,6 +95,10 @@ class Exits:
         self.waits = Waits()
         self.left: dict[int, float] = {}
         self._counts_of_left: dict[int, dict[int, int]] = {}
+        self._reported = (
+            0,
+            0.0,
+        )  # the operation that was told last, by id and when it was first seen
         self._stop = threading.Event()
         self._failing = threading.Lock()
         self._watchdog = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
@@ -235,7 +239,6 @@ class Exits:
     def _watch(self) -> None:
         from mpi4py import MPI
 
-        reported: Waiting | None = None
         written = time.monotonic()
         while not self._stop.wait(_PERIOD_S) and not MPI.Is_finalized():
             while self._read_note():
@@ -244,17 +247,21 @@ class Exits:
             if now - written >= _METRICS_PERIOD_S:
                 written = now
                 self._write_metrics()
-            for operation, since in self.waits.observe(now):
-                self._check(operation, since, now)
-                if now - since > config.stall_s and operation is not reported:
-                    reported = operation
-                    logger.warning(
-                        "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
-                        "are stuck themselves",
-                        self.identity,
-                        operation.describe(),
-                        now - since,
-                    )
+            self._look_at_waits(now)
+
+    def _look_at_waits(self, now: float) -> None:
+        # No name of an operation outlives this: its arrays may be large.
+        for operation, since in self.waits.observe(now):
+            self._check(operation, since, now)
+            if now - since > config.stall_s and self._reported != (id(operation), since):
+                self._reported = id(operation), since
+                logger.warning(
+                    "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
+                    "are stuck themselves",
+                    self.identity,
+                    operation.describe(),
+                    now - since,
+                )
 
     def _write_metrics(self) -> None:
         tasks = metrics.snapshot()
