@@ -95,10 +95,7 @@ class Exits:
         self.waits = Waits()
         self.left: dict[int, float] = {}
         self._counts_of_left: dict[int, dict[int, int]] = {}
-        self._reported = (
-            0,
-            0.0,
-        )  # the operation that was told last, by id and when it was first seen
+        self._reported = 0, 0.0  # what was told last, by its id and when it was first seen
         self._stop = threading.Event()
         self._failing = threading.Lock()
         self._watchdog = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
