@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from mpidist.config import config
-from mpidist.cuda import may_have_gpus
+from mpidist.cuda import why_no_gpu
 from mpidist.group import DirectGroup, ProcessGroup
 from mpidist.runtime import together, world
 from mpidist.work import Timeout
@@ -113,7 +113,7 @@ def _wish(backend: str | None) -> str | None:
     if config.gpu_way == "staged":
         return "mpi"
     if backend is None:
-        return _DIRECT if config.gpu_way != "auto" or may_have_gpus() else None
+        return _DIRECT if config.gpu_way != "auto" or not why_no_gpu(os.environ) else None
     return _DIRECT if backend.lower() == _DIRECT else "mpi"
 
 

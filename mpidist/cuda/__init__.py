@@ -1,6 +1,11 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
-from mpidist.cuda.aware import Awareness, device_memory_by_mpi, device_memory_by_mpi_on
+from mpidist.cuda.aware import (
+    Awareness,
+    device_memory_by_mpi,
+    device_memory_by_mpi_on,
+    why_no_gpu,
+)
 from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
@@ -12,7 +17,6 @@ from mpidist.cuda.library import (
     device_count,
     has_dtype,
     make_current,
-    may_have_gpus,
     on_device,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
@@ -43,10 +47,10 @@ __all__ = [
     "lies_on_gpu",
     "make_current",
     "mark",
-    "may_have_gpus",
     "mirror",
     "on_device",
     "pinned_bytes",
     "pinned_pool",
     "wait_for",
+    "why_no_gpu",
 ]

@@ -122,7 +122,7 @@ def _without_trial() -> Awareness | None:
     claims, said = _asked()
     if not claims:
         return Awareness(False, said)
-    nothing = _no_gpu(os.environ)
+    nothing = why_no_gpu(os.environ)
     return Awareness(False, f"{said}, but {nothing}") if nothing else None
 
 
@@ -140,8 +140,8 @@ def _asked() -> tuple[bool, str]:
     return claim(MPI.Get_library_version(), ctypes.CDLL(MPI.__file__), kinds, os.environ)
 
 
-def _no_gpu(env: Mapping[str, str]) -> str:
-    """Why no trial can succeed, without CUDA; empty if one may."""
+def why_no_gpu(env: Mapping[str, str]) -> str:
+    """Local. Why this process can use no GPU, without a look at CUDA; empty if it may."""
     if find_spec("cupy") is None:
         return "there is no CuPy"
     if env.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):

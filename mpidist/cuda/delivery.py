@@ -90,17 +90,20 @@ class Delivery:
         for array in arrays:
             check_dtype(array.dtype)
         with on_device(self.number, f"sending {total} bytes to it") as package:
-            placed = [self._place(package, array) for array in arrays]
-            blocks = [block for _, block in placed]
+            return self._begin(package, arrays)
+
+    def _begin(self, package: Any, arrays: Sequence[NDArray[Any]]) -> Parcel:
+        placed = [self._place(package, array) for array in arrays]
+        blocks = [block for _, block in placed]
+        for block in blocks:
+            block.event = NEVER  # should there be no event behind the copies
+        try:
+            for array, (target, _) in zip(arrays, placed, strict=True):
+                self._copy(array, target)
+        finally:
+            event = mark(self._stream)
             for block in blocks:
-                block.event = NEVER  # should there be no event behind the copies
-            try:
-                for array, (target, _) in zip(arrays, placed, strict=True):
-                    self._copy(array, target)
-            finally:
-                event = mark(self._stream)
-                for block in blocks:
-                    block.event = event  # should nobody come to want them
+                block.event = event  # should nobody come to want them
         return Parcel(self.number, [target for target, _ in placed], blocks, event)
 
     def _place(self, package: Any, array: NDArray[Any]) -> tuple[Any, Block]:

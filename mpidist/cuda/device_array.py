@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist.cuda.blocks import Block, copy
+from mpidist.cuda.failures import place as place_of
 from mpidist.cuda.library import cupy, explained, on_device
+from mpidist.cuda.parts import in_parts
 from mpidist.cuda.streams import current_stream, stream_of, used, wait_for
 from mpidist.foreign import check_tensor, dtype_of_tensor
 
@@ -122,12 +124,15 @@ class DeviceArray:
             return
         doing = f"copying {self} to the host"
         with on_device(self.number, doing) as package:
-            packed = self._bits
-            if not packed.flags.c_contiguous:
+            if self._bits.flags.c_contiguous:
+                self._fetch(self._bits, target.ctypes.data, block)
+            else:
+
+                def pack(part: Any, place: int) -> None:
+                    self._fetch(package.ascontiguousarray(part), place, block)
+
                 with used(self._stream):
-                    packed = package.ascontiguousarray(packed)
-            here, there, nbytes = target.ctypes.data, packed.data.ptr, target.nbytes
-            copy(here, there, nbytes, "memcpyDeviceToHost", self._stream, block)
+                    in_parts(self._bits, target.ctypes.data, pack)
             wait_for(block.event, doing)
 
     def upload(self, source: NDArray[Any], block: Block) -> None:
@@ -144,14 +149,23 @@ class DeviceArray:
         if not source.nbytes:
             return
         with on_device(self.number, f"copying {self} from the host") as package:
-            bits, here, nbytes = self._bits, source.ctypes.data, source.nbytes
-            if bits.flags.c_contiguous:
-                copy(bits.data.ptr, here, nbytes, "memcpyHostToDevice", self._stream, block)
+            if self._bits.flags.c_contiguous:
+                self._bring(self._bits, source.ctypes.data, block)
                 return
+
+            def unpack(part: Any, place: int) -> None:
+                packed = package.empty(part.shape, part.dtype)
+                self._bring(packed, place, block)
+                part[...] = packed
+
             with used(self._stream):
-                packed = package.empty(bits.shape, bits.dtype)
-                copy(packed.data.ptr, here, nbytes, "memcpyHostToDevice", self._stream, block)
-                bits[...] = packed
+                in_parts(self._bits, source.ctypes.data, unpack)
+
+    def _fetch(self, packed: Any, place: int, block: Block) -> None:
+        copy(place, packed.data.ptr, packed.nbytes, "memcpyDeviceToHost", self._stream, block)
+
+    def _bring(self, packed: Any, place: int, block: Block) -> None:
+        copy(packed.data.ptr, place, packed.nbytes, "memcpyHostToDevice", self._stream, block)
 
     def _take_bits(self, array: Any) -> None:
         self.dtype = np.dtype(array.dtype)
@@ -198,13 +212,28 @@ def _at(
 ) -> Any:
     """A CuPy array over somebody's memory; of a device that CUDA is asked for if it is -1."""
     cuda = cupy().cuda
-    if not pointer and device < 0:
-        device = cuda.runtime.getDevice()  # of an array without elements
+    if device < 0:
+        device = _device_at(pointer, owner)
     ends = [(count - 1) * stride for count, stride in zip(shape, strides, strict=True)]
     span = dtype.itemsize + sum(end for end in ends if end > 0) if all(shape) else 0
     memory = cuda.UnownedMemory(pointer, span, owner, device)
     place = cuda.MemoryPointer(memory, 0)
     return cupy().ndarray(shape, _bits_of(dtype), place, strides=strides)
+
+
+def _device_at(pointer: int, owner: Any) -> int:
+    """The device of an address, as CUDA knows it; of pinned host memory, where it was pinned."""
+    runtime = cupy().cuda.runtime
+    if not pointer:
+        return int(runtime.getDevice())  # of an array without elements
+    facts = runtime.pointerGetAttributes(pointer)
+    if facts.type == runtime.memoryTypeUnregistered:
+        raise ValueError(
+            f"a {type(owner).__name__} has its memory at {pointer:#x}, where CUDA of "
+            f"{place_of('this process')} knows none: it was freed, or is memory of the host that "
+            "is not pinned; keep what owns the memory until the operation has ended"
+        )
+    return int(facts.device)
 
 
 def _from_dlpack(array: Any) -> Any:

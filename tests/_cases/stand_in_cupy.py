@@ -32,7 +32,10 @@ _pointers = itertools.count(1000)
 _streams = {}
 _events = weakref.WeakValueDictionary()
 strangers = []  # pairs of devices that cannot see each other's memory
+_freed = []
+_process = os.getpid()  # the one whose children that are forked cannot use devices
 failure = []  # the number of an error that a kernel has left behind; everything fails from then on
+longest = []  # how many bytes of device memory there are together, at most
 
 
 class CUDARuntimeError(RuntimeError):
@@ -210,6 +213,9 @@ class MemoryPointer:
 
 def alloc(size, kind="device"):
     """Device memory, full of garbage."""
+    _check()
+    if longest and size > longest[0]:
+        raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
     one = stand_in_memory.allocate(size, _current_device(), kind)
     memory = UnownedMemory(one.start, one.nbytes, None, one.device)
     one.held_by(memory)
@@ -226,12 +232,29 @@ class MemoryPool:
         stand_in_memory.free_unused()
 
 
+def malloc_managed(size):
+    """Memory that the host and the device both use."""
+    return alloc(size, "managed")
+
+
+def free(pointer):
+    """Give memory back, which nobody should use then."""
+    place = next(one for one in stand_in_memory.allocated if one.start == pointer)
+    stand_in_memory.allocated.remove(place)
+    _freed.append(place)
+
+
 class PinnedMemory:
     """Pinned memory, full of garbage."""
 
     def __init__(self, size, flags=0):
+        _check()
         self.memory = bytearray([GARBAGE]) * size
         _kept.append(self.memory)
+        if size:
+            one = stand_in_memory.Allocation(self.memory, size, _current_device(), "pinned")
+            stand_in_memory.allocated.append(one)
+            self.ptr = one.start
 
 
 def _pinned_pointer(memory, offset):
@@ -318,6 +341,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __dlpack__(self, **_):
         raise BufferError("there is no device")
+
+    def transpose(self, *axes):
+        """With its axes in another order."""
+        return self._like(self._host.transpose(*axes))
 
     def view(self, dtype):
         """With another dtype."""
@@ -478,14 +505,6 @@ def _device_of(ptr):
     return _pointer_attributes(ptr).device
 
 
-def _pointer_attributes(ptr):
-    found = stand_in_memory.find(ptr)
-    if found is None:
-        raise CUDARuntimeError(1)
-    kind = 3 if found.kind == "managed" else 2
-    return types.SimpleNamespace(device=found.device, devicePointer=ptr, hostPointer=0, type=kind)
-
-
 def _get_mem_handle(ptr):
     found = stand_in_memory.find(ptr)
     if found is None or found.kind != "device":
@@ -516,9 +535,31 @@ def _stack(name):
     return getattr(_local, name)
 
 
-def _memcpy_async(target, source, size, kind, stream):
+def _check():
+    if os.getpid() != _process:
+        raise CUDARuntimeError(3)
     if failure:
         raise CUDARuntimeError(failure[0])
+
+
+def _get_device():
+    if os.getpid() != _process:
+        raise CUDARuntimeError(3)
+    return _current_device()
+
+
+def _pointer_attributes(pointer):
+    one = stand_in_memory.find(pointer)
+    if one is None:
+        return types.SimpleNamespace(device=-2, type=0)
+    kind = {"pinned": 1, "managed": 3}.get(one.kind, 2)
+    return types.SimpleNamespace(device=one.device, type=kind)
+
+
+def _memcpy_async(target, source, size, kind, stream):
+    _check()
+    if any(one in freed for freed in _freed for one in (target, source)):
+        raise CUDARuntimeError(1)
 
     def copy():
         ctypes.memmove(target, source, size)
@@ -550,7 +591,7 @@ cuda = types.SimpleNamespace(
     MemoryPointer=MemoryPointer,
     alloc=alloc,
     malloc_async=lambda size: alloc(size, "async"),
-    malloc_managed=lambda size: alloc(size, "managed"),
+    malloc_managed=malloc_managed,
     alloc_pinned_memory=lambda size: PinnedMemory(size).memory,
     PinnedMemory=PinnedMemory,
     PinnedMemoryPointer=_pinned_pointer,
@@ -561,8 +602,10 @@ cuda = types.SimpleNamespace(
     runtime=types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: DEVICES,
-        getDevice=_current_device,
+        getDevice=_get_device,
         deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+        pointerGetAttributes=_pointer_attributes,
+        memoryTypeUnregistered=0,
         eventQuery=_event_query,
         hostAllocPortable=1,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},
@@ -571,7 +614,6 @@ cuda = types.SimpleNamespace(
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDeviceToDevice=3,
-        pointerGetAttributes=_pointer_attributes,
         deviceCanAccessPeer=lambda one, other: int({one, other} not in strangers),
         ipcGetMemHandle=_get_mem_handle,
         ipcOpenMemHandle=_open_mem_handle,

@@ -80,7 +80,7 @@ def test_one_rank_of_a_node_has_it_tried_by_a_job_of_its_own(world, monkeypatch,
         patch.setattr(aware, "_found", [])
         patch.setattr(aware, "_trials", [])
         patch.setattr(aware, "_asked", lambda: (True, "the library says so"))
-        patch.setattr(aware, "_no_gpu", lambda env: "")
+        patch.setattr(aware, "why_no_gpu", lambda env: "")
         patch.setattr(trial, "carry_out", carry_out)
         found = device_memory_by_mpi_on(world)
         told = "two ranks of this host sent and reduced it, and got the right values"
