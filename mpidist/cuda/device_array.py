@@ -84,6 +84,31 @@ class DeviceArray:
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on GPU {self.number}"
 
+    @property
+    def stream(self) -> Any:
+        """Local. CuPy's object for the stream on which its owner works."""
+        return self._stream
+
+    @property
+    def pointer(self) -> int:
+        """Local. Address of its first element; of no meaning if it has none."""
+        return int(self._bits.data.ptr)
+
+    @property
+    def nbytes(self) -> int:
+        """Local. How many bytes its elements are."""
+        return int(self._bits.nbytes)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Local. Whether its elements lie one after the other, in C order."""
+        return bool(self._bits.flags.c_contiguous)
+
+    @property
+    def flat(self) -> Any:
+        """Local. Its elements as a flat CuPy array of unsigned integers, if it is contiguous."""
+        return self._bits.reshape(-1)
+
     def download(self, target: NDArray[Any], block: Block) -> None:
         """Local. Copy it to the host, behind what its stream has to do before; waits for that.
 
