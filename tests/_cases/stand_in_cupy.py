@@ -31,9 +31,10 @@ _local = threading.local()
 _pointers = itertools.count(1000)
 _streams = {}
 _events = weakref.WeakValueDictionary()
-strangers = []  # pairs of devices that cannot see each other's memory
-_freed = []
+_pinned = []  # where it begins, how long it is, and the device that was current
+_freed = []  # where memory was that a test has freed, and how long it was
 _process = os.getpid()  # the one whose children that are forked cannot use devices
+strangers = []  # pairs of devices that cannot see each other's memory
 failure = []  # the number of an error that a kernel has left behind; everything fails from then on
 longest = []  # how many bytes of device memory there are together, at most
 
@@ -232,16 +233,11 @@ class MemoryPool:
         stand_in_memory.free_unused()
 
 
-def malloc_managed(size):
-    """Memory that the host and the device both use."""
-    return alloc(size, "managed")
-
-
 def free(pointer):
     """Give memory back, which nobody should use then."""
-    place = next(one for one in stand_in_memory.allocated if one.start == pointer)
-    stand_in_memory.allocated.remove(place)
-    _freed.append(place)
+    one = stand_in_memory.find(pointer)
+    stand_in_memory.allocated.remove(one)  # and never lend it again
+    _freed.append(one)
 
 
 class PinnedMemory:
@@ -250,11 +246,9 @@ class PinnedMemory:
     def __init__(self, size, flags=0):
         _check()
         self.memory = bytearray([GARBAGE]) * size
+        self.ptr = ctypes.addressof((ctypes.c_char * size).from_buffer(self.memory))
         _kept.append(self.memory)
-        if size:
-            one = stand_in_memory.Allocation(self.memory, size, _current_device(), "pinned")
-            stand_in_memory.allocated.append(one)
-            self.ptr = one.start
+        _pinned.append((self.ptr, size, _current_device()))
 
 
 def _pinned_pointer(memory, offset):
@@ -505,6 +499,16 @@ def _device_of(ptr):
     return _pointer_attributes(ptr).device
 
 
+def _pointer_attributes(ptr):
+    found = stand_in_memory.find(ptr)
+    if found is not None:
+        device, kind = found.device, 3 if found.kind == "managed" else 2
+    else:
+        pinned = [one for start, nbytes, one in _pinned if start <= ptr < start + nbytes]
+        device, kind = (pinned[0], 1) if pinned else (-2, 0)  # of what CUDA does not know
+    return types.SimpleNamespace(device=device, devicePointer=ptr, hostPointer=0, type=kind)
+
+
 def _get_mem_handle(ptr):
     found = stand_in_memory.find(ptr)
     if found is None or found.kind != "device":
@@ -548,17 +552,9 @@ def _get_device():
     return _current_device()
 
 
-def _pointer_attributes(pointer):
-    one = stand_in_memory.find(pointer)
-    if one is None:
-        return types.SimpleNamespace(device=-2, type=0)
-    kind = {"pinned": 1, "managed": 3}.get(one.kind, 2)
-    return types.SimpleNamespace(device=one.device, type=kind)
-
-
 def _memcpy_async(target, source, size, kind, stream):
     _check()
-    if any(one in freed for freed in _freed for one in (target, source)):
+    if any(target in one or source in one for one in _freed):
         raise CUDARuntimeError(1)
 
     def copy():
@@ -591,7 +587,7 @@ cuda = types.SimpleNamespace(
     MemoryPointer=MemoryPointer,
     alloc=alloc,
     malloc_async=lambda size: alloc(size, "async"),
-    malloc_managed=malloc_managed,
+    malloc_managed=lambda size: alloc(size, "managed"),
     alloc_pinned_memory=lambda size: PinnedMemory(size).memory,
     PinnedMemory=PinnedMemory,
     PinnedMemoryPointer=_pinned_pointer,
@@ -604,7 +600,6 @@ cuda = types.SimpleNamespace(
         getDeviceCount=lambda: DEVICES,
         getDevice=_get_device,
         deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
-        pointerGetAttributes=_pointer_attributes,
         memoryTypeUnregistered=0,
         eventQuery=_event_query,
         hostAllocPortable=1,
@@ -614,6 +609,8 @@ cuda = types.SimpleNamespace(
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDeviceToDevice=3,
+        free=lambda ptr: None,
+        pointerGetAttributes=_pointer_attributes,
         deviceCanAccessPeer=lambda one, other: int({one, other} not in strangers),
         ipcGetMemHandle=_get_mem_handle,
         ipcOpenMemHandle=_open_mem_handle,
