@@ -58,7 +58,7 @@ def test_a_rank_whose_download_fails_can_join_the_others_later(group, stand_in, 
         with pytest.raises(ResourceExhaustedError, match=r"GPU 0 of rank 1 ") as caught:
             group.all_reduce(array, async_op=later)
         kept.append(caught.value)
-        assert pinned_pool().lent_bytes() == before
+        assert pinned_pool().lent_bytes() <= before
         xp.longest.clear()
     work = group.all_reduce(array, async_op=later)
     if later:
@@ -91,7 +91,7 @@ def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
         group.all_reduce(array)
     # Also where a work and its error are kept; the watchdog keeps what it has seen until it looks
     # again.
-    assert within(5.0, lambda: pinned_pool().lent_bytes() == before)
+    assert within(5.0, lambda: pinned_pool().lent_bytes() <= before)
     other = stand_in.ones(3, "f4")
     group.all_reduce(other)
     np.testing.assert_array_equal(xp.asnumpy(other), np.full(3, 2))
