@@ -42,7 +42,7 @@ def unique_id() -> bytes:
     """
     nccl = usable()
     try:
-        return bytes(number & 0xFF for number in nccl.get_unique_id())  # they are signed
+        return bytes(number & 0xFF for number in nccl.get_unique_id())  # signed, before CuPy 13
     except nccl_errors(nccl) as error:
         raise DistBackendError(f"NCCL cannot make an id for a communicator: {error}") from error
 
@@ -81,10 +81,9 @@ def connected(size: int, unique: bytes, rank: int, device: int, where: str) -> A
     made: list[Any] = []
 
     def make() -> None:
-        signed = tuple(np.frombuffer(unique, np.int8).tolist())
         try:
             make_current(device)
-            made.append(_nccl().NcclCommunicator(size, signed, rank))
+            made.append(_communicator(size, unique, rank))
         except BaseException as error:  # it is raised where somebody can take it
             made.append(error)
 
@@ -110,6 +109,19 @@ def connected(size: int, unique: bytes, rank: int, device: int, where: str) -> A
             "own (NCCL_DEBUG=WARN says more)"
         ) from result
     return result
+
+
+def _communicator(size: int, unique: bytes, rank: int) -> Any:
+    """CuPy 14 takes the id as bytes, older ones as a tuple of numbers, signed ones at first."""
+    make = _nccl().NcclCommunicator
+    try:
+        return make(size, unique, rank)
+    except TypeError:
+        numbers = np.frombuffer(unique, np.uint8)
+    try:
+        return make(size, tuple(numbers.tolist()), rank)
+    except OverflowError:
+        return make(size, tuple(numbers.view(np.int8).tolist()), rank)
 
 
 def _nccl() -> Any:

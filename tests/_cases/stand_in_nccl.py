@@ -29,22 +29,22 @@ _local = threading.local()
 
 
 class NcclError(RuntimeError):
-    """An error of NCCL, by number; as in CuPy there are none of 6 and more, but KeyErrors."""
+    """An error of NCCL, by number; as in CuPy there are none of 7 and more, but KeyErrors."""
 
     def __init__(self, status):
-        if status >= _REMOTE:
+        if status > _REMOTE:
             raise KeyError(status)
         super().__init__(f"NCCL_ERROR_{status}")
         self.status = status
 
 
 def get_unique_id():
-    """Where the ranks of a communicator meet, as signed bytes."""
+    """Where the ranks of a communicator meet."""
     listener = connection.Listener(f"\0stand-in-nccl-{os.getpid()}-{time.monotonic_ns()}")
     threading.Thread(target=_serve, args=(listener,), daemon=True).start()
     name = listener.address
     name = name.encode() if isinstance(name, str) else name
-    return tuple(np.frombuffer(name.ljust(_ID_BYTES, b"\xff"), np.int8).tolist())
+    return name.ljust(_ID_BYTES, b"\xff")
 
 
 def _serve(listener):
@@ -87,11 +87,13 @@ class NcclCommunicator:
     """What one rank has of a communicator."""
 
     def __init__(self, ndev, commId, rank):
+        if type(commId) is not bytes:
+            raise TypeError(f"Argument 'commId' has incorrect type {type(commId)}")
         assert len(commId) == _ID_BYTES
         self._cupy = sys.modules["cupy"]
         self._size, self._rank, self._device = ndev, rank, self._cupy.Device().id
         self._failed, self._aborted = 0, False
-        name = np.array(commId, np.int8).tobytes().rstrip(b"\xff").decode()
+        name = commId.rstrip(b"\xff").decode()
         self._line = connection.Client(name)
         self._line.send((ndev, rank, self._device))
         problem = self._line.recv()

@@ -10,6 +10,7 @@ import pytest
 from mpidist.cuda import DeviceArray
 from mpidist.cuda.ipc import Exports, Imports, Place
 from mpidist.cuda.nccl import unique_id, why_not
+from mpidist.cuda.nccl_library import connected
 from mpidist.errors import DistBackendError, FailedPreconditionError
 
 
@@ -154,3 +155,24 @@ def test_without_nccl_the_remedy_is_told(xp, monkeypatch):
 def test_without_cupy_there_is_no_nccl(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert "extras cuda13 and cuda12" in why_not()
+
+
+@pytest.mark.parametrize("takes", [bytes, tuple, "signed"])
+def test_ids_as_each_cupy_takes_them(xp, monkeypatch, takes):
+    """Before version 14 they were tuples of numbers, in some signed."""
+    if xp.__name__ == "cupy":
+        pytest.skip("there is one CuPy")
+    taken = []
+
+    def make(size, unique, rank):
+        if not isinstance(unique, bytes if takes is bytes else tuple):
+            raise TypeError(f"not a {type(unique)}")
+        if takes == "signed" and max(unique) > 127:
+            raise OverflowError
+        taken.append(unique)
+        return "a communicator"
+
+    monkeypatch.setattr(sys.modules["cupy.cuda.nccl"], "NcclCommunicator", make)
+    assert connected(1, bytes(range(128, 256)), 0, 0, "here") == "a communicator"
+    expected = range(-128, 0) if takes == "signed" else range(128, 256)
+    assert list(taken[0]) == list(expected)
