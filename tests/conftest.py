@@ -33,3 +33,11 @@ def xp_module(request):
 def xp(xp_module):
     """The same, for tests that are no properties."""
     return xp_module
+
+
+@pytest.fixture
+def compiling_xp(xp):
+    """The same, for tests of kernels: the stand-in compiles them for the host."""
+    if xp is stand_in_cupy and stand_in_cupy.compiler() is None:
+        pytest.skip("no C++ compiler (c++ or g++) is here to compile kernels for the host")
+    return xp

@@ -3,6 +3,7 @@
 from mpidist.cuda.blocks import device_pool, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
+from mpidist.cuda.kernels import Kernel, kernel
 from mpidist.cuda.library import (
     check_dtype,
     cupy,
@@ -17,6 +18,7 @@ from mpidist.cuda.streams import current_stream, mark
 __all__ = [
     "Delivery",
     "DeviceArray",
+    "Kernel",
     "Mirror",
     "Parcel",
     "check_dtype",
@@ -25,6 +27,7 @@ __all__ = [
     "device_count",
     "device_pool",
     "has_dtype",
+    "kernel",
     "layout_of",
     "lies_on_gpu",
     "make_current",

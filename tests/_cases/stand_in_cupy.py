@@ -4,12 +4,18 @@ Its device memory is memory of the host behind arrays that NumPy does not know. 
 nothing by themselves: copies and kernels are queued, and carried out, one a question, while
 somebody asks whether an event has come, or all when somebody waits. So code that forgets to wait
 reads what was there before, and code that uses memory again too early spoils what is still to be
-copied. It has what the library and its tests use of CuPy 13 and 14, under the same names.
+copied. It has what the library and its tests use of CuPy 13 and 14, under the same names. Kernels
+are compiled from the same text for the host, by the C++ compiler.
 """
 
 import ctypes
+import hashlib
 import itertools
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 import types
 import warnings
@@ -219,6 +225,45 @@ class PinnedMemory:
 
 def _pinned_pointer(memory, offset):
     return memory.memory
+
+
+class Memory(UnownedMemory):
+    """Device memory that is given back when it is gone."""
+
+    def __init__(self, size):
+        if failure:
+            raise CUDARuntimeError(failure[0])
+        if sum(in_use.values()) + size > limit[0]:
+            raise CUDARuntimeError(2)  # of the allocation
+        pointer = alloc(size)
+        super().__init__(pointer.ptr, size, pointer.mem.owner, _current_device())
+        key = next(_pointers)
+        in_use[key] = size
+        weakref.finalize(self, in_use.pop, key)
+
+
+in_use = {}  # bytes of what is not given back
+limit = [1 << 40]  # bytes that there are
+
+
+def _host_register(pointer, size, flags):
+    if failure:
+        raise CUDARuntimeError(failure[0])
+    pages = range(pointer // 4096, -(-(pointer + size) // 4096))
+    if refuses_to_register or any(
+        pages.start < r.stop and r.start < pages.stop for r in registered.values()
+    ):
+        raise CUDARuntimeError(712)  # the pages are registered already
+    registered[pointer] = pages
+
+
+def _host_unregister(pointer):
+    if registered.pop(pointer, None) is None:
+        raise CUDARuntimeError(713)
+
+
+registered = {}  # pages of the host that are pinned, by their first address
+refuses_to_register = []
 
 
 def _event_query(pointer):
@@ -486,11 +531,115 @@ def _memcpy_peer_async(target, there, source, here, size, stream):
     _memcpy_async(target, source, size, None, stream)
 
 
+class RawKernel:
+    """A kernel by its text; each of its threads is run by itself, one after the other."""
+
+    def __init__(self, code, name, options=(), backend="nvrtc"):
+        self.code, self.name, self.options = code, name, options
+        self._run = None
+
+    def compile(self, log_stream=None):
+        """Compile it for the host."""
+        self._run = _compiled(self.code, self.name, self.options)
+
+    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
+        if failure:
+            raise CUDARuntimeError(failure[0])
+        if self._run is None:
+            self.compile()
+        own = [_argument(one) for one in args]
+        places = (ctypes.c_void_p * len(own))(*(one.ctypes.data for one in own))
+        run, sizes = self._run, (ctypes.c_longlong(grid[0]), ctypes.c_longlong(block[0]))
+
+        def work(own=own):  # which lives as long as it is queued
+            run(*sizes, places)
+
+        (get_current_stream() if stream is None else stream).queue.add(work)
+
+
+def _argument(value):
+    """A number as it is passed to a kernel; of an array, its address."""
+    if isinstance(value, ndarray):
+        value = value.data.ptr
+    if isinstance(value, bool | np.generic):
+        return np.array(value)
+    if isinstance(value, int | float):
+        return np.array(value, np.int64 if isinstance(value, int) else np.float64)
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
+def compiler():
+    """The C++ compiler of this machine, or None."""
+    return shutil.which("c++") or shutil.which("g++")
+
+
+# What CUDA's compiler knows by itself. CuPy has numbers of single precision that are too small for
+# all their digits taken for zero.
+_BEFORE = """
+#include <math.h>
+#include <cstddef>
+#include <utility>
+#include <xmmintrin.h>
+#include <pmmintrin.h>
+#define __global__
+#define __device__
+struct Place { unsigned x, y, z; };
+static thread_local Place blockIdx, threadIdx, blockDim, gridDim;
+"""
+_AFTER = """
+template <class... Given, std::size_t... Numbers>
+static void call(void (*run)(Given...), void** given, std::index_sequence<Numbers...>) {
+    run(*static_cast<Given*>(given[Numbers])...);
+}
+template <class... Given>
+static void call_with(void (*run)(Given...), void** given) {
+    call(run, given, std::index_sequence_for<Given...>());
+}
+extern "C" void launch(long long grid, long long block, void** given) {
+    const unsigned before = _mm_getcsr();
+    if (FLUSH) {
+        _MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);
+        _MM_SET_DENORMALS_ZERO_MODE(_MM_DENORMALS_ZERO_ON);
+    }
+    blockDim.x = block;
+    gridDim.x = grid;
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++) call_with(NAME, given);
+    _mm_setcsr(before);
+}
+"""
+
+
+def _compiled(code, name, options):
+    """The launcher of a kernel, compiled once for all processes."""
+    flush = int("double" not in code)
+    text = f"{_BEFORE}\n{code}\n#define NAME {name}\n#define FLUSH {flush}\n{_AFTER}"
+    exact = ["-ffp-contract=off"] if "--fmad=false" in options else ["-ffp-contract=fast"]
+    key = hashlib.sha256(repr((text, exact)).encode()).hexdigest()
+    folder = os.path.join(tempfile.gettempdir(), f"stand-in-cupy-{os.getuid()}")
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"{key}.so")
+    if not os.path.exists(path):
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            source, made = os.path.join(place, "kernel.cpp"), os.path.join(place, "kernel.so")
+            with open(source, "w") as file:
+                file.write(text)
+            command = [compiler(), "-std=c++17", "-O2", "-shared", "-fPIC", *exact, source]
+            done = subprocess.run(
+                [*command, "-o", made], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise CompileException(done.stderr)
+            os.replace(made, path)
+    return ctypes.CDLL(path).launch
+
+
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
 cuda = types.SimpleNamespace(
     Device=Device,
     Stream=Stream,
     Event=Event,
+    Memory=Memory,
     UnownedMemory=UnownedMemory,
     MemoryPointer=MemoryPointer,
     alloc=alloc,
@@ -507,6 +656,8 @@ cuda = types.SimpleNamespace(
         getDevice=_current_device,
         eventQuery=_event_query,
         hostAllocPortable=1,
+        hostRegister=_host_register,
+        hostUnregister=_host_unregister,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},
         memcpyAsync=_memcpy_async,
         memcpyPeerAsync=_memcpy_peer_async,
