@@ -9,7 +9,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _cases import stand_in_cupy
+from _cases import host_kernels, stand_in_cupy
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
@@ -38,6 +38,6 @@ def xp(xp_module):
 @pytest.fixture
 def compiling_xp(xp):
     """The same, for tests of kernels: the stand-in compiles them for the host."""
-    if xp is stand_in_cupy and stand_in_cupy.compiler() is None:
+    if xp is stand_in_cupy and host_kernels.compiler() is None:
         pytest.skip("no C++ compiler (c++ or g++) is here to compile kernels for the host")
     return xp

@@ -9,13 +9,8 @@ are compiled from the same text for the host, by the C++ compiler.
 """
 
 import ctypes
-import hashlib
 import itertools
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import types
 import warnings
@@ -23,6 +18,8 @@ import weakref
 from collections import deque
 
 import numpy as np
+
+from _cases.host_kernels import CompileException, compiled
 
 DEVICES = 2
 GARBAGE = 0xAB
@@ -46,10 +43,6 @@ class CUDARuntimeError(RuntimeError):
 
 class CUDADriverError(RuntimeError):
     """An error of CUDA's driver."""
-
-
-class CompileException(Exception):
-    """A kernel cannot be compiled."""
 
 
 class OutOfMemoryError(MemoryError):
@@ -202,7 +195,7 @@ class MemoryPointer:
     """A place in memory."""
 
     def __init__(self, mem, offset):
-        self.mem, self.ptr = mem, mem.ptr + offset
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
 
 def alloc(size):
@@ -324,7 +317,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def data(self):
         """Where it begins."""
-        return types.SimpleNamespace(ptr=self._host.ctypes.data, device_id=self._mem.device_id)
+        return MemoryPointer(self._mem, self._host.ctypes.data - self._mem.ptr)
 
     @property
     def device(self):
@@ -487,6 +480,11 @@ def from_dlpack(value):
     raise TypeError(f"a {type(value).__name__} is on no device of the stand-in")
 
 
+def get_default_memory_pool():
+    """The pool, which keeps nothing here."""
+    return types.SimpleNamespace(free_all_blocks=lambda: None)
+
+
 def get_current_stream(device_id=-1):
     """This thread's."""
     return _current_streams()[_current_device() if device_id < 0 else device_id]
@@ -540,7 +538,7 @@ class RawKernel:
 
     def compile(self, log_stream=None):
         """Compile it for the host."""
-        self._run = _compiled(self.code, self.name, self.options)
+        self._run = compiled(self.code, self.name, self.options)
 
     def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
         if failure:
@@ -566,72 +564,6 @@ def _argument(value):
     if isinstance(value, int | float):
         return np.array(value, np.int64 if isinstance(value, int) else np.float64)
     raise TypeError(f"Unsupported type {type(value)}")
-
-
-def compiler():
-    """The C++ compiler of this machine, or None."""
-    return shutil.which("c++") or shutil.which("g++")
-
-
-# What CUDA's compiler knows by itself. CuPy has numbers of single precision that are too small for
-# all their digits taken for zero.
-_BEFORE = """
-#include <math.h>
-#include <cstddef>
-#include <utility>
-#include <xmmintrin.h>
-#include <pmmintrin.h>
-#define __global__
-#define __device__
-struct Place { unsigned x, y, z; };
-static thread_local Place blockIdx, threadIdx, blockDim, gridDim;
-"""
-_AFTER = """
-template <class... Given, std::size_t... Numbers>
-static void call(void (*run)(Given...), void** given, std::index_sequence<Numbers...>) {
-    run(*static_cast<Given*>(given[Numbers])...);
-}
-template <class... Given>
-static void call_with(void (*run)(Given...), void** given) {
-    call(run, given, std::index_sequence_for<Given...>());
-}
-extern "C" void launch(long long grid, long long block, void** given) {
-    const unsigned before = _mm_getcsr();
-    if (FLUSH) {
-        _MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);
-        _MM_SET_DENORMALS_ZERO_MODE(_MM_DENORMALS_ZERO_ON);
-    }
-    blockDim.x = block;
-    gridDim.x = grid;
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++) call_with(NAME, given);
-    _mm_setcsr(before);
-}
-"""
-
-
-def _compiled(code, name, options):
-    """The launcher of a kernel, compiled once for all processes."""
-    flush = int("double" not in code)
-    text = f"{_BEFORE}\n{code}\n#define NAME {name}\n#define FLUSH {flush}\n{_AFTER}"
-    exact = ["-ffp-contract=off"] if "--fmad=false" in options else ["-ffp-contract=fast"]
-    key = hashlib.sha256(repr((text, exact)).encode()).hexdigest()
-    folder = os.path.join(tempfile.gettempdir(), f"stand-in-cupy-{os.getuid()}")
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"{key}.so")
-    if not os.path.exists(path):
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            source, made = os.path.join(place, "kernel.cpp"), os.path.join(place, "kernel.so")
-            with open(source, "w") as file:
-                file.write(text)
-            command = [compiler(), "-std=c++17", "-O2", "-shared", "-fPIC", *exact, source]
-            done = subprocess.run(
-                [*command, "-o", made], capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise CompileException(done.stderr)
-            os.replace(made, path)
-    return ctypes.CDLL(path).launch
 
 
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
