@@ -17,12 +17,13 @@ class Kernel:
     """A function of CUDA that works on one element a thread; made by :func:`kernel`.
 
     Args:
+        package: CuPy.
         text: In CUDA's C++, without headers.
         name: Of the function, which takes the number of elements first.
     """
 
-    def __init__(self, text: str, name: str) -> None:
-        self._raw = cupy().RawKernel(text, name, _OPTIONS)
+    def __init__(self, package: Any, text: str, name: str) -> None:
+        self._raw = package.RawKernel(text, name, _OPTIONS)
         self._compiled: set[int] = set()
 
     def compile(self, number: int) -> None:
@@ -56,7 +57,9 @@ class Kernel:
             self._raw((-(-size // _THREADS),), (_THREADS,), (size, *given))
 
 
-@cache
 def kernel(text: str, name: str) -> Kernel:
     """Local. The kernel of a text; see :class:`Kernel`."""
-    return Kernel(text, name)
+    return _kernel(cupy(), text, name)
+
+
+_kernel = cache(Kernel)

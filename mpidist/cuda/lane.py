@@ -80,7 +80,7 @@ class Lane:
         if self._there is None or self._there.nbytes < nbytes + room:
             length, self._there = size_class(nbytes + room), None
             kind = np.dtype(np.uint8)
-            self._there = lasting_array(self._number, length, kind, "pieces on their way")
+            self._there = lasting_array(self._number, length, kind, f"memory for {self._doing}")
         if nbytes:
             staged = self._staging("up", nbytes)
             for array, start in zip(arrays, starts, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from mpidist.cuda import (
 )
 from strategy.shared import gpu_kernels
 from strategy.shared.shard import BLOCK_BYTES, HALVES
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -56,12 +59,22 @@ class Gpu:
                 f"numbers are 0 to {count - 1}; look at CUDA_VISIBLE_DEVICES of {who}"
             )
         self.number = number
+        self._who = who
         make_current(number)
         self._lanes = [Lane(number) for _ in range(LANES)]
         self._next = 0
 
     def __str__(self) -> str:
         return f"GPU {self.number}"
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Local. In the block, what CUDA fails with is told to workers, too, as an InternalError."""
+        try:
+            yield
+        except errors.DistBackendError as error:
+            logger.exception("%s: its %s has failed", self._who, self)
+            raise errors.InternalError(f"{self._who}: {error}") from error
 
     def lane(self) -> Lane:
         """Local. The lane for the next piece of work; the device is the current one then."""

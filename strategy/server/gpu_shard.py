@@ -11,7 +11,7 @@ made in the copy, and goes up: that is one way over the bus in place of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,17 @@ class GpuShard(OwnedShard):
         self._values = None
         if self._pinned is not None:
             self._pinned.close()
+
+    def applying(
+        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array | None]
+    ) -> Iterator[None]:
+        """Local. See :meth:`OwnedShard.applying`.
+
+        Raises:
+            InternalError: CUDA failed.
+        """
+        with self._gpu.told():
+            yield from super().applying(name, rule, values, blocks)
 
     def lend(self, name: str, rule: Rule) -> Callable[[], None]:
         """Local. FailedPreconditionError: a worker sees a copy, and not the values."""
@@ -185,6 +196,10 @@ class GpuShard(OwnedShard):
                 narrow(size, _address(param, start), _address(self._values, start))
 
         return begin
+
+    def _change_rows(self, name: str, changer: Callable[[int], Callable[[], None]]) -> None:
+        with self._gpu.told():
+            super()._change_rows(name, changer)
 
     def apply_mean_of_rows(
         self,
