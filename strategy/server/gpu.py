@@ -69,7 +69,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Local. In the block, what CUDA fails with is told to workers, too, as an InternalError."""
+        """Local. What CUDA fails with in the block is an InternalError, which workers are told."""
         try:
             yield
         except errors.DistBackendError as error:
