@@ -12,6 +12,7 @@ import ctypes
 import itertools
 import sys
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -157,7 +158,7 @@ class Event:
     """Whether a stream has come to where it was recorded."""
 
     def __init__(self, block=False, disable_timing=False):
-        self._queue, self._come, self._recorded = None, 0, 0
+        self._queue, self._come, self._recorded, self.come_s = None, 0, 0, 0.0
         self._device = _current_device()
         self.ptr = next(_pointers)
         _events[self.ptr] = self
@@ -170,7 +171,11 @@ class Event:
         self._queue = stream.queue
         self._recorded += 1
         number = self._recorded
-        self._queue.add(lambda: setattr(self, "_come", number))
+
+        def come():
+            self._come, self.come_s = number, time.perf_counter()
+
+        self._queue.add(come)
 
     @property
     def done(self):
@@ -181,6 +186,10 @@ class Event:
         """Let the stream come there."""
         while not self.done:
             pass
+
+
+def _elapsed_ms(begin, end):
+    return 1e3 * (end.come_s - begin.come_s)
 
 
 class UnownedMemory:
@@ -581,6 +590,7 @@ cuda = types.SimpleNamespace(
     driver=types.SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=types.SimpleNamespace(CompileException=CompileException),
     get_current_stream=get_current_stream,
+    get_elapsed_time=_elapsed_ms,
     memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     runtime=types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
@@ -595,6 +605,7 @@ cuda = types.SimpleNamespace(
         memcpyPeerAsync=_memcpy_peer_async,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
     ),
 )
 __version__ = "13.0 (a stand-in)"

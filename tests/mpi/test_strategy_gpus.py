@@ -76,40 +76,43 @@ def test_steps_are_those_of_the_cpu(world, xp, transport, size):
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("transport", ["shared", "rma", "p2p"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("size", SIZES)
-def test_variables_on_a_gpu_of_a_server_are_those_of_its_host(
-    world, compiling_xp, transport, mode, size
-):
-    def gradient(worker, step):
+def test_variables_on_a_gpu_of_a_server_are_those_of_its_host(world, compiling_xp, transport, mode):
+    def gradient(worker, step, size):
         return np.random.default_rng([worker, step]).normal(size=size).astype("f4")
 
     def train(strategy, workers):
         with strategy.scope():
-            weight = get_variable("weight", size, initializer="ones", dtype="f4")
-            half = get_variable("half", size, initializer="ones", dtype="float16")
+            made = [
+                get_variable(f"{dtype} {size}", size, dtype, 1.0)
+                for size in SIZES
+                for dtype in ("f4", "f2")
+            ]
         adam, me = optimizers.Adam(0.1), strategy.worker_index
         for step in range(3):
+            whole = [(gradient(me, step, v.shape), v) for v in made]
+            rows = [
+                (IndexedSlices(grad[:: 2 + me], np.arange(0, len(grad), 2 + me)), v)
+                for grad, v in whole
+            ]
             for turn in range(strategy.num_workers):
                 if mode == "sync" or turn == me:
-                    rows = np.arange(0, size, 2 + me)
-                    slices = IndexedSlices(gradient(me, step)[rows], rows)
-                    adam.apply_gradients([(gradient(me, step), weight), (slices, half)]).wait()
-                    adam.apply_gradients([(slices, weight), (gradient(me, step), half)]).wait()
+                    for pairs in (whole, rows, whole[::2] + rows[1::2]):
+                        adam.apply_gradients(pairs).wait()
                 workers.barrier()
             if me == 0:
-                weight.assign_add(weight.numpy() * 0.5)
+                for v in made:
+                    v.assign_add(v.numpy() * 0.5)
             workers.barrier()
-        return weight.numpy(), half.numpy(), weight.device
+        return [v.numpy() for v in made], {v.device for v in made}
 
-    host, there = (
-        on_cluster(world, 1, train, transport, mode=mode, parameter_devices=devices)
-        for devices in (None, ["/job:ps/task:0/device:GPU:0"])
+    (host, devices), (there, devices_there) = (
+        on_cluster(world, 1, train, transport, mode=mode, parameter_devices=names) or (None, None)
+        for names in (None, ["/job:ps/task:0/device:GPU:0"])
     )
     if host is not None:
-        assert (host[2], there[2]) == tuple(
-            f"/job:ps/task:0/device:{kind}:0" for kind in ("CPU", "GPU")
-        )
-        for one, other in zip(host[:2], there[:2], strict=True):
+        assert devices == {"/job:ps/task:0/device:CPU:0"}
+        assert devices_there == {"/job:ps/task:0/device:GPU:0"}
+        for one, other in zip(host, there, strict=True):
             np.testing.assert_array_equal(one, other)
 
 
