@@ -256,7 +256,8 @@ def nvrtc():
 
 def test_the_compiler_of_cuda_takes_all_texts():
     library = nvrtc()
-    options = [b"--fmad=false", b"-ftz=true", b"--std=c++17", b"--gpu-architecture=compute_80"]
+    options = [b"--fmad=false", b"-ftz=true", b"--std=c++17", b"-arch=compute_80"]
+    options += [b"--device-as-default-execution-space"]  # CuPy adds all but the first
     flags = (ctypes.c_char_p * len(options))(*options)
     count = 0
     for text in texts():
