@@ -471,3 +471,72 @@ def test_all_memory_is_given_back(compiling_xp):
         assert compiling_xp.registered
     assert sum(compiling_xp.in_use.values()) == before
     assert not compiling_xp.registered
+
+
+@pytest.mark.parametrize("room", [{"growth_bytes": 1 << 30}, {"growth_bytes": 0}], ids=str)
+def test_where_the_arena_has_no_room(compiling_xp, room):
+    """Its copy lies in a further segment, or in memory of the server alone."""
+
+    def train(worker):
+        strategy = worker()
+        made = [variable(strategy, f"v{n}", BLOCK + n, 0.5, "f4") for n in range(3)]
+        for step in range(2):
+            grads = [gradient((step, n), v.shape, "f4") for n, v in enumerate(made)]
+            optimizers.Adam(0.1).apply_gradients(list(zip(grads, made, strict=True))).wait()
+        return [v.numpy() for v in made]
+
+    assert_equal(on_both(train, workers=1, arena_bytes=5 << 20, **room))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3)], ids=str)
+def test_shapes_of_little(compiling_xp, shape):
+    def train(worker):
+        v = variable(worker(), "v", shape, 0.5, "f2")
+        for step in range(2):
+            optimizers.Adam(0.1).apply_gradients([(gradient(step, shape, "f2"), v)]).wait()
+        v.assign_add(np.ones(shape, "f2"))
+        if shape:
+            ids = np.arange(shape[0])
+            rows = IndexedSlices(np.ones(shape, "f2"), ids)
+            optimizers.Adam(0.1).apply_gradients([(rows, v)]).wait()
+            v.scatter_add(ids, 1.0)
+        return [v.numpy()]
+
+    assert_equal(on_both(train, workers=1))
+
+
+def test_a_worker_that_would_change_the_copy_itself_is_refused(compiling_xp):
+    with served(GPU, workers=1) as worker:
+        v = variable(worker(), "v", 6 * BLOCK, 1.0, "f4")
+        (remote,) = v.remotes
+        remote.gpu = None
+        with pytest.raises(errors.FailedPreconditionError, match="'v' lies on GPU 0"):
+            optimizers.SGD(0.5).apply_gradients([(v.numpy(), v)]).wait()
+        remote.gpu = 0
+        np.testing.assert_array_equal(v.numpy(), np.ones(6 * BLOCK))
+        optimizers.SGD(0.5).apply_gradients([(v.numpy(), v)]).wait()
+        np.testing.assert_array_equal(v.numpy(), np.full(6 * BLOCK, 0.5))
+
+
+@pytest.mark.parametrize("nan", ["skip", "pass"])
+def test_gradients_that_are_not_finite(compiling_xp, nan):
+    def train(worker):
+        strategy = worker(nan=nan)
+        v, bad = variable(strategy, "v", 6, 0.5, "f4"), np.full(6, np.nan, "f4")
+        bad[:3] = 1
+        for grad in (np.ones(6, "f4"), bad, np.ones(6, "f4")):
+            optimizers.Adam(0.1).apply_gradients([(grad, v)]).wait()
+        return [v.numpy()]
+
+    assert_equal(on_both(train, workers=1))
+
+
+def test_bounded_staleness(compiling_xp):
+    def train(worker):
+        strategy = worker(mode="ssp", staleness=1)
+        v = variable(strategy, "v", 2 * BLOCK, 0.5, "f4")
+        for step in range(3):
+            optimizers.Adam(0.1).apply_gradients([(gradient(step, v.shape, "f4"), v)]).wait()
+        return [v.numpy(), int(strategy.global_step)]
+
+    assert_equal(on_both(train, workers=1))
