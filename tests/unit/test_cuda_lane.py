@@ -109,3 +109,14 @@ def test_idle_memory_is_given_up_where_there_is_no_other(xp, monkeypatch):
     with pytest.raises(errors.ResourceExhaustedError):
         lasting_array(0, 10, np.dtype("f4"), "a table")
     assert pool.idle_bytes() == 0
+
+
+def test_a_piece_begins_when_the_one_before_is_over(xp):
+    lane = Lane(0)
+    there = [lasting_array(0, 4096, np.dtype("u1"), "a test") for _ in range(2)]
+    for value, target in enumerate(there, 1):
+        with lane.working("up"):
+            lane.upload(target.data.ptr, np.full(4096, value, np.uint8), pinned=False)
+    lane.finish()
+    for value, target in enumerate(there, 1):
+        np.testing.assert_array_equal(xp.asnumpy(target), np.full(4096, value))
