@@ -9,7 +9,9 @@ from mpidist.cuda.aware import (
 from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
+from mpidist.cuda.kernels import Kernel, kernel
 from mpidist.cuda.lane import Lane
+from mpidist.cuda.lasting import Pinned, lasting_array, pin
 from mpidist.cuda.library import (
     bus_id,
     check_dtype,
@@ -20,6 +22,7 @@ from mpidist.cuda.library import (
     on_device,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
+from mpidist.cuda.side_stream import SideStream
 from mpidist.cuda.streams import current_stream, finish, mark, wait_for
 from mpidist.cuda.ways import NotDirectError, Way
 
@@ -27,10 +30,13 @@ __all__ = [
     "Awareness",
     "Delivery",
     "DeviceArray",
+    "Kernel",
     "Lane",
     "Mirror",
     "NotDirectError",
     "Parcel",
+    "Pinned",
+    "SideStream",
     "Way",
     "bus_id",
     "check_dtype",
@@ -43,12 +49,15 @@ __all__ = [
     "device_pool",
     "finish",
     "has_dtype",
+    "kernel",
+    "lasting_array",
     "layout_of",
     "lies_on_gpu",
     "make_current",
     "mark",
     "mirror",
     "on_device",
+    "pin",
     "pinned_bytes",
     "pinned_pool",
     "wait_for",

@@ -128,7 +128,7 @@ def test_as_one_by_one(mode, compiled, pushes, kinds, transport):
         if not compiled:
             patch.setattr(configured, "can_compile", lambda: False)
         together = train(pushes, kinds, mode, transport)
-        patch.setattr(joint, "_is_small", lambda layout: False)
+        patch.setattr(joint, "_can_join", lambda shard: False)
         assert together == train(pushes, kinds, mode, transport)
 
 
