@@ -8,6 +8,7 @@ from typing import Any
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.server.agreement import Agreement
 from strategy.server.growth import Creation, Growth
 from strategy.server.memory import Memory, Place, check_room, needed_bytes
 from strategy.server.on_gpus import Gpus
@@ -16,8 +17,6 @@ from strategy.server.scratch import Scratch
 from strategy.server.served import (
     ServedConnection,
     ServedVariable,
-    division_of,
-    gpu_in_words,
     mode_in_words,
     origin_of,
 )
@@ -43,6 +42,7 @@ class Catalogue:
         variables: By their numbers.
         by_name: By their names.
         connections: By their numbers.
+        agreement: What workers must create alike.
     """
 
     def __init__(self, host: Host, index: int) -> None:
@@ -54,8 +54,7 @@ class Catalogue:
         self._memory = Memory(host)
         self._scratch = Scratch()
         self._gpus = Gpus(f"ps {index}")
-        self._order: dict[tuple[int, int], tuple[str, list[int]]] = {}  # by strategy and ordinal
-        self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
+        self.agreement = Agreement(index, self.connections)
         workers = workers_of(host.cluster_spec)
         # By whether segments are one-sided: who takes part in making them, and who has promised to.
         self._mates: dict[bool, dict[int, Task]] = {}
@@ -97,36 +96,11 @@ class Catalogue:
         connection.tell(reply)
         return Reply(reply.SerializeToString())
 
-    def announce(self, request: Request) -> None:
-        """Local. A worker tells of a variable, which may be another server's."""
-        asked = pb.CreateRequest.FromString(request.body)
-        division = division_of(asked)
-        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
-        place = (self.connections[asked.connection].strategy, asked.ordinal)
-        first, workers = self._order.setdefault(place, (what, []))
-        if first != what:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
-                f"worker {workers[0]} as {first}: all workers must create the same variables in "
-                "the same order, and place them alike"
-            )
-        workers.append(asked.worker)
-
-    def retract(self, request: Request) -> None:
-        """Local. A worker has not made a variable that it told of; it may make another one."""
-        asked = pb.CreateRequest.FromString(request.body)
-        place = (self.connections[asked.connection].strategy, asked.ordinal)
-        if place in self._order:
-            workers = self._order[place][1]
-            workers[:] = [worker for worker in workers if worker != asked.worker]
-            if not workers:
-                del self._order[place]
-
     def create(self, request: Request) -> Reply:
         """Local. A worker creates a variable: the first one makes it, the others find it."""
         asked = pb.CreateRequest.FromString(request.body)
         layout = Layout(asked.shape, asked.dtype)
-        self._check_division(asked)
+        self.agreement.check_division(asked)
         variable = self.by_name.get(asked.name)
         if variable is None:
             self._growth[self._kind(asked)].check(asked.worker, self._creation(asked))
@@ -135,7 +109,7 @@ class Catalogue:
                 return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
             variable = self._make(asked, layout, place, values)
         else:
-            self._check_same(variable, asked, layout)
+            self.agreement.check_same(variable, asked, layout)
             if asked.only_shared and not variable.place.is_reached(one_sided=False):
                 raise errors.ResourceExhaustedError(
                     f"variable {asked.name!r} of ps {self._index} does not lie in shared memory, "
@@ -243,7 +217,7 @@ class Catalogue:
                 check_room(layout.version_bytes + layout.data_bytes)
             return values, self._find_place(asked, layout)
         except errors.ResourceExhaustedError as error:
-            self._forget_division(asked)
+            self.agreement.forget_division(asked, self.variables)
             raise errors.ResourceExhaustedError(
                 f"ps {self._index} has no room for variable {asked.name!r} of {layout.data_bytes} "
                 f"bytes: {error.message}"
@@ -308,43 +282,6 @@ class Catalogue:
             for promise in growth.forget(asked.name):
                 promise.reply(pb.GrowReply().SerializeToString())
         return variable
-
-    def _check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
-        known = variable.shard.layout
-        here = (known.shape, known.dtype, variable.ordinal)
-        there = (new.shape, new.dtype, asked.ordinal)
-        first = self.connections[variable.creator].worker
-        if here != there:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
-                f"{there[1]}{list(there[0])}, and worker {first} as number {here[2]}, "
-                f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
-                "same order"
-            )
-        gpu = self._gpu_of(asked) if new.is_floating else None
-        if gpu != variable.shard.gpu:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable {asked.name!r} on {gpu_in_words(gpu)} of "
-                f"ps {self._index}, and worker {first} on {gpu_in_words(variable.shard.gpu)}: all "
-                "strategies that share it must have the same parameter_devices"
-            )
-
-    def _check_division(self, asked: pb.CreateRequest) -> None:
-        """InvalidArgumentError if another worker divides the variable otherwise."""
-        name, own = asked.part.variable, division_of(asked) or " as a whole"
-        first, worker = self._divisions.setdefault(name, (own, asked.worker))
-        if own != first:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable {name!r}{own}, and worker {worker}{first}:"
-                " all workers must divide a variable alike"
-            )
-
-    def _forget_division(self, asked: pb.CreateRequest) -> None:
-        """A variable has not been made: it may come divided otherwise."""
-        name = asked.part.variable
-        made = any(variable.shard.origin.variable == name for variable in self.variables)
-        if not made and self._divisions[name][1] == asked.worker:
-            del self._divisions[name]
 
     def _make_ring(self, connection: ServedConnection) -> None:
         if connection.ring is None and connection.slots:
