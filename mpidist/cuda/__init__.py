@@ -9,7 +9,7 @@ from mpidist.cuda.aware import (
 from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
-from mpidist.cuda.kernels import Kernel, kernel
+from mpidist.cuda.kernels import HALVES_TEXT, Kernel, kernel
 from mpidist.cuda.lane import Lane
 from mpidist.cuda.lasting import Pinned, lasting_array, pin
 from mpidist.cuda.library import (
@@ -30,6 +30,7 @@ __all__ = [
     "Awareness",
     "Delivery",
     "DeviceArray",
+    "HALVES_TEXT",
     "Kernel",
     "Lane",
     "Mirror",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.cuda import HALVES_TEXT
 from strategy.shared.rules import Values, adam_rates
 from strategy.shared.shard import HALVES
 
@@ -23,55 +24,6 @@ DType = np.dtype[Any]
 
 NAME = "work"
 """Of the function in every text."""
-
-_HEAD = """
-typedef long long Index;
-typedef unsigned short Bits;
-
-union Word { unsigned bits; float number; };
-
-static __device__ float as_number(unsigned bits) {
-    Word word;
-    word.bits = bits;
-    return word.number;
-}
-
-static __device__ unsigned as_bits(float number) {
-    Word word;
-    word.number = number;
-    return word.bits;
-}
-
-static __device__ float of_bfloat16(Bits half) { return as_number((unsigned)half << 16); }
-
-static __device__ Bits to_bfloat16(float number) {
-    const unsigned bits = as_bits(number);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (Bits)((bits >> 16) | 0x40u);
-    return (Bits)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-static __device__ float of_float16(Bits half) {
-    const unsigned sign = (half & 0x8000u) << 16, rest = half & 1023u;
-    const unsigned exponent = (half >> 10) & 31u;
-    if (exponent == 31u) return as_number(sign | 0x7f800000u | (rest << 13));
-    if (exponent) return as_number(sign | ((exponent + 112u) << 23) | (rest << 13));
-    const float small = (float)rest * 5.9604644775390625e-8f;  /* 2 to the power of -24 */
-    return as_number(sign | as_bits(small));
-}
-
-static __device__ Bits to_float16(float number) {
-    const unsigned sign = as_bits(number) & 0x80000000u;
-    unsigned bits = as_bits(number) ^ sign;
-    if (bits >= 0x47800000u) {
-        bits = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    } else if (bits < 0x38800000u) {  /* the addition rounds at the last digit of a small half */
-        bits = as_bits(as_number(bits) + 0.5f) - 0x3f000000u;
-    } else {
-        bits = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-    }
-    return (Bits)(bits | (sign >> 16));
-}
-"""
 
 # What is kept beside a variable, as the steps below call it.
 _NAMES = {"momentum": "velocity", "accumulator": "squares"}
@@ -195,7 +147,7 @@ def update_text(kind: str, slots: tuple[str, ...], dtype: DType, grad: DType, ro
         *[f"    changed[at] = {written};"] * rows,
         "}",
     ]
-    return _HEAD + "\n".join(lines) + "\n"
+    return HALVES_TEXT + "\n".join(lines) + "\n"
 
 
 @cache
@@ -207,7 +159,7 @@ def merge_text(grad: DType) -> str:
     given = ["Index size", "Index width", "const Index* ids", "const Index* starts", "T divisor"]
     given += [f"const {_type(grad)}* grad", "T* sums"]
     lines = [_function(wide_dtype(grad), given), f"    {_summed(grad)}", "    sums[at] = g;", "}"]
-    return _HEAD + "\n".join(lines) + "\n"
+    return HALVES_TEXT + "\n".join(lines) + "\n"
 
 
 @cache
@@ -221,7 +173,7 @@ def rows_text(itemsize: int, put: bool) -> str:
     given = ["Index size", "Index width", "const Index* ids", "T* table", "T* rows"]
     places = ("table[here]", "rows[at]") if put else ("rows[at]", "table[here]")
     lines = [_function(kind, given), f"    {_PLACE}", f"    {places[0]} = {places[1]};", "}"]
-    return _HEAD + "\n".join(lines) + "\n"
+    return HALVES_TEXT + "\n".join(lines) + "\n"
 
 
 @cache
@@ -229,7 +181,11 @@ def convert_text(source: DType, target: DType) -> str:
     """Local. The kernel that converts halves to float32, or back; of size, source and target."""
     given = ["Index size", f"const {_type(source)}* source", f"{_type(target)}* target"]
     value = _written(target, _read(source, "source[at]"))
-    return _HEAD + "\n".join([_function("float", given), f"    target[at] = {value};", "}"]) + "\n"
+    return (
+        HALVES_TEXT
+        + "\n".join([_function("float", given), f"    target[at] = {value};", "}"])
+        + "\n"
+    )
 
 
 def numbers(kind: str, values: Values, step: int, dtype: DType) -> list[Any] | None:
