@@ -45,7 +45,7 @@ class Ipc(Way):
         meet: Returns when all ranks have called it.
 
     Raises:
-        FailedPreconditionError: There is no CuPy.
+        FailedPreconditionError: There is no CuPy, or no library of the driver.
         DistBackendError: There is no such device.
     """
 

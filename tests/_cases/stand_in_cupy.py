@@ -394,9 +394,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._like(self._host.reshape(*shape))
 
     def get(self):
-        """A copy on the host."""
-        stream = get_current_stream()
-        stream.synchronize()
+        """A copy on the host, behind the current stream of the array's device."""
+        with self.device:
+            get_current_stream().synchronize()
         return self._host.copy()
 
     def __getitem__(self, key):
