@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -124,16 +125,25 @@ def test_readers_of_a_variable_on_a_gpu_see_whole_versions(world, compiling_xp):
         size = 3 * (1 << 18) + 5
         with strategy.scope():
             weight = get_variable("weight", size, initializer="zeros", dtype="f4")
-        sgd, ones, works = optimizers.SGD(1.0, momentum=1e-30), np.ones(size, "f4"), []
-        seen = []
-        for _ in range(10):
-            works.append(sgd.apply_gradients([(-ones, weight)]))
-            while not works[-1].is_completed():
-                out = np.empty(size, "f4")
-                version = weight.remotes[0].shared.try_read(out)
-                if version is not None:
-                    assert out.min() == out.max()
+        sgd, ones = optimizers.SGD(1.0, momentum=1e-30), np.ones(size, "f4")
+        (remote,) = weight.remotes
+        seen, torn, over = [], [], threading.Event()
+
+        def read():
+            out = np.empty(size, "f4")
+            while not over.is_set():
+                if remote.shared.try_read(out) is not None:
                     seen.append(out[0])
+                    torn.extend([seen[-1]] * bool(out.min() != out.max()))
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        for _ in range(10):
+            sgd.apply_gradients([(-ones, weight)]).wait()
+        over.set()
+        reader.join(30)
+        assert not reader.is_alive()
+        assert not torn
         assert seen == sorted(seen)
         return weight.numpy()
 
