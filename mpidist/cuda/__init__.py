@@ -1,5 +1,6 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
+from mpidist.cuda.ahead import HostCopy, Landing, side_stream
 from mpidist.cuda.blocks import device_pool, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
@@ -17,6 +18,8 @@ from mpidist.cuda.streams import current_stream, mark
 __all__ = [
     "Delivery",
     "DeviceArray",
+    "HostCopy",
+    "Landing",
     "Mirror",
     "Parcel",
     "check_dtype",
@@ -32,4 +35,5 @@ __all__ = [
     "mirror",
     "on_device",
     "pinned_pool",
+    "side_stream",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpidist.cuda.blocks import Block, copy
 from mpidist.cuda.library import cupy, explained, on_device
-from mpidist.cuda.streams import current_stream, stream_of, used, wait_for
+from mpidist.cuda.streams import current_stream, mark, stream_of, used, wait_for
 from mpidist.foreign import check_tensor, dtype_of_tensor
 
 _CUDA = (2, 13)  # DLPack's numbers: memory of a device, and managed memory
@@ -104,6 +104,28 @@ class DeviceArray:
             here, there, nbytes = target.ctypes.data, packed.data.ptr, target.nbytes
             copy(here, there, nbytes, "memcpyDeviceToHost", self._stream, block)
             wait_for(block.event, doing)
+
+    def begin_download(self, target: NDArray[Any], block: Block, stream: Any) -> Any:
+        """Local. Begin to copy it to the host on another stream, behind what its own has to do.
+
+        Args:
+            target: See :meth:`download`.
+            block: What the target lies in; its event then is one behind the copy.
+            stream: Of its device, which must be current.
+
+        Returns:
+            What has to be kept until that event has come; None if nothing is copied.
+        """
+        if not target.nbytes:
+            return None
+        packed = self._bits
+        if not packed.flags.c_contiguous:
+            with used(self._stream):
+                packed = cupy().ascontiguousarray(packed)
+        stream.wait_event(mark(self._stream))
+        here, there, nbytes = target.ctypes.data, packed.data.ptr, target.nbytes
+        copy(here, there, nbytes, "memcpyDeviceToHost", stream, block)
+        return packed
 
     def upload(self, source: NDArray[Any], block: Block) -> None:
         """Local. Copy to it from the host, behind what its stream has to do before.

@@ -27,6 +27,7 @@ _pointers = itertools.count(1000)
 _allocated = []  # where memory of devices begins, how long it is, and which device's
 _streams = {}
 _events = weakref.WeakValueDictionary()
+_going_on = threading.RLock()  # one for all: streams wait for each other
 failure = []  # the number of an error that a kernel has left behind; everything fails from then on
 
 
@@ -79,22 +80,29 @@ class Device:
 
 
 class _Queue:
-    """What is to be done, in order."""
+    """What is to be done, in order; a step that gives False is not done yet."""
 
     def __init__(self):
         self._steps = deque()
-        self._lock = threading.RLock()
+        self._at_it = False
 
     def add(self, step):
-        with self._lock:
+        with _going_on:
             self._steps.append(step)
 
     def go_on(self):
-        """Carry out one step; False if there is none."""
-        with self._lock:
+        """Carry out one step, if it can be; False if there is none."""
+        with _going_on:
             if not self._steps:
                 return False
-            self._steps.popleft()()
+            if self._at_it:  # the step asks for something that comes behind it here
+                return True
+            self._at_it = True
+            try:
+                if self._steps[0]() is not False:
+                    self._steps.popleft()
+            finally:
+                self._at_it = False
             return True
 
 
@@ -130,7 +138,19 @@ class Stream:
 
     def wait_event(self, event):
         """Let what follows wait for an event."""
-        self.queue.add(event.synchronize)
+        self.queue.add(lambda: event.done)
+
+    def launch_host_func(self, callback, arg):
+        """Call a function of the host, on another thread, once all that is queued has been done."""
+        thread = threading.Thread(target=callback, args=(arg,), daemon=True)
+
+        def ended():
+            if thread.ident is None:
+                thread.start()
+            thread.join(1e-3)
+            return not thread.is_alive()
+
+        self.queue.add(ended)
 
     def use(self):
         """Make it current, until a ``with`` of any stream ends."""
@@ -200,10 +220,14 @@ class MemoryPointer:
 
 
 def alloc(size):
-    """Device memory, full of garbage."""
+    """Device memory, as CuPy's pool gives it: the current stream may still have use for it.
+
+    Only what follows on that stream finds it unused; the stream spoils what others write earlier.
+    """
     memory = np.full(max(size, 1), GARBAGE, np.uint8)
     _kept.append(memory)
     _allocated.append((memory.ctypes.data, memory.nbytes, _current_device()))
+    get_current_stream().queue.add(lambda: memory.fill(GARBAGE))
     return MemoryPointer(
         UnownedMemory(memory.ctypes.data, memory.nbytes, memory, _current_device()), 0
     )
@@ -313,7 +337,8 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     def get(self):
         """A copy on the host."""
         stream = get_current_stream()
-        stream.synchronize()
+        with self.device:  # of which the null stream then is
+            stream.synchronize()
         return self._host.copy()
 
     def __getitem__(self, key):
@@ -425,6 +450,11 @@ array = asarray
 def arange(*args, dtype=None):
     """Numbers."""
     return asarray(np.arange(*args, dtype=dtype))
+
+
+def concatenate(arrays, axis=0):
+    """Arrays joined along an axis."""
+    return _soon(lambda: np.concatenate([_host_of(one) for one in arrays], axis))
 
 
 def asnumpy(value):
