@@ -2,6 +2,7 @@
 
 from strategy import initializers, optimizers, partitioners, schedules
 from strategy.aggregation import VariableAggregation, VariableSynchronization
+from strategy.ahead import to_host_ahead
 from strategy.bags import Bags
 from strategy.device_setter import (
     GreedyLoadBalancingStrategy,
@@ -46,5 +47,6 @@ __all__ = [
     "read_values",
     "replica_device_setter",
     "schedules",
+    "to_host_ahead",
     "variable_scope",
 ]

@@ -221,7 +221,8 @@ class Variable(ArrayLike):
             return self._divided(value, rule_of)  # as a rule
         if isinstance(value, IndexedSlices):
             ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
-            return self._changes_of_rows(ids, host_view(read(value.values)), np.add, rule_of)
+            rows = host_view(on_host(read(value.values)))
+            return self._changes_of_rows(ids, rows, np.add, rule_of)
         value = on_host(read(value))
         if isinstance(value, int | float | complex | np.generic):
             data = np.full(self.shape, self._number(value))
