@@ -9,6 +9,7 @@ from _cases.held import held
 
 from mpidist import errors
 from mpidist.cuda import Delivery, HostCopy, Landing, device_pool, pinned_pool, side_stream
+from mpidist.cuda.streams import has_come
 
 SIZE = 1000
 
@@ -122,6 +123,7 @@ def test_the_stream_goes_on_while_arrays_leave(xp, stream):
     with held(side_stream(0, "down")):
         copy = HostCopy(array)
         np.testing.assert_array_equal(xp.asnumpy(array + 1), np.full(SIZE, 8))
+        assert not has_come(copy._block.event)
     np.testing.assert_array_equal(copy.result(), np.full(SIZE, 7))
 
 
