@@ -10,7 +10,7 @@ from strategy.device_setter import (
     byte_size_load_fn,
     replica_device_setter,
 )
-from strategy.inputs import InputContext, ValueContext
+from strategy.inputs import InputContext, InputOptions, ValueContext
 from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.reading import read_values
 from strategy.reductions import PerReplica
@@ -27,6 +27,7 @@ __all__ = [
     "GreedyLoadBalancingStrategy",
     "IndexedSlices",
     "InputContext",
+    "InputOptions",
     "ParameterServerStrategy",
     "PerReplica",
     "RandomStrategy",
