@@ -130,6 +130,9 @@ def test_memory_is_not_used_again_under_a_step_that_has_failed(xp):
 
         def step(part):
             number = get_replica_context().replica_id_in_sync_group
+            own = xp.cuda.Stream(non_blocking=True)
+            own.wait_event(xp.cuda.get_current_stream().record())
+            own.use()
             for _ in range(20):
                 totals[number] += part
             if number == 0:
@@ -144,8 +147,10 @@ def test_memory_is_not_used_again_under_a_step_that_has_failed(xp):
                 raised.value.__traceback__ = None  # whose frames have the batch
                 del element, raised
                 user.synchronize()
+        xp.cuda.Device(0).synchronize()
+        expected = np.full((2, 5003), 20 * sum(range(30)))
         for total in totals:
-            np.testing.assert_array_equal(xp.asnumpy(total), np.full((2, 5003), 20 * sum(range(30))))
+            np.testing.assert_array_equal(xp.asnumpy(total), expected)
 
 
 def test_structures_keep_their_form_and_what_is_no_number_stays(xp, strategy):
