@@ -16,6 +16,7 @@ import numpy as np
 from mpidist import errors
 from mpidist.cuda import Delivery, has_dtype, make_current
 from strategy.array_like import is_on_gpu
+from strategy.channel import OVER, Channel, Failure
 from strategy.inputs import divided, leaves_of, over_leaves, set_state_of, state_of
 from strategy.reductions import as_array, regrouped
 
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 _FORMAT = "strategy.feeding 1"
 _CLOSE_S = 5.0  # how long close() waits for the dataset to give the element it is at
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
-_OVER = object()
 
 
 def fed(
@@ -88,7 +88,7 @@ class FeedIterator:
     ) -> None:
         self._gpus, self._ahead = tuple(gpus), ahead
         self._source = _Source(dataset, self._gpus, one_each)
-        self._channel = _Channel(ahead)
+        self._channel = Channel(ahead)
         self._starting = threading.Lock()
         # It knows nothing of this object, lest it keep one that is dropped.
         self._thread = threading.Thread(
@@ -106,7 +106,7 @@ class FeedIterator:
         if len(self._gpus) == 1:  # the replica's, for this is its thread
             make_current(self._gpus[0])
         step = self._next_step()
-        if step is _OVER:
+        if step is OVER:
             raise StopIteration
         try:
             return step.hand_over()
@@ -174,9 +174,9 @@ class FeedIterator:
         self.close()
 
     def _next_step(self) -> Any:
-        """A step, a failure in its place, or _OVER."""
+        """A step, a failure in its place, or OVER."""
         if not self._ahead:
-            return _OVER if self._channel.closed else _made(self._source)
+            return OVER if self._channel.closed else _made(self._source)
         with self._starting:
             if self._thread.ident is None and not self._channel.closed:
                 self._thread.start()
@@ -216,7 +216,7 @@ class _Source:
         if not self.again:
             return next(self.elements)
         element = self.again.popleft()
-        return element.hand_over() if isinstance(element, _Failure) else element
+        return element.hand_over() if isinstance(element, Failure) else element
 
     def _courier(self, gpu: int) -> Delivery:
         if gpu not in self._couriers:
@@ -264,111 +264,30 @@ def _as_number(leaf: Any) -> Any:
     return array if has_dtype(array.dtype) else None
 
 
-class _Failure:
-    """An error in the place of a step, or in a state in that of an element."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    @property
-    def taken(self) -> list[Any]:
-        return [self]
-
-    def hand_over(self) -> Any:
-        try:
-            raise self.error
-        finally:
-            del self  # the traceback refers to this frame
-
-    def __reduce__(self) -> tuple[type[_Failure], tuple[BaseException]]:
-        error = self.error
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception as why:
-            name = type(error).__qualname__
-            error = errors.UnknownError(f"{name}: {error} ({name} cannot be pickled: {why})")
-        return _Failure, (error,)
-
-
-class _Channel:
-    """What lies ready, in order; behind a failure, nothing is made until more is asked for.
-
-    Attributes:
-        making: Held while a step is made and added.
-        closed: Whether nobody wants steps any more.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.making = threading.Lock()
-        self.closed = False
-        self._size = size
-        # Of reentrant locks: garbage is collected anywhere, and then close() is called.
-        self._changed = threading.Condition()
-        self._steps: deque[Any] = deque()
-        self._failed = False
-
-    def wait_for_room(self) -> bool:
-        """Wait until another one may be made; False if nobody wants it."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.closed or (len(self._steps) < self._size and not self._failed)
-            )
-            return not self.closed
-
-    def add(self, step: Any) -> None:
-        with self._changed:
-            if not self.closed:
-                self._steps.append(step)
-                self._failed = isinstance(step, _Failure)
-                self._changed.notify_all()
-
-    def waiting(self) -> list[Any]:
-        with self._changed:
-            return [step for step in self._steps if step is not _OVER]
-
-    def take(self) -> Any:
-        """The next one, or _OVER, which stays the last."""
-        with self._changed:
-            if not self._steps:
-                self._failed = False
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: self._steps or self.closed)
-            if self.closed or self._steps[0] is _OVER:
-                return _OVER
-            self._changed.notify_all()
-            return self._steps.popleft()
-
-    def close(self) -> None:
-        with self._changed:
-            self.closed = True
-            self._steps.clear()
-            self._changed.notify_all()
-
-
-def _fill(channel: _Channel, source: _Source) -> None:
+def _fill(channel: Channel, source: _Source) -> None:
     try:
         while channel.wait_for_room() and _add_next(channel, source):
             pass
     finally:
-        channel.add(_OVER)
+        channel.add(OVER)
         source.close()
 
 
-def _add_next(channel: _Channel, source: _Source) -> bool:
+def _add_next(channel: Channel, source: _Source) -> bool:
     """Make a step and add it; whether that is not the end."""
     with channel.making:
         step = _made(source, source.gpus[0])  # this thread shall have no context on another one
         channel.add(step)
-        return step is not _OVER
+        return step is not OVER
 
 
 def _made(source: _Source, gpu: int | None = None) -> Any:
-    """A step, a failure in its place, or _OVER; with a GPU as the current one."""
+    """A step, a failure in its place, or OVER; with a GPU as the current one."""
     try:
         if gpu is not None:
             make_current(gpu)
         return source.step()
     except StopIteration:
-        return _OVER
+        return OVER
     except BaseException as error:
-        return _Failure(error)
+        return Failure(error)
