@@ -13,6 +13,10 @@ Variable                        Meaning                                         
 ``MPIDIST_ARENA_BYTES``         address space that a ps reserves at first, in bytes       16 GiB
 ``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
                                 four times as many are shared with processes of the host
+``MPIDIST_GPU_MPI``             whether MPI is given memory of GPUs: 0 never, 1 without   auto
+                                trying whether it takes it, auto where a trial says so
+``MPIDIST_GPU_WAY``             way between GPUs: ``auto``, ``staged``, ``nccl``,         auto
+                                ``ipc``, ``mpi``, ``pieces``
 ``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
@@ -24,8 +28,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+GPU_WAYS = ("auto", "staged", "nccl", "ipc", "mpi", "pieces")
+"""How arrays may get from GPU to GPU; see :class:`mpidist.DirectGroup`."""
+
 PER_NODE, COLOCATED = "per_node", "colocated"
 """What a job layout may say in place of how many tasks a job has."""
+_GPU_MPI = ("auto", "0", "1")
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Config:
     stall_abort_s: float = float("inf")
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
+    gpu_mpi: str = "auto"
+    gpu_way: str = "auto"
     secret: str | None = field(default=None, repr=False)
 
     @property
@@ -59,7 +69,8 @@ class Config:
             The settings, with defaults for what is unset or empty.
 
         Raises:
-            ValueError: A number does not parse, or is not positive; the message names the variable.
+            ValueError: A number does not parse, or is not positive, or a word is none of those that
+                are known; the message names the variable.
         """
 
         def number(name: str, default: float) -> float:
@@ -80,6 +91,12 @@ class Config:
                 raise ValueError(f"{name}={env[name]!r} must be at least 1, and finite")
             return int(value)
 
+        def one_of(name: str, known: tuple[str, ...]) -> str:
+            text = env.get(name) or known[0]
+            if text not in known:
+                raise ValueError(f"{name}={text!r} is none of {', '.join(known)}")
+            return text
+
         return cls(
             run_dir=env.get("MPIDIST_RUN_DIR") or None,
             timeline=env.get("MPIDIST_TIMELINE") or None,
@@ -90,6 +107,8 @@ class Config:
             stall_abort_s=number("MPIDIST_STALL_ABORT_S", cls.stall_abort_s),
             arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
             credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
+            gpu_mpi=one_of("MPIDIST_GPU_MPI", _GPU_MPI),
+            gpu_way=one_of("MPIDIST_GPU_WAY", GPU_WAYS),
             secret=env.get("MPIDIST_SECRET") or None,
         )
 

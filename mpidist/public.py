@@ -69,7 +69,7 @@ from mpidist.errors import (
     GroupBrokenError,
     QueueEmptyError,
 )
-from mpidist.group import CartesianGroup, Prepared, ProcessGroup
+from mpidist.group import CartesianGroup, DirectGroup, Prepared, ProcessGroup, WayTable
 from mpidist.reduce_op import ReduceOp
 from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
 from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
@@ -84,6 +84,7 @@ __all__ = [
     "ClusterSpec",
     "DeadlineExceededError",
     "DeviceMesh",
+    "DirectGroup",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
@@ -107,6 +108,7 @@ __all__ = [
     "Server",
     "Store",
     "TaskMetrics",
+    "WayTable",
     "Window",
     "Work",
     "all_gather",

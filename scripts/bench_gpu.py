@@ -5,7 +5,8 @@
 Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in microseconds a call;
 the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
 and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
-CuPy over their group, and the first pulls and pushes a variable of each kind.
+CuPy over their group, and the first pulls and pushes a variable of each kind. "between processes"
+is what CUDA IPC takes on one device, against a copy there by one of them ("of copy").
 """
 
 import argparse
@@ -16,10 +17,12 @@ from _bench import alternate, report, size_text
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.cuda import Delivery, cupy, device_count
+from mpidist.cuda import Delivery, DeviceArray, cupy, device_count
+from mpidist.cuda.ipc_way import Ipc
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
+LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
 def main():
@@ -27,7 +30,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="file to write the figures to")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser.add_argument("--largest", type=int, default=LARGE[-1], help="bytes")
     args = parser.parse_args()
     resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
     spec, job, index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
@@ -42,6 +45,7 @@ def main():
         workers.barrier()
         if workers.size() > 1:
             reducing(args, workers)
+            between(args, workers)
         strategy = ParameterServerStrategy()
         if index == 0:
             training(args, strategy)
@@ -53,9 +57,9 @@ def path_of(args, part):
     return args.json and args.json.replace(".json", f"-{part}.json")
 
 
-def sizes(args):
+def sizes(args, of=SIZES):
     """Those that are wanted."""
-    return [size for size in SIZES if size <= args.largest]
+    return [size for size in of if size <= args.largest]
 
 
 def staging(args):
@@ -126,6 +130,45 @@ def reducing(args, workers):
     if workers.rank() == 0:
         columns = ["size", "NumPy us", "CuPy us", "of NumPy"]
         report("all_reduce", columns, rows, facts(), path_of(args, "all_reduce"))
+
+
+def between(args, workers):
+    """CUDA IPC between the workers, all on the first device, against a copy there."""
+    package, comm, rows, repeats = cupy(), workers.comm, [], 10
+    size, rank = workers.size(), workers.rank()
+
+    def exchange(record):
+        records = bytearray(size * len(record))
+        comm.Allgather(record, records)
+        return [bytes(records[n * len(record) :][: len(record)]) for n in range(size)]
+
+    way = Ipc(size, rank, 0, exchange, comm.Barrier)
+    for nbytes in sizes(args, LARGE):
+        array, other = package.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
+        held = DeviceArray(array)
+
+        def copy(array=array, other=other):
+            for _ in range(repeats if rank == 0 else 0):
+                other[...] = array
+                package.cuda.get_current_stream().synchronize()
+
+        def broadcast(held=held):
+            for _ in range(repeats):
+                way.broadcast(held, 1)
+
+        def all_reduce(held=held):
+            for _ in range(repeats):
+                way.all_reduce(held, "MAX")
+
+        sides = {"copy": copy, "broadcast": broadcast, "all_reduce": all_reduce}
+        times = alternate(sides, args.rounds, 0, before=workers.barrier)
+        us = {name: 1e6 * seconds / repeats for name, seconds in times.items()}
+        row = [size_text(nbytes), us["copy"], us["broadcast"], us["copy"] / us["broadcast"]]
+        rows.append([*row, us["all_reduce"], us["copy"] / us["all_reduce"]])
+    way.close()
+    if rank == 0:
+        columns = ["size", "copy us", "broadcast us", "of copy", "all_reduce us", "of copy"]
+        report("between processes", columns, rows, facts(), path_of(args, "between"))
 
 
 def training(args, strategy):

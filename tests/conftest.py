@@ -9,7 +9,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _cases import stand_in_cupy
+from _cases import stand_in_cupy, stand_in_memory, stand_in_nccl
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
@@ -26,6 +26,9 @@ def xp_module(request):
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", stand_in_cupy)
+        patch.setitem(sys.modules, "cupy.cuda.nccl", stand_in_nccl)
+        pointers = importlib.import_module("mpidist.cuda.ipc")
+        patch.setattr(pointers, "libcuda", stand_in_memory.Driver)
         yield stand_in_cupy
 
 

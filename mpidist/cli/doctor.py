@@ -24,10 +24,11 @@ from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
-_PROBE_S = 60.0
+_PROBE_S = 90.0  # in which two ranks may have others try memory of GPUs, for a minute
 _SYSTEM_S = 10.0
-_PROBE, _GPU_PROBE = (
-    str(Path(__file__).absolute().with_name(name)) for name in ("probe.py", "gpu_probe.py")
+_PROBE, _GPU_PROBE, _WAY_PROBE = (
+    str(Path(__file__).absolute().with_name(name))
+    for name in ("probe.py", "gpu_probe.py", "way_probe.py")
 )
 _LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
@@ -69,7 +70,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor",
         help="say what of this machine's MPI works, and what to do about the rest",
-        description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks.",
+        description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks, "
+        "and where MPI says that it takes memory of GPUs, have two more try that.",
         epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks are "
         "tried in processes of their own, with time limits.",
         allow_abbrev=False,
@@ -107,13 +109,18 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     yield finding
     yield _shared_memory()
     yield _host_name()
+    has_gpus = False
     if package.verdict != PROBLEM:
         yield from _batch_job(env)
-        yield from _gpus(env)
+        for finding in _gpus(env):
+            has_gpus = finding.name == "CuPy" and finding.verdict == OK
+            yield finding
     extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
     yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
     if PROBLEM not in (package.verdict, library.verdict) and launcher is not None:
         yield from _two_ranks()
+        if has_gpus:
+            yield _ways()
 
 
 def _package() -> Finding:
@@ -249,19 +256,35 @@ def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
 
 def _two_ranks() -> Iterator[Finding]:
     """What a job of two ranks of this host says of itself."""
+    facts = _said_by_two("two ranks", _PROBE, _INSTALL)
+    if isinstance(facts, Finding):
+        yield facts
+    else:
+        yield from _verdicts(facts)
+
+
+def _ways() -> Finding:
+    """What two ranks find out of the ways between GPUs, of which they may share one."""
+    remedy = "MPIDIST_GPU_WAY=staged has all arrays on GPUs go through the host"
+    facts = _said_by_two("GPU to GPU", _WAY_PROBE, remedy)
+    if isinstance(facts, Finding):
+        return facts
+    return Finding("GPU to GPU", OK, "; ".join(facts["table"].splitlines()))
+
+
+def _said_by_two(name: str, script: str, remedy: str) -> dict[str, Any] | Finding:
+    """What a script says on two ranks, as JSON; a problem of this name if it says nothing."""
     command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--timeout", f"{_PROBE_S:g}"]
     try:
-        done = _child([*command, _PROBE], 2 * _PROBE_S)
+        done = _child([*command, script], 2 * _PROBE_S)
         facts = json.loads(_last_line(done.stdout) or "null")
     except (subprocess.TimeoutExpired, ValueError) as error:
-        yield Finding("two ranks", PROBLEM, f"their job says nothing ({error})", _INSTALL)
-        return
+        return Finding(name, PROBLEM, f"their job says nothing ({error})", remedy)
     if done.returncode != 0 or not isinstance(facts, dict):
         said = [line for line in done.stderr.splitlines() if "Error: " in line]
-        remedy = said[-1].strip() if said else f"see what this prints: {' '.join(command)} {_PROBE}"
-        yield Finding("two ranks", PROBLEM, _last_line(done.stderr), remedy)
-        return
-    yield from _verdicts(facts)
+        remedy = said[-1].strip() if said else f"see what this prints: {' '.join(command)} {script}"
+        return Finding(name, PROBLEM, _last_line(done.stderr), remedy)
+    return facts
 
 
 def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
@@ -282,6 +305,12 @@ def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
     yield Finding(
         "one-sided", OK if right else PROBLEM, "put and get work" if right else "a put was lost",
         "" if right else 'leave ParameterServerStrategy(transport="rma") out',
+    )  # fmt: skip
+    memory = facts["device_memory"]
+    way = "MPI takes it" if memory["usable"] else "by way of the host"
+    yield Finding(
+        "GPU memory", WARNING if memory["remedy"] else OK, f"{way}: {memory['reason']}",
+        memory["remedy"],
     )  # fmt: skip
 
 

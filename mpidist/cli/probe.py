@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 import mpidist
+from mpidist.cuda import device_memory_by_mpi
 from mpidist.runtime import world
 
 _ROUNDS = 200
@@ -43,6 +45,7 @@ def main() -> None:
         "broadcast_gib_s": _LARGE.nbytes / 2**30 / _seconds(lambda: group.broadcast(_LARGE, 0)),
     }
     if rank == 0:
+        facts["device_memory"] = dataclasses.asdict(device_memory_by_mpi())
         os.write(1, f"{json.dumps(facts)}\n".encode())
 
 

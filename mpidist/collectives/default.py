@@ -6,11 +6,14 @@ import os
 import warnings
 from typing import Any
 
-from mpidist.group import ProcessGroup
+from mpidist.config import config
+from mpidist.cuda import why_no_gpu
+from mpidist.group import DirectGroup, ProcessGroup
 from mpidist.runtime import together, world
 from mpidist.work import Timeout
 
 BACKENDS = ("mpi", "cpu:mpi", "cpu:mpi,cuda:nccl")
+_DIRECT = BACKENDS[-1]
 
 _default: ProcessGroup | None = None
 _made: list[ProcessGroup] = []  # from the default group; they end with it
@@ -54,7 +57,9 @@ def init_process_group(
     """Collective. Make the default group, of the whole world; the launcher has said who is who.
 
     Args:
-        backend: None, ``"mpi"``, ``"cpu:mpi"`` or ``"cpu:mpi,cuda:nccl"``.
+        backend: With ``"cpu:mpi,cuda:nccl"`` it is a :class:`mpidist.DirectGroup`, whose large
+            operations on GPUs go from GPU to GPU; so it is with None where a rank has CuPy and a
+            GPU. With ``"mpi"`` or ``"cpu:mpi"`` all goes through the memory of the host.
         init_method: None or ``"env://"``; MPI needs no rendezvous.
         timeout: Time limit of every operation, in seconds or as a timedelta. Unlike torch's, the
             default is none.
@@ -93,8 +98,23 @@ def init_process_group(
             )
     with together("init_process_group", here.comm.Get_group()):
         comm = here.comm.Dup()
-    _default = ProcessGroup(comm, group_name, timeout)
+        wishes = comm.allgather(_wish(backend))
+    if len(set(wishes) - {None}) > 1:
+        raise ValueError(
+            f"the ranks want different backends, or say MPIDIST_GPU_WAY differently: {wishes}"
+        )
+    kind = DirectGroup if _DIRECT in wishes else ProcessGroup
+    _default = kind(comm, group_name, timeout)
     return _default
+
+
+def _wish(backend: str | None) -> str | None:
+    """The backend that this rank wants; None if it has no GPU, and does not say."""
+    if config.gpu_way == "staged":
+        return "mpi"
+    if backend is None:
+        return _DIRECT if config.gpu_way != "auto" or not why_no_gpu(os.environ) else None
+    return _DIRECT if backend.lower() == _DIRECT else "mpi"
 
 
 def destroy_process_group(group: Group = None) -> None:

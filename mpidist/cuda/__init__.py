@@ -1,10 +1,18 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
 from mpidist.cuda.ahead import HostCopy, Landing, side_stream
-from mpidist.cuda.blocks import device_pool, pinned_pool
+from mpidist.cuda.aware import (
+    Awareness,
+    device_memory_by_mpi,
+    device_memory_by_mpi_on,
+    why_no_gpu,
+)
+from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
+from mpidist.cuda.lane import Lane
 from mpidist.cuda.library import (
+    bus_id,
     check_dtype,
     cupy,
     device_count,
@@ -13,20 +21,30 @@ from mpidist.cuda.library import (
     on_device,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
-from mpidist.cuda.streams import current_stream, mark
+from mpidist.cuda.streams import current_stream, finish, mark, wait_for
+from mpidist.cuda.ways import NotDirectError, Way
 
 __all__ = [
+    "Awareness",
     "Delivery",
     "DeviceArray",
     "HostCopy",
     "Landing",
+    "Lane",
     "Mirror",
+    "NotDirectError",
     "Parcel",
+    "Way",
+    "bus_id",
     "check_dtype",
+    "copy",
     "cupy",
     "current_stream",
     "device_count",
+    "device_memory_by_mpi",
+    "device_memory_by_mpi_on",
     "device_pool",
+    "finish",
     "has_dtype",
     "layout_of",
     "lies_on_gpu",
@@ -34,6 +52,9 @@ __all__ = [
     "mark",
     "mirror",
     "on_device",
+    "pinned_bytes",
     "pinned_pool",
     "side_stream",
+    "wait_for",
+    "why_no_gpu",
 ]

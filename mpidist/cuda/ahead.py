@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda.blocks import NEVER, copy, pinned_bytes, pinned_pool
+from mpidist.cuda.blocks import NEVER, Block, copy, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import go_behind, place
 from mpidist.cuda.device_array import DeviceArray
 from mpidist.cuda.library import cupy, on_device
@@ -83,7 +83,7 @@ class HostCopy:
 
     The copy comes behind what the array's stream has to do when this is made, and passes by what
     is queued there later: until :meth:`result` has returned, the array must not be changed. It is
-    kept until then.
+    kept until then. Only strided arrays hold their stream up, which packs them.
 
     Args:
         array: See :class:`DeviceArray`.
@@ -105,12 +105,16 @@ class HostCopy:
         self.shape, self.dtype = origin.shape, origin.dtype
         self._number, self._doing = origin.number, f"copying {origin} to the host"
         with on_device(self._number, self._doing):
-            nbytes = math.prod(self.shape) * self.dtype.itemsize
-            memory, self._block = pinned_bytes(pinned_pool(), nbytes)
-            self._host: Array = memory.view(self.dtype).reshape(self.shape)
-            stream = side_stream(self._number, "down")
-            # Given back to CuPy's pool, it might be written into before it has been copied.
-            self._kept = origin.begin_download(self._host, self._block, stream)
+            self._host, self._block = self._begin(origin)
+        # Given back to CuPy's pool, it might be written into before it has been copied.
+        self._kept: DeviceArray | None = origin
+
+    def _begin(self, origin: DeviceArray) -> tuple[Array, Block]:
+        memory, block = pinned_bytes(pinned_pool(), origin.nbytes)
+        host: Array = memory.view(self.dtype).reshape(self.shape)
+        if host.nbytes:
+            origin.begin_download(host, block, side_stream(self._number, "down"))
+        return host, block
 
     def result(self) -> Array:
         """Local. The values, in host memory; waits for them, on any thread.
@@ -121,8 +125,9 @@ class HostCopy:
                 ``MPIDIST_STALL_ABORT_S``.
         """
         if self._kept is not None:
-            with on_device(self._number, self._doing):
-                wait_for(self._block.event, self._doing)
+            if self._host.nbytes:
+                with on_device(self._number, self._doing):
+                    wait_for(self._block.event, self._doing)
             self._kept = None
         return self._host
 

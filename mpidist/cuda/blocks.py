@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.cuda.failures import is_final
 from mpidist.cuda.library import cupy, errors_of_cuda, on_device
 from mpidist.cuda.streams import current_stream, has_come, logger, mark
 from mpidist.leases import Leases
@@ -118,7 +119,10 @@ class BlockPool:
         return sum(block.nbytes for block in self._leases.lent())
 
     def _came_back(self, block: Block) -> None:
-        if sys.is_finalizing() or os.getpid() != self._process:  # CUDA may be gone, or elsewhere
+        if sys.is_finalizing():  # CUDA may be gone
+            return
+        if os.getpid() != self._process:  # CUDA is elsewhere, and nothing can be freed here
+            self._unusable.append(block)
             return
         if block.stream is not None and self._device is not None:
             stream, block.stream, block.event = block.stream, None, NEVER
@@ -181,7 +185,7 @@ class BlockPool:
         try:
             return self._allocate(size)
         except errors as error:
-            if self._otherwise is None:
+            if self._otherwise is None or is_final(error):
                 raise
             return self._otherwise(size, error)
 
@@ -217,12 +221,12 @@ def copy(target: int, source: int, nbytes: int, kind: str, stream: Any, block: B
         CUDARuntimeError: CUDA failed; nothing has begun.
     """
     cuda = cupy().cuda
-    event = cuda.Event(disable_timing=True)
+    event, before = cuda.Event(disable_timing=True), block.event
     block.event = NEVER  # what interrupts this from now on leaves nobody who knows
     try:
         cuda.runtime.memcpyAsync(target, source, nbytes, getattr(cuda.runtime, kind), stream.ptr)
     except errors_of_cuda():
-        block.event = None
+        block.event = before
         raise
     event.record(stream)
     block.event = event
@@ -259,7 +263,7 @@ def _not_pinned(nbytes: int, error: Exception) -> bytearray:
             "memory is used, and copies are slower; see how much is free, and what containers and "
             "batch systems allow",
             nbytes,
-            error,
+            str(error),  # who keeps the record shall not keep what frames name
         )
     return bytearray(nbytes)
 

@@ -91,18 +91,21 @@ class Delivery:
         for array in arrays:
             check_dtype(array.dtype)
         with on_device(self.number, f"sending {total} bytes to it"):
-            placed = [place(self.number, array.shape, array.dtype) for array in arrays]
-            blocks = [block for _, block in placed]
+            return self._begin(arrays)
+
+    def _begin(self, arrays: Sequence[NDArray[Any]]) -> Parcel:
+        placed = [place(self.number, array.shape, array.dtype) for array in arrays]
+        blocks = [block for _, block in placed]
+        for block in blocks:
+            go_behind(self._stream, block)
+            block.event = NEVER  # should there be no event behind the copies
+        try:
+            for array, (target, _) in zip(arrays, placed, strict=True):
+                self._copy(array, target)
+        finally:
+            event = mark(self._stream)
             for block in blocks:
-                go_behind(self._stream, block)
-                block.event = NEVER  # should there be no event behind the copies
-            try:
-                for array, (target, _) in zip(arrays, placed, strict=True):
-                    self._copy(array, target)
-            finally:
-                event = mark(self._stream)
-                for block in blocks:
-                    block.event = event  # should nobody come to want them
+                block.event = event  # should nobody come to want them
         return Parcel(self.number, [target for target, _ in placed], blocks, event)
 
     def _copy(self, array: NDArray[Any], target: Any) -> None:

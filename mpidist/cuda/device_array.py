@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist.cuda.blocks import Block, copy
+from mpidist.cuda.failures import place as place_of
 from mpidist.cuda.library import cupy, explained, on_device
+from mpidist.cuda.parts import in_parts
 from mpidist.cuda.streams import current_stream, mark, stream_of, used, wait_for
 from mpidist.foreign import check_tensor, dtype_of_tensor
 
@@ -82,6 +84,31 @@ class DeviceArray:
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on GPU {self.number}"
 
+    @property
+    def stream(self) -> Any:
+        """Local. CuPy's object for the stream on which its owner works."""
+        return self._stream
+
+    @property
+    def pointer(self) -> int:
+        """Local. Address of its first element; of no meaning if it has none."""
+        return int(self._bits.data.ptr)
+
+    @property
+    def nbytes(self) -> int:
+        """Local. How many bytes its elements are."""
+        return int(self._bits.nbytes)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Local. Whether its elements lie one after the other, in C order."""
+        return bool(self._bits.flags.c_contiguous)
+
+    @property
+    def flat(self) -> Any:
+        """Local. Its elements as a flat CuPy array of unsigned integers, if it is contiguous."""
+        return self._bits.reshape(-1)
+
     def download(self, target: NDArray[Any], block: Block) -> None:
         """Local. Copy it to the host, behind what its stream has to do before; waits for that.
 
@@ -96,36 +123,31 @@ class DeviceArray:
         if not target.nbytes:
             return
         doing = f"copying {self} to the host"
-        with on_device(self.number, doing) as package:
-            packed = self._bits
-            if not packed.flags.c_contiguous:
-                with used(self._stream):
-                    packed = package.ascontiguousarray(packed)
-            here, there, nbytes = target.ctypes.data, packed.data.ptr, target.nbytes
-            copy(here, there, nbytes, "memcpyDeviceToHost", self._stream, block)
+        with on_device(self.number, doing):
+            self.begin_download(target, block, self._stream)
             wait_for(block.event, doing)
 
-    def begin_download(self, target: NDArray[Any], block: Block, stream: Any) -> Any:
-        """Local. Begin to copy it to the host on another stream, behind what its own has to do.
+    def begin_download(self, target: NDArray[Any], block: Block, stream: Any) -> None:
+        """Local. Begin to copy it to the host, behind what its own stream has to do before.
 
         Args:
-            target: See :meth:`download`.
-            block: What the target lies in; its event then is one behind the copy.
-            stream: Of its device, which must be current.
-
-        Returns:
-            What has to be kept until that event has come; None if nothing is copied.
+            target: See :meth:`download`; not empty.
+            block: What the target lies in; its event then is one behind the copy, until which the
+                array must be kept.
+            stream: Of its device, which must be current: which copies it. One that is strided its
+                own stream does, which packs it part by part.
         """
-        if not target.nbytes:
-            return None
-        packed = self._bits
-        if not packed.flags.c_contiguous:
-            with used(self._stream):
-                packed = cupy().ascontiguousarray(packed)
-        stream.wait_event(mark(self._stream))
-        here, there, nbytes = target.ctypes.data, packed.data.ptr, target.nbytes
-        copy(here, there, nbytes, "memcpyDeviceToHost", stream, block)
-        return packed
+        if self.is_contiguous:
+            if stream is not self._stream:
+                stream.wait_event(mark(self._stream))
+            self._fetch(self._bits, target.ctypes.data, stream, block)
+            return
+
+        def pack(part: Any, place: int) -> None:
+            self._fetch(cupy().ascontiguousarray(part), place, self._stream, block)
+
+        with used(self._stream):
+            in_parts(self._bits, target.ctypes.data, pack)
 
     def upload(self, source: NDArray[Any], block: Block) -> None:
         """Local. Copy to it from the host, behind what its stream has to do before.
@@ -141,14 +163,23 @@ class DeviceArray:
         if not source.nbytes:
             return
         with on_device(self.number, f"copying {self} from the host") as package:
-            bits, here, nbytes = self._bits, source.ctypes.data, source.nbytes
-            if bits.flags.c_contiguous:
-                copy(bits.data.ptr, here, nbytes, "memcpyHostToDevice", self._stream, block)
+            if self._bits.flags.c_contiguous:
+                self._bring(self._bits, source.ctypes.data, block)
                 return
+
+            def unpack(part: Any, place: int) -> None:
+                packed = package.empty(part.shape, part.dtype)
+                self._bring(packed, place, block)
+                part[...] = packed
+
             with used(self._stream):
-                packed = package.empty(bits.shape, bits.dtype)
-                copy(packed.data.ptr, here, nbytes, "memcpyHostToDevice", self._stream, block)
-                bits[...] = packed
+                in_parts(self._bits, source.ctypes.data, unpack)
+
+    def _fetch(self, packed: Any, place: int, stream: Any, block: Block) -> None:
+        copy(place, packed.data.ptr, packed.nbytes, "memcpyDeviceToHost", stream, block)
+
+    def _bring(self, packed: Any, place: int, block: Block) -> None:
+        copy(packed.data.ptr, place, packed.nbytes, "memcpyHostToDevice", self._stream, block)
 
     def _take_bits(self, array: Any) -> None:
         self.dtype = np.dtype(array.dtype)
@@ -195,13 +226,28 @@ def _at(
 ) -> Any:
     """A CuPy array over somebody's memory; of a device that CUDA is asked for if it is -1."""
     cuda = cupy().cuda
-    if not pointer and device < 0:
-        device = cuda.runtime.getDevice()  # of an array without elements
+    if device < 0:
+        device = _device_at(pointer, owner)
     ends = [(count - 1) * stride for count, stride in zip(shape, strides, strict=True)]
     span = dtype.itemsize + sum(end for end in ends if end > 0) if all(shape) else 0
     memory = cuda.UnownedMemory(pointer, span, owner, device)
     place = cuda.MemoryPointer(memory, 0)
     return cupy().ndarray(shape, _bits_of(dtype), place, strides=strides)
+
+
+def _device_at(pointer: int, owner: Any) -> int:
+    """The device of an address, as CUDA knows it; of pinned host memory, where it was pinned."""
+    runtime = cupy().cuda.runtime
+    if not pointer:
+        return int(runtime.getDevice())  # of an array without elements
+    facts = runtime.pointerGetAttributes(pointer)
+    if facts.type == runtime.memoryTypeUnregistered:
+        raise ValueError(
+            f"a {type(owner).__name__} has its memory at {pointer:#x}, where CUDA of "
+            f"{place_of('this process')} knows none: it was freed, or is memory of the host that "
+            "is not pinned; keep what owns the memory until the operation has ended"
+        )
+    return int(facts.device)
 
 
 def _from_dlpack(array: Any) -> Any:

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import importlib
+import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from mpidist.errors import DistBackendError, FailedPreconditionError, ResourceExhaustedError
+from mpidist.cuda.failures import explanation, place
+from mpidist.errors import Error, FailedPreconditionError
 
 _INSTALL = (
     "pip install 'cupy-cuda13x[ctk]' or 'cupy-cuda12x[ctk]', which the extras cuda13 and cuda12 of "
     "mpidist bring, as the driver needs (nvidia-smi shows its version of CUDA)"
 )
-_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, and CUDA_ERROR_OUT_OF_MEMORY
 _KNOWN = "?bhilqBHILQefdFD"  # CuPy itself takes more where it is given memory, and computes wrongly
 _BFLOAT16_SINCE = 14
+_user: list[int] = []  # the process that was the first to use CUDA
 
 
 def cupy() -> Any:
-    """Local. The package.
+    """Local. The package, to be used with a device.
 
     Raises:
-        FailedPreconditionError: It is not installed, or cannot be imported.
+        FailedPreconditionError: It is not installed, or cannot be imported; or this process was
+            forked from one that had used CUDA, which works only there.
     """
+    package = _imported()
+    if not _user:
+        _user.append(os.getpid())
+    elif _user[0] != os.getpid():
+        raise FailedPreconditionError(
+            f"process {os.getpid()} was forked from process {_user[0]}, which had used GPUs, and "
+            "cannot use them: CUDA does not survive a fork. Start processes with the 'spawn' or "
+            "'forkserver' method, or use GPUs only in the children, and not before they start"
+        )
+    return package
+
+
+def _imported() -> Any:
     try:
         return importlib.import_module("cupy")
     except Exception as error:  # broken installations raise whatever they come upon
@@ -45,22 +62,27 @@ def device_count() -> int:
         count = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
         raise FailedPreconditionError(
-            f"CuPy is installed, but can use no GPU here ({error}): look at nvidia-smi, at "
-            "CUDA_VISIBLE_DEVICES, and at whether this CuPy is of the driver's version of CUDA "
-            "(cupy-cuda12x, cupy-cuda13x)"
+            f"CuPy is installed, but {place('this process')} can use no GPU ({error}): look at "
+            "nvidia-smi, at CUDA_VISIBLE_DEVICES, and at whether this CuPy is of the driver's "
+            "version of CUDA (cupy-cuda12x, cupy-cuda13x)"
         ) from error
     if not count:
         raise FailedPreconditionError(
-            "CuPy is installed, but there is no GPU here: look at nvidia-smi, and at "
-            "CUDA_VISIBLE_DEVICES"
+            f"CuPy is installed, but {place('this process')} has no GPU: look at nvidia-smi, and "
+            "at CUDA_VISIBLE_DEVICES"
         )
     return count
+
+
+def bus_id(number: int) -> str:
+    """Local. What tells a GPU from the others of its node, whatever number it has here."""
+    return str(cupy().cuda.runtime.deviceGetPCIBusId(number))
 
 
 def has_dtype(dtype: np.dtype[Any]) -> bool:
     """Local. Whether CuPy has arrays of a dtype, in whichever byte order."""
     if dtype.name == "bfloat16":
-        return int(str(cupy().__version__).partition(".")[0]) >= _BFLOAT16_SINCE
+        return int(str(_imported().__version__).partition(".")[0]) >= _BFLOAT16_SINCE
     return dtype.char in _KNOWN
 
 
@@ -92,6 +114,7 @@ def on_device(number: int, doing: str) -> Iterator[Any]:
 
     Raises:
         ResourceExhaustedError: There is no memory.
+        FailedPreconditionError: CUDA cannot begin in this process.
         DistBackendError: Anything else of CUDA.
     """
     package = cupy()
@@ -109,15 +132,12 @@ def explained(where: str, doing: str) -> Iterator[None]:
     """Local. See :func:`on_device`, for what is done on no device in particular."""
     try:
         yield
+    except Error:  # which says enough
+        raise
     except errors_of_cuda() as error:
-        if is_out_of_memory(error):
-            raise ResourceExhaustedError(
-                f"{where} has not enough memory for {doing}: {error}"
-            ) from error
-        raise DistBackendError(
-            f"{doing} failed on {where}: {error}. CUDA tells late: an earlier kernel of this "
-            "process may be the cause (CUDA_LAUNCH_BLOCKING=1 shows which)"
-        ) from error
+        # Who keeps the error shall not keep pinned memory, which frames that have ended may name.
+        traceback.clear_frames(error.__traceback__)
+        raise explanation(error, where, doing) from error
 
 
 def make_current(number: int) -> None:
@@ -125,21 +145,18 @@ def make_current(number: int) -> None:
 
     It stays so: to go back to another gives that one a context, which takes memory there.
     """
-    if cupy().cuda.runtime.getDevice() != number:
-        cupy().cuda.Device(number).use()
+    package = cupy()
+    with explained(f"GPU {number}", "making it the current device"):
+        if package.cuda.runtime.getDevice() != number:
+            package.cuda.Device(number).use()
 
 
 def errors_of_cuda() -> tuple[type[Exception], ...]:
     """Local. What CuPy raises where CUDA fails, or memory is short."""
-    cuda = cupy().cuda
+    cuda = _imported().cuda
     return (
         cuda.runtime.CUDARuntimeError,
         cuda.driver.CUDADriverError,
         cuda.compiler.CompileException,
         MemoryError,  # CuPy's own is one
     )
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Local. Whether an error of CUDA, or of Python, is the lack of memory."""
-    return isinstance(error, MemoryError) or getattr(error, "status", 0) == _OUT_OF_MEMORY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,25 @@ def mirror(array: Any, *, read: bool = True) -> Mirror:
         FailedPreconditionError: There is no CuPy.
         TypeError: See :class:`DeviceArray`.
         ValueError: See :class:`DeviceArray`.
-        ResourceExhaustedError: The device has no memory to pack a strided array.
+        ResourceExhaustedError: The host has no memory, or the device none to pack a strided array.
         DistBackendError: CUDA failed.
     """
     origin = DeviceArray(array)
     nbytes = origin.header.size * origin.dtype.itemsize
-    with on_device(origin.number, "copies, of pinned memory of the host"):
+    with on_device(origin.number, f"copies of {origin}, of {nbytes} bytes of the host"):
         memory, block = pinned_bytes(pinned_pool(), nbytes)
     view: Mirror = memory.view(origin.dtype).reshape(origin.shape).view(Mirror)
     view.origin = origin
     view._block = block
+    del memory
     if read:
-        origin.download(view, block)
+        try:
+            origin.download(view, block)
+        except BaseException as error:
+            # Who keeps the error shall not keep the memory, which these frames name.
+            traceback.clear_frames(error.__traceback__)
+            del view
+            raise
     view.flags.writeable = origin.writeable
     return view
 

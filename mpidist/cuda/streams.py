@@ -105,6 +105,16 @@ def wait_for(event: Any, doing: str) -> None:
             )
 
 
+def finish(number: int, doing: str) -> None:
+    """Local. Wait until this thread's stream on the current device has done what it has to do.
+
+    Args:
+        number: Of the device.
+        doing: See :func:`wait_for`, which raises the same.
+    """
+    wait_for(mark(current_stream(number)), doing)
+
+
 class _Address:
     def __init__(self, number: int) -> None:
         self._number = number

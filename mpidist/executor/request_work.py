@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from mpidist.errors import DistBackendError
@@ -55,7 +56,9 @@ class RequestWork(Work):
 
     def _drive_requests(self, work: Work, deadline: float) -> None:
         op = self._op
-        self._waits.current[id(op)] = op
+        key = id(op)
+        self._waits.current[key] = op
+        del op  # an error that is kept keeps this frame
         try:
             if deadline == float("inf"):
                 with self._testing:
@@ -66,7 +69,7 @@ class RequestWork(Work):
                 while not self.is_completed() and time.monotonic() < deadline:
                     backoff.pause()
         finally:
-            self._waits.current.pop(id(op), None)
+            self._waits.current.pop(key, None)
 
     def _look(self, *, wait: bool) -> None:
         while self._requests:
@@ -85,6 +88,7 @@ class RequestWork(Work):
             if self._op.finish is not None:
                 self._op.finish()
         except Exception as error:  # the arrays have become read-only, or memory is short
+            traceback.clear_frames(error.__traceback__)  # who keeps this keeps no arrays
             self._end(error=error)
             return
         except BaseException as error:  # to begin again would divide a mean twice

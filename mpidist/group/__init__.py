@@ -2,15 +2,19 @@
 
 from mpidist.group.cartesian import CartesianGroup, make_cartesian
 from mpidist.group.coalescing import Coalescing
+from mpidist.group.direct import DirectGroup
 from mpidist.group.making import group_of, make_group, split
 from mpidist.group.prepared import Prepared
 from mpidist.group.process_group import ProcessGroup
+from mpidist.group.ways import WayTable
 
 __all__ = [
     "CartesianGroup",
     "Coalescing",
+    "DirectGroup",
     "Prepared",
     "ProcessGroup",
+    "WayTable",
     "group_of",
     "make_cartesian",
     "make_group",

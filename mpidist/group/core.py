@@ -195,7 +195,7 @@ class Core:
 
     def _at_once(self, op: Op) -> None:
         """Carry out a collective of which the caller needs the result."""
-        if self._collecting and threading.get_ident() in self._collecting:
+        if self._is_collecting():
             raise ValueError(
                 f"{op.name} of objects or of unequal parts needs its result at once: group "
                 f"{self.name!r} cannot collect it for later"
@@ -217,6 +217,9 @@ class Core:
     def _tear(self, op: Op) -> None:
         # Others go on with further steps, which this rank will never begin.
         self._torn, self._refusing = op, True
+
+    def _is_collecting(self) -> bool:
+        return bool(self._collecting) and threading.get_ident() in self._collecting
 
     def _collect(self, op: Op) -> bool:
         ops = self._collecting.get(threading.get_ident())

@@ -75,7 +75,7 @@ class Exchanges(Core):
             raise ValueError(f"all_to_all_single of {source.dtype} cannot write {target.dtype}")
         send = movable(apart(source, target))
         recv, finish = to_move(target, write=True)
-        if _are_given(input_split_sizes) or _are_given(output_split_sizes):
+        if are_given(input_split_sizes) or are_given(output_split_sizes):
             unit = source.itemsize // send.itemsize  # dtypes that MPI does not know are bytes
             gives = self._rows("input", source, input_split_sizes)
             takes = self._rows("output", target, output_split_sizes)
@@ -127,7 +127,7 @@ class Exchanges(Core):
     def _rows(self, what: str, array: Array, splits: Sequence[int] | None) -> list[int]:
         """How many elements of an array belong to each member."""
         length = array.shape[0] if array.ndim else 1
-        if not _are_given(splits):
+        if not are_given(splits):
             splits = [self._equal_rows(what, array)] * self._size
         if len(splits) != self._size or min(splits) < 0 or sum(splits) != length:
             raise ValueError(
@@ -181,6 +181,6 @@ def _stretches(array: Array, counts: Sequence[int], unit: int) -> list[Array]:
     return parts
 
 
-def _are_given(splits: Sequence[int] | None) -> TypeGuard[Sequence[int]]:
+def are_given(splits: Sequence[int] | None) -> TypeGuard[Sequence[int]]:
     """Whether split sizes are given; an empty list says as little as None, as torch has it."""
     return splits is not None and len(splits) > 0

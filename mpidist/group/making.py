@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpidist.group.direct import DirectGroup
 from mpidist.group.process_group import ProcessGroup
 from mpidist.runtime import together
 from mpidist.work import Timeout
@@ -17,6 +18,8 @@ def make_group(
     parent: ProcessGroup, ranks: Sequence[int], name: str, timeout: Timeout = None
 ) -> ProcessGroup | None:
     """Collective over the new members. A group of some members of another (MPI 4.1, 7.4.2).
+
+    That of a :class:`DirectGroup` is one, too.
 
     Args:
         parent: Whose members they are.
@@ -35,11 +38,16 @@ def make_group(
         raise ValueError(f"a group needs distinct ranks, at least one, not {list(ranks)}")
     if parent.rank() not in positions:
         return None
-    return group_of(parent.comm, positions, name, timeout)
+    kind = DirectGroup if isinstance(parent, DirectGroup) else ProcessGroup
+    return group_of(parent.comm, positions, name, timeout, kind)
 
 
 def group_of(
-    comm: MPI.Intracomm, positions: Sequence[int], name: str, timeout: Timeout = None
+    comm: MPI.Intracomm,
+    positions: Sequence[int],
+    name: str,
+    timeout: Timeout = None,
+    kind: type[ProcessGroup] = ProcessGroup,
 ) -> ProcessGroup:
     """Collective over the new members. A group of some ranks of a communicator.
 
@@ -48,6 +56,7 @@ def group_of(
         positions: Ranks in it, this one among them; the same on all.
         name: For messages.
         timeout: Time limit of every operation.
+        kind: Of group.
     """
     whole = comm.Get_group()
     members = whole.Incl(positions)
@@ -55,7 +64,7 @@ def group_of(
         made = comm.Create_group(members)
     members.Free()
     whole.Free()
-    return ProcessGroup(made, name, timeout)
+    return kind(made, name, timeout)
 
 
 def split(

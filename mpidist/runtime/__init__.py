@@ -2,7 +2,7 @@
 
 from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.exits import exits
+from mpidist.runtime.exits import exits, this_rank
 from mpidist.runtime.metrics import TaskMetrics, task_metrics
 from mpidist.runtime.together import together
 from mpidist.runtime.waits import Waits
@@ -17,6 +17,7 @@ __all__ = [
     "fork",
     "launched",
     "task_metrics",
+    "this_rank",
     "together",
     "world",
 ]

@@ -84,23 +84,25 @@ class Exits:
         waits: What this rank waits for; kept by those who block.
         left: When the leave note of each rank that has left arrived.
         world: The MPI world.
+        identity: Who this rank is.
     """
 
     def __init__(self, world: World, finalize: bool) -> None:
         self.world = world
         self._finalize = finalize
-        self._identity = records.Identity(world.rank, os.getpid(), world.host)
+        self.identity = records.Identity(world.rank, os.getpid(), world.host)
         self._started = time.time()
         self.waits = Waits()
         self.left: dict[int, float] = {}
         self._counts_of_left: dict[int, dict[int, int]] = {}
+        self._reported = 0, 0.0  # what was told last, by its id and when it was first seen
         self._stop = threading.Event()
         self._failing = threading.Lock()
         self._watchdog = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
 
     def start(self) -> None:
         """Local. Install the hooks and start the watchdog."""
-        records.write_rank(self._identity, self._started)
+        records.write_rank(self.identity, self._started)
         metrics.start_timeline(self.world.rank)
         if isinstance(sys.stdout, io.TextIOWrapper):
             # In whole lines and at once: the launcher puts the output of all ranks together.
@@ -124,8 +126,8 @@ class Exits:
 
     def identify(self, job: str, task: int) -> None:
         """Local. Say which task this rank is, for messages and records."""
-        self._identity.job, self._identity.task = job, task
-        records.write_rank(self._identity, self._started)
+        self.identity.job, self.identity.task = job, task
+        records.write_rank(self.identity, self._started)
 
     def fail(self, reason: str, trace: str, code: Any = 1) -> NoReturn:
         """Local. End the job: print, leave a record, abort; does not return.
@@ -144,9 +146,9 @@ class Exits:
         text = trace.rstrip() + "\n" if trace.strip() else ""
         with contextlib.suppress(OSError, ValueError):  # a closed stderr must not stop the abort
             sys.stdout.flush()
-            sys.stderr.write(f"{text}mpidist: {self._identity} ends the job: {reason}\n")
+            sys.stderr.write(f"{text}mpidist: {self.identity} ends the job: {reason}\n")
             sys.stderr.flush()
-        records.write_failure(self._identity, reason, trace, code)
+        records.write_failure(self.identity, reason, trace, code)
         metrics.write_timeline()
         for handle in (1, 2):
             streams.wait_until_read(handle)
@@ -234,7 +236,6 @@ class Exits:
     def _watch(self) -> None:
         from mpi4py import MPI
 
-        reported: Waiting | None = None
         written = time.monotonic()
         while not self._stop.wait(_PERIOD_S) and not MPI.Is_finalized():
             while self._read_note():
@@ -243,22 +244,26 @@ class Exits:
             if now - written >= _METRICS_PERIOD_S:
                 written = now
                 self._write_metrics()
-            for operation, since in self.waits.observe(now):
-                self._check(operation, since, now)
-                if now - since > config.stall_s and operation is not reported:
-                    reported = operation
-                    logger.warning(
-                        "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
-                        "are stuck themselves",
-                        self._identity,
-                        operation.describe(),
-                        now - since,
-                    )
+            self._look_at_waits(now)
+
+    def _look_at_waits(self, now: float) -> None:
+        # No name of an operation outlives this: its arrays may be large.
+        for operation, since in self.waits.observe(now):
+            self._check(operation, since, now)
+            if now - since > config.stall_s and self._reported != (id(operation), since):
+                self._reported = id(operation), since
+                logger.warning(
+                    "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
+                    "are stuck themselves",
+                    self.identity,
+                    operation.describe(),
+                    now - since,
+                )
 
     def _write_metrics(self) -> None:
         tasks = metrics.snapshot()
         if tasks:  # process groups have none
-            records.write_metrics(self._identity, tasks)
+            records.write_metrics(self.identity, tasks)
         metrics.write_timeline()
 
     def _check(self, operation: Waiting, since: float, now: float) -> None:
@@ -290,6 +295,11 @@ def install(world: World, finalize: bool) -> None:
 def installed() -> bool:
     """Local. Whether :func:`install` has been called."""
     return _exits is not None
+
+
+def this_rank() -> str:
+    """Local. This rank in words, with its host and, once known, its task; empty without MPI."""
+    return "" if _exits is None else str(_exits.identity)
 
 
 def exits() -> Exits:

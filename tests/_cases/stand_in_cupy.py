@@ -9,8 +9,10 @@ copied. It has what the library and its tests use of CuPy 13 and 14, under the s
 
 import ctypes
 import itertools
+import os
 import sys
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -18,17 +20,23 @@ from collections import deque
 
 import numpy as np
 
-DEVICES = 2
-GARBAGE = 0xAB
+from _cases import stand_in_kernels, stand_in_memory
+from _cases.stand_in_memory import GARBAGE
 
-_kept = []  # memory that a queued copy may still name; nothing is ever given back
+DEVICES = 2  # a process may have more, up to the most, if it says so before it uses them
+_MOST_DEVICES = 8
+
+_kept = []  # pinned memory that a queued copy may still name; never given back
 _local = threading.local()
 _pointers = itertools.count(1000)
-_allocated = []  # where memory of devices begins, how long it is, and which device's
 _streams = {}
 _events = weakref.WeakValueDictionary()
-_going_on = threading.RLock()  # one for all: streams wait for each other
+_pinned = []  # where it begins, how long it is, and the device that was current
+_freed = []  # where memory was that a test has freed, and how long it was
+_process = os.getpid()  # the one whose children that are forked cannot use devices
+strangers = []  # pairs of devices that cannot see each other's memory
 failure = []  # the number of an error that a kernel has left behind; everything fails from then on
+longest = []  # how many bytes of device memory there are together, at most
 
 
 class CUDARuntimeError(RuntimeError):
@@ -84,26 +92,34 @@ class _Queue:
 
     def __init__(self):
         self._steps = deque()
+        self._lock = threading.RLock()
         self._at_it = False
 
     def add(self, step):
-        with _going_on:
-            self._steps.append(step)
+        self._steps.append(step)
 
     def go_on(self):
-        """Carry out one step, if it can be; False if there is none."""
-        with _going_on:
+        """Carry out one step, unless another thread is in one; False if there is none."""
+        if not self._lock.acquire(blocking=False):
+            time.sleep(1e-4)
+            return True
+        try:
             if not self._steps:
                 return False
-            if self._at_it:  # the step asks for something that comes behind it here
-                return True
-            self._at_it = True
-            try:
-                if self._steps[0]() is not False:
-                    self._steps.popleft()
-            finally:
-                self._at_it = False
+            if not self._at_it:  # else the step asks for something that comes behind it here
+                self._carry_out()
             return True
+        finally:
+            self._lock.release()
+
+    def _carry_out(self):
+        self._at_it, done = True, True
+        try:
+            done = self._steps[0]() is not False
+        finally:
+            self._at_it = False
+            if done:
+                self._steps.popleft()
 
 
 class Stream:
@@ -112,7 +128,7 @@ class Stream:
     def __init__(self, null=False, non_blocking=False, ptds=False):
         self.ptr = 1 if null else 2 if ptds else next(_pointers)
         self.device_id = -1 if null or ptds else _current_device()
-        self._queues = [_Queue() for _ in range(DEVICES)]
+        self._queues = [_Queue() for _ in range(_MOST_DEVICES)]
         _streams[self.ptr] = self
 
     @classmethod
@@ -219,26 +235,51 @@ class MemoryPointer:
         self.mem, self.ptr = mem, mem.ptr + offset
 
 
-def alloc(size):
+def alloc(size, kind="device"):
     """Device memory, as CuPy's pool gives it: the current stream may still have use for it.
 
     Only what follows on that stream finds it unused; the stream spoils what others write earlier.
     """
-    memory = np.full(max(size, 1), GARBAGE, np.uint8)
-    _kept.append(memory)
-    _allocated.append((memory.ctypes.data, memory.nbytes, _current_device()))
-    get_current_stream().queue.add(lambda: memory.fill(GARBAGE))
-    return MemoryPointer(
-        UnownedMemory(memory.ctypes.data, memory.nbytes, memory, _current_device()), 0
-    )
+    _check()
+    if longest and size > longest[0]:
+        raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
+    one = stand_in_memory.allocate(size, _current_device(), kind)
+    memory = UnownedMemory(one.start, one.nbytes, None, one.device)
+    one.held_by(memory)
+    get_current_stream().queue.add(lambda: _spoil(one))
+    return MemoryPointer(memory, 0)
+
+
+def _spoil(allocation):
+    ctypes.memset(allocation.start, GARBAGE, allocation.nbytes)
+
+
+class MemoryPool:
+    """What has memory of devices; it keeps all until it is told to free it."""
+
+    def free_all_blocks(self):
+        """Free what no array lies in, once all that is queued has been carried out."""
+        for device in range(DEVICES):
+            Device(device).synchronize()
+        stand_in_memory.free_unused()
+
+
+def free(pointer):
+    """Give memory back, which nobody should use then."""
+    one = stand_in_memory.find(pointer)
+    stand_in_memory.allocated.remove(one)  # and never lend it again
+    _freed.append(one)
 
 
 class PinnedMemory:
     """Pinned memory, full of garbage."""
 
     def __init__(self, size, flags=0):
+        _check()
         self.memory = bytearray([GARBAGE]) * size
+        self.ptr = ctypes.addressof((ctypes.c_char * size).from_buffer(self.memory))
         _kept.append(self.memory)
+        _pinned.append((self.ptr, size, _current_device()))
 
 
 def _pinned_pointer(memory, offset):
@@ -325,6 +366,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __dlpack__(self, **_):
         raise BufferError("there is no device")
+
+    def transpose(self, *axes):
+        """With its axes in another order."""
+        return self._like(self._host.transpose(*axes))
 
     def view(self, dtype):
         """With another dtype."""
@@ -479,7 +524,7 @@ def get_current_stream(device_id=-1):
 
 def _current_streams():
     if not hasattr(_local, "streams_in_use"):
-        _local.streams_in_use = [Stream.null] * DEVICES
+        _local.streams_in_use = [Stream.null] * _MOST_DEVICES
     return _local.streams_in_use
 
 
@@ -488,10 +533,41 @@ def _current_device():
 
 
 def _device_of(ptr):
-    for start, nbytes, device in _allocated:
-        if start <= ptr < start + nbytes:
-            return device
-    raise CUDARuntimeError(1)
+    return _pointer_attributes(ptr).device
+
+
+def _pointer_attributes(ptr):
+    found = stand_in_memory.find(ptr)
+    if found is not None:
+        device, kind = found.device, 3 if found.kind == "managed" else 2
+    else:
+        pinned = [one for start, nbytes, one in _pinned if start <= ptr < start + nbytes]
+        device, kind = (pinned[0], 1) if pinned else (-2, 0)  # of what CUDA does not know
+    return types.SimpleNamespace(device=device, devicePointer=ptr, hostPointer=0, type=kind)
+
+
+def _get_mem_handle(ptr):
+    found = stand_in_memory.find(ptr)
+    if found is None or found.kind != "device":
+        raise CUDARuntimeError(1)
+    return found.handle()
+
+
+def _open_mem_handle(handle, flags=1):
+    process, device = stand_in_memory.device_of_handle(handle)
+    if process == os.getpid():
+        raise CUDARuntimeError(201)  # as if there were no context
+    if {device, _current_device()} in strangers:
+        raise CUDARuntimeError(217)  # no access to a peer
+    try:
+        return stand_in_memory.open_handle(handle).start
+    except OSError:
+        raise CUDARuntimeError(400) from None  # an invalid handle
+
+
+def _close_mem_handle(ptr):
+    if not stand_in_memory.close_handle(ptr):
+        raise CUDARuntimeError(1)
 
 
 def _stack(name):
@@ -500,9 +576,23 @@ def _stack(name):
     return getattr(_local, name)
 
 
-def _memcpy_async(target, source, size, kind, stream):
+def _check():
+    if os.getpid() != _process:
+        raise CUDARuntimeError(3)
     if failure:
         raise CUDARuntimeError(failure[0])
+
+
+def _get_device():
+    if os.getpid() != _process:
+        raise CUDARuntimeError(3)
+    return _current_device()
+
+
+def _memcpy_async(target, source, size, kind, stream):
+    _check()
+    if any(target in one or source in one for one in _freed):
+        raise CUDARuntimeError(1)
 
     def copy():
         ctypes.memmove(target, source, size)
@@ -516,6 +606,15 @@ def _memcpy_peer_async(target, there, source, here, size, stream):
     _memcpy_async(target, source, size, None, stream)
 
 
+_pool = MemoryPool()
+
+
+def get_default_memory_pool():
+    """What has the memory of devices."""
+    return _pool
+
+
+ElementwiseKernel = stand_in_kernels.kernel(lambda: get_current_stream().queue, lambda a: a._host)
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
 cuda = types.SimpleNamespace(
     Device=Device,
@@ -524,6 +623,8 @@ cuda = types.SimpleNamespace(
     UnownedMemory=UnownedMemory,
     MemoryPointer=MemoryPointer,
     alloc=alloc,
+    malloc_async=lambda size: alloc(size, "async"),
+    malloc_managed=lambda size: alloc(size, "managed"),
     alloc_pinned_memory=lambda size: PinnedMemory(size).memory,
     PinnedMemory=PinnedMemory,
     PinnedMemoryPointer=_pinned_pointer,
@@ -534,7 +635,9 @@ cuda = types.SimpleNamespace(
     runtime=types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=lambda: DEVICES,
-        getDevice=_current_device,
+        getDevice=_get_device,
+        deviceGetPCIBusId=lambda number: f"0000:{number:02x}:00.0",
+        memoryTypeUnregistered=0,
         eventQuery=_event_query,
         hostAllocPortable=1,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},
@@ -542,6 +645,14 @@ cuda = types.SimpleNamespace(
         memcpyPeerAsync=_memcpy_peer_async,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
+        free=lambda ptr: None,
+        pointerGetAttributes=_pointer_attributes,
+        deviceCanAccessPeer=lambda one, other: int({one, other} not in strangers),
+        ipcGetMemHandle=_get_mem_handle,
+        ipcOpenMemHandle=_open_mem_handle,
+        ipcCloseMemHandle=_close_mem_handle,
+        cudaIpcMemLazyEnablePeerAccess=1,
     ),
 )
 __version__ = "13.0 (a stand-in)"

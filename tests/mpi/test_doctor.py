@@ -15,3 +15,5 @@ def test_this_machine_is_well():
     assert done.returncode == 0
     assert findings["two ranks"]["fact"] == "a world of 2, thread level multiple"
     assert findings["one-sided"]["fact"] == "put and get work"
+    assert findings["GPU memory"]["fact"].startswith("by way of the host: ")
+    assert findings["GPU memory"]["fact"].endswith("does not say that it takes device memory")

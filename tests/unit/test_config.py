@@ -73,4 +73,13 @@ def test_the_process_has_read_its_own():
 
 def test_every_variable_is_in_the_table():
     text = mpidist.config.__doc__
-    assert sorted(re.findall(r"``(MPIDIST_\w+)``", text)) == sorted([*NUMBERS, *TEXTS])
+    known = [*NUMBERS, *TEXTS, "MPIDIST_GPU_MPI"]
+    assert sorted(re.findall(r"``(MPIDIST_\w+)``", text)) == sorted(known)
+
+
+def test_whether_mpi_takes_memory_of_gpus():
+    for text in ("auto", "0", "1"):
+        assert Config.from_env({"MPIDIST_GPU_MPI": text}).gpu_mpi == text
+    assert Config.from_env({"MPIDIST_GPU_MPI": ""}).gpu_mpi == "auto"
+    with pytest.raises(ValueError, match="MPIDIST_GPU_MPI='yes' is none of auto, 0, 1"):
+        Config.from_env({"MPIDIST_GPU_MPI": "yes"})

@@ -291,7 +291,7 @@ def test_a_device_that_fails_says_which(xp, monkeypatch):
 
     array = xp.zeros(4, "f4")
     monkeypatch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
-    with pytest.raises(errors.DistBackendError, match=r"failed on GPU 0: cudaError700"):
+    with pytest.raises(errors.DistBackendError, match=r"failed on GPU 0.*: cudaError700"):
         host_view(array)
 
 
@@ -300,7 +300,7 @@ def test_a_kernel_that_fails_ends_the_waiting_for_it(xp):
         pytest.skip("a context that has failed stays so")
     array, lent = xp.zeros(4, "f4"), pinned_pool().lent_bytes()
     xp.cuda.get_current_stream().queue.add(lambda: xp.failure.append(700))
-    with pytest.raises(errors.DistBackendError, match=r"failed on GPU 0: cudaError700"):
+    with pytest.raises(errors.DistBackendError, match=r"failed on GPU 0.*: cudaError700"):
         host_view(array)
     gc.collect()
     assert pinned_pool().lent_bytes() == lent

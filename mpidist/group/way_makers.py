@@ -1,0 +1,129 @@
+"""How each way between GPUs is made for a group, and why it may not be there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpidist.cuda import Way, bus_id, device_memory_by_mpi_on
+from mpidist.cuda.ipc_way import Ipc
+from mpidist.cuda.nccl import Nccl, unique_id, why_not
+from mpidist.group.device_mpi import DeviceMpi
+from mpidist.group.pieces import Pieces
+from mpidist.runtime import world
+
+if TYPE_CHECKING:
+    from mpidist.group.direct import DirectGroup
+
+
+class WayMaker(ABC):
+    """Makes one way for the members of a group.
+
+    Args:
+        group: Whose.
+        number: Of the GPU of this member.
+    """
+
+    def __init__(self, group: DirectGroup, number: int) -> None:
+        self.group = group
+        self.number = number
+
+    def why_not(self) -> str | None:
+        """Collective. Why this member cannot go it; None if it can."""
+        return None
+
+    def place(self) -> Any:
+        """Local. What the others have to know of this member."""
+        return None
+
+    def why_not_together(self, places: Sequence[Any]) -> str | None:
+        """Local. Why the members cannot go it, by their places; the same on all."""
+        return None
+
+    @abstractmethod
+    def make(self) -> Way:
+        """Collective. The way."""
+
+
+class _NcclMaker(WayMaker):
+    """NCCL, which wants a GPU for each rank."""
+
+    def why_not(self) -> str | None:
+        return why_not()
+
+    def place(self) -> tuple[int, str]:
+        return _node(self.group), bus_id(self.number)
+
+    def why_not_together(self, places: Sequence[Any]) -> str | None:
+        if len(set(places)) == len(places):
+            return None
+        return "it wants a GPU for each rank, and some share one"
+
+    def make(self) -> Way:
+        told = [unique_id() if self.group.rank() == 0 else None]
+        self.group.broadcast_object_list(told, group_src=0)
+        assert told[0] is not None
+        return Nccl(self.group.size(), self.group.rank(), told[0], self.number)
+
+
+class _IpcMaker(WayMaker):
+    """CUDA IPC, which is for the ranks of one node."""
+
+    def place(self) -> int:
+        return _node(self.group)
+
+    def why_not_together(self, places: Sequence[Any]) -> str | None:
+        if len(places) == 1:
+            return "there is one rank only"
+        return None if len(set(places)) == 1 else "its ranks are on several nodes"
+
+    def make(self) -> Way:
+        group = self.group
+
+        def exchange(record: bytes) -> list[bytes]:
+            records: list[Any] = [None] * group.size()
+            group.all_gather_object(records, record)
+            return records
+
+        def meet() -> None:
+            group.barrier()
+
+        return Ipc(group.size(), group.rank(), self.number, exchange, meet)
+
+
+class _MpiMaker(WayMaker):
+    """An MPI that takes memory of devices."""
+
+    def why_not(self) -> str | None:
+        from mpi4py import MPI
+
+        node = self.group.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        found = device_memory_by_mpi_on(node)
+        node.Free()
+        if self.group.timeout is not None:
+            return "operations with a time limit do not block, and few MPI have those on GPUs"
+        return None if found.usable else found.reason
+
+    def make(self) -> Way:
+        return DeviceMpi(self.group, self.number)
+
+
+class _PiecesMaker(WayMaker):
+    """The host, in pieces."""
+
+    def make(self) -> Way:
+        return Pieces(self.group, self.number)
+
+
+MAKERS: dict[str, type[WayMaker]] = {
+    "nccl": _NcclMaker,
+    "ipc": _IpcMaker,
+    "mpi": _MpiMaker,
+    "pieces": _PiecesMaker,
+}
+"""By the names of the ways, in the order in which they are looked for."""
+
+
+def _node(group: DirectGroup) -> int:
+    return world().nodes[group.ranks[group.rank()]]

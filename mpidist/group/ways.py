@@ -1,0 +1,326 @@
+"""The ways between the GPUs of a group's members: which there are, and which is the fastest."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpidist.arrays import host_view
+from mpidist.config import config
+from mpidist.cuda import DeviceArray, NotDirectError, Way, cupy, finish, lies_on_gpu, on_device
+from mpidist.errors import DistBackendError, FailedPreconditionError, ResourceExhaustedError
+from mpidist.group.device_mpi import DeviceMpi
+from mpidist.group.process_group import ProcessGroup
+from mpidist.group.way_makers import MAKERS
+
+if TYPE_CHECKING:
+    from mpidist.group.direct import DirectGroup
+
+logger = logging.getLogger("mpidist")
+
+STAGED = "staged"
+NAMES = tuple(MAKERS)
+
+LEAST_BYTES = 64 << 10
+"""Smaller operations go through the host: to agree on a way would cost as much."""
+SIZES = (LEAST_BYTES, 1 << 20, 16 << 20)
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation that may go directly.
+
+    Attributes:
+        name: Of the method of the group.
+        arrays: What receives, and what is read, if that is another; None if one is not on a GPU.
+        reduction: Its name; "" if there is none.
+        root: Group rank of the root; -1 if there is none.
+    """
+
+    name: str
+    arrays: Sequence[DeviceArray] | None
+    reduction: str = ""
+    root: int = -1
+
+    @property
+    def number(self) -> int:
+        """Local. Of the GPU of what receives, which lies on one."""
+        assert self.arrays is not None
+        return self.arrays[0].number
+
+    def go(self, way: Way) -> None:
+        """Collective. Carry it out by a way."""
+        assert self.arrays is not None
+        result, source = self.arrays[0], self.arrays[-1]
+        match self.name:
+            case "all_reduce":
+                way.all_reduce(result, self.reduction)
+            case "reduce":
+                way.reduce(result, self.reduction, self.root)
+            case "broadcast":
+                way.broadcast(result, self.root)
+            case "all_gather_into_tensor":
+                way.all_gather(source, result)
+            case "reduce_scatter_tensor":
+                way.reduce_scatter(source, result, self.reduction)
+            case "all_to_all_single":
+                way.all_to_all(source, result)
+
+    def __str__(self) -> str:
+        words = [f"op {self.reduction}"] if self.reduction else []
+        words += [f"root {self.root}"] if self.root >= 0 else []
+        return f"{self.name}({', '.join(words)})"
+
+
+@dataclass
+class WayTable:
+    """Which ways there are between the GPUs of a group's members.
+
+    Attributes:
+        seconds: What an all_reduce of so many bytes took, by way; ``"staged"`` is through the host.
+        missing: Why others are not used, by way.
+    """
+
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def order(self, nbytes: int) -> list[str]:
+        """Local. The ways for an operation of so many bytes, the fastest first."""
+        if not self.seconds:
+            return []
+        # By the measured size that is nearest on a scale of powers.
+        size = min(self.seconds, key=lambda size: abs(np.log(size / max(nbytes, 1))))
+        times = self.seconds[size]
+        return sorted(times, key=lambda name: times[name])
+
+    def __str__(self) -> str:
+        if not (self.seconds or self.missing):
+            return "no operation has gone between GPUs yet"
+        lines = []
+        for size, times in self.seconds.items():
+            each = (f"{name} {1e6 * times[name]:.0f} us" for name in self.order(size))
+            lines.append(f"all_reduce of {size >> 10} KiB: {', '.join(each)}")
+        return "\n".join([*lines, *(f"no {name}: {why}" for name, why in self.missing.items())])
+
+
+class Ways:
+    """Finds the ways of a group, and chooses among them. All members do so alike.
+
+    Args:
+        group: Whose.
+
+    Attributes:
+        found: Whether they have been looked for.
+        from_bytes: Operations of fewer bytes go through the host.
+        table: What was found.
+    """
+
+    def __init__(self, group: DirectGroup) -> None:
+        self._group = group
+        self._made: dict[str, Way] = {}
+        self._number = -1
+        self.found = False
+        self.from_bytes: float = LEAST_BYTES
+        self.table = WayTable()
+
+    def close(self) -> None:
+        """Collective. Give back what the ways hold; none is there afterwards."""
+        while self._made:
+            self._made.popitem()[1].close()
+
+    def abandon(self) -> None:
+        """Local. The same, where others may not do so."""
+        while self._made:
+            self._made.popitem()[1].abandon()
+
+    def choice(self, nbytes: int, names: Sequence[str]) -> Way | None:
+        """Local. The fastest of some ways; None if the host is faster."""
+        for name in self.table.order(nbytes):
+            if name == STAGED:
+                return None
+            if name in names:
+                return self._made[name]
+        return None
+
+    def refused(self, way: Way, error: NotDirectError) -> None:
+        """Collective. Take note of a call that a way did not take, on all members."""
+        logger.info("group %r: %s goes through the host: %s", self._group.name, way.name, error)
+        if error.lasting:
+            self.table.missing[way.name] = str(error)
+            self._made.pop(way.name).close()
+
+    def can(self, name: str, call: Call) -> bool:
+        """Local. Whether a call can go by a way, as far as this member knows."""
+        way, arrays = self._made.get(name), call.arrays
+        if way is None or arrays is None or call.name not in way.carries:
+            return False
+        result, source, dtype = arrays[0], arrays[-1], arrays[0].dtype
+        if not all(a.number == self._number and a.dtype == dtype for a in arrays):
+            return False
+        if not all(array.is_contiguous for array in arrays):
+            return False
+        if source is not result and np.may_share_memory(source.header, result.header):
+            return False
+        rank, size = self._group.rank(), self._group.size()
+        reads = (call.name, call.root == rank) in (("broadcast", True), ("reduce", False))
+        if not (result.writeable or reads) or not _fit(call.name, result, source, size):
+            return False
+        return not call.reduction or way.reduces(dtype, call.reduction)
+
+    def message(self, array: Any, write: bool) -> Any:
+        """Local. Memory of an array on a GPU that MPI takes in a message; None for all others."""
+        way = self._made.get("mpi")
+        if not isinstance(way, DeviceMpi) or array.__class__ is np.ndarray:
+            return None
+        (there,) = on_gpus([array]) or (None,)
+        if there is None or there.number != self._number or (write and not there.writeable):
+            return None
+        return way.message(there)
+
+    def check(self) -> None:
+        """Local. FailedPreconditionError if the way that ``MPIDIST_GPU_WAY`` names is not there."""
+        if config.gpu_way in self.table.missing:
+            raise FailedPreconditionError(
+                f"MPIDIST_GPU_WAY={config.gpu_way}, but group {self._group.name!r} cannot go this "
+                f"way: {self.table.missing[config.gpu_way]}"
+            )
+
+    def find(self, number: int) -> None:
+        """Collective. Make the ways that there are, prove them, and take their times.
+
+        Args:
+            number: Of the GPU of this member.
+        """
+        self._number = number
+        wanted = NAMES if config.gpu_way == "auto" else (config.gpu_way,)
+        missing = self.table.missing
+        with on_device(number, "finding the ways to other GPUs"):
+            for name in wanted:
+                why = self._make(name) or self._prove(name)
+                if why is not None:
+                    missing[name] = why
+            self._measure(staged=config.gpu_way == "auto")
+        self.found = True
+        logger.info("group %r between GPUs: %s", self._group.name, self.table)
+
+    # Inside
+
+    def _make(self, name: str) -> str | None:
+        """Collective. Make a way; why it is not there, if it is not."""
+        maker = MAKERS[name](self._group, self._number)
+        why = self._first_of(maker.why_not())
+        if why is None:
+            why = maker.why_not_together(self._all(maker.place()))
+        if why is not None:
+            return why
+
+        def make() -> None:
+            self._made[name] = maker.make()
+
+        why = self._try(make)
+        if why is not None and name in self._made:  # not on all members
+            self._made.pop(name).abandon()
+        return why
+
+    def _prove(self, name: str) -> str | None:
+        """Collective. Have a way carry numbers whose sum is known; why it is not right."""
+        way, group, package = self._made[name], self._group, cupy()
+        rank, size = group.rank(), group.size()
+        ramp = np.arange(LEAST_BYTES // 4 + 3, dtype=np.float32) % 1000
+        totals, given = package.asarray(ramp + rank), package.asarray(ramp * (rank + 1))
+
+        def prove() -> None:
+            way.all_reduce(DeviceArray(totals), "SUM")
+            way.broadcast(DeviceArray(given), size - 1)
+            expected = size * ramp + size * (size - 1) // 2, ramp * size
+            for array, right in zip((totals, given), expected, strict=True):
+                if not np.array_equal(host_view(array), right):
+                    raise DistBackendError("it gives wrong numbers")
+
+        why = self._try(prove)
+        if why is not None:
+            self._made.pop(name).close()
+        return why
+
+    def _try(self, attempt: Callable[[], None]) -> str | None:
+        """Collective. Why something failed on some member; None if it did on none."""
+        problem = None
+        try:
+            attempt()
+        except (DistBackendError, FailedPreconditionError, ResourceExhaustedError) as error:
+            problem = str(error)
+        return self._first_of(problem)
+
+    def _measure(self, staged: bool) -> None:
+        group, names = self._group, [*self._made, *([STAGED] if staged else [])]
+        if not self._made:  # where one was named, each operation says so
+            self.from_bytes = float("inf") if staged else LEAST_BYTES
+            return
+        for size in SIZES:
+            array = cupy().ones(size // 4, np.float32)
+            times = np.array([self._time(name, array) for name in names])
+            ProcessGroup.all_reduce(group, times, "max")
+            self.table.seconds[size] = dict(zip(names, times.tolist(), strict=True))
+        direct = [size for size in SIZES if self.table.order(size)[0] != STAGED]
+        # Down to where the next smaller size would be the nearer one.
+        self.from_bytes = min(direct, default=float("inf"))
+
+    def _time(self, name: str, array: Any) -> float:
+        group, doing, times = self._group, f"timing all_reduce by {name}", []
+        for _ in range(1 + _ROUNDS):
+            array.fill(1)
+            finish(self._number, doing)
+            group.barrier()
+            begun = time.perf_counter()
+            if name == STAGED:
+                ProcessGroup.all_reduce(group, array)
+            else:
+                self._made[name].all_reduce(DeviceArray(array), "SUM")
+            finish(self._number, doing)
+            times.append(time.perf_counter() - begun)
+        return statistics.median(times[1:])
+
+    def _first_of(self, problem: str | None) -> str | None:
+        """Collective. The first problem that a member has, with who has it."""
+        problems = self._all(problem)
+        ranks = [rank for rank, one in zip(self._group.ranks, problems, strict=True) if one]
+        if not ranks:
+            return None
+        first = problems[self._group.ranks.index(ranks[0])]
+        return first if len(set(problems)) == 1 else f"rank {ranks[0]}: {first}"
+
+    def _all(self, fact: Any) -> list[Any]:
+        """Collective. What each member says."""
+        facts: list[Any] = [None] * self._group.size()
+        self._group.all_gather_object(facts, fact)
+        return facts
+
+
+def _fit(name: str, result: DeviceArray, source: DeviceArray, members: int) -> bool:
+    """Whether as much arrives as is given; if not, the way through the host tells of it."""
+    taken, given = result.nbytes, source.nbytes
+    if name == "all_gather_into_tensor":
+        return taken == members * given
+    if name == "reduce_scatter_tensor":
+        return given == members * taken
+    if name == "all_to_all_single":
+        rows = (array.shape[0] if array.shape else 1 for array in (result, source))
+        return taken == given and not any(row % members for row in rows)
+    return True
+
+
+def on_gpus(arrays: Sequence[Any]) -> list[DeviceArray] | None:
+    """Local. Arrays on GPUs; None if one is not, or cannot be used, as the host's way tells."""
+    if not all(array.__class__ is not np.ndarray and lies_on_gpu(array) for array in arrays):
+        return None
+    try:
+        return [DeviceArray(array) for array in arrays]
+    except (FailedPreconditionError, TypeError, ValueError):
+        return None

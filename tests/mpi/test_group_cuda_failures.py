@@ -1,0 +1,146 @@
+"""Groups on GPUs that fail: who is told, who goes on, and what is given back."""
+
+import gc
+import time
+
+import numpy as np
+import pytest
+from _cases.jobs import run_job
+
+from mpidist import ProcessGroup
+from mpidist.cuda import parts, pinned_pool
+from mpidist.errors import DistBackendError, ResourceExhaustedError
+
+LENGTH = 1 << 16
+PREPARED = """
+    import sys
+    sys.path.append({tests!r})
+    from _cases import stand_in_cupy as cupy
+    sys.modules["cupy"] = cupy
+    import mpidist
+
+    group = mpidist.init_process_group()
+    array = cupy.zeros(1000, "f4")
+"""
+
+
+def within(limit_s, condition):
+    """Whether a condition holds before a time limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        gc.collect()
+    return condition()
+
+
+@pytest.fixture
+def group(world):
+    return ProcessGroup(world.Dup(), "test")
+
+
+@pytest.fixture
+def stand_in(xp):
+    """CuPy where devices can be made to fail."""
+    if xp.__name__ == "cupy":
+        pytest.skip("a device cannot be made to fail")
+    yield xp
+    xp.failure.clear()
+    xp.longest.clear()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_rank_whose_download_fails_can_join_the_others_later(group, stand_in, later):
+    xp, array = stand_in, stand_in.ones((LENGTH, 2), "f4").T
+    gc.collect()
+    before, kept = pinned_pool().lent_bytes(), []
+    if group.rank() == 1:
+        xp.longest.append(10)
+        with pytest.raises(ResourceExhaustedError, match=r"GPU 0 of rank 1 ") as caught:
+            group.all_reduce(array, async_op=later)
+        kept.append(caught.value)
+        assert pinned_pool().lent_bytes() <= before
+        xp.longest.clear()
+    work = group.all_reduce(array, async_op=later)
+    if later:
+        work.wait()
+    np.testing.assert_array_equal(xp.asnumpy(array), np.full((2, LENGTH), group.size()))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
+    xp, array = stand_in, stand_in.ones((LENGTH, 2), "f4").T
+    gc.collect()
+    before, kept = pinned_pool().lent_bytes(), []
+    work = group.all_reduce(array, async_op=True) if later else None
+
+    def short(*_):
+        raise xp.OutOfMemoryError("short")
+
+    if group.rank() == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "_LEAST_BYTES", 1 << 30)
+            patch.setattr(xp, "empty", short)
+            with pytest.raises(ResourceExhaustedError, match=r"GPU 0 of rank 0 .* short") as e:
+                work.wait() if later else group.all_reduce(array)
+        kept += [work, e.value] if later else []
+        del e
+    elif later:
+        work.wait()
+    else:
+        group.all_reduce(array)
+    # Also where a work and its error are kept; the watchdog keeps what it has seen until it looks
+    # again.
+    assert within(5.0, lambda: pinned_pool().lent_bytes() <= before)
+    other = stand_in.ones(3, "f4")
+    group.all_reduce(other)
+    np.testing.assert_array_equal(xp.asnumpy(other), np.full(3, 2))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
+def test_arrays_of_one_element_or_none(group, xp, shape):
+    array = xp.ones(shape, "f4")
+    group.all_reduce(array)
+    group.all_reduce(array, async_op=True).wait()
+    np.testing.assert_array_equal(xp.asnumpy(array), np.full(shape, 4))
+    array = xp.full(shape, group.rank() + 1, "f4")
+    group.broadcast(array, 1)
+    np.testing.assert_array_equal(xp.asnumpy(array), np.full(shape, 2))
+    outputs = [xp.zeros(shape, "f4") for _ in range(2)]
+    group.all_gather(outputs, xp.full(shape, group.rank(), "f4"))
+    for rank, output in enumerate(outputs):
+        np.testing.assert_array_equal(xp.asnumpy(output), np.full(shape, rank))
+
+
+@pytest.mark.ranks(2)
+def test_a_lost_device_is_told_by_each_operation(group, stand_in):
+    xp, array = stand_in, stand_in.ones(LENGTH, "f4")
+    if group.rank() == 0:
+        xp.cuda.get_current_stream().queue.add(lambda: xp.failure.append(719))
+        for _ in range(2):
+            with pytest.raises(DistBackendError, match=r"GPU 0 of rank 0 .*719.* must end"):
+                group.all_reduce(array)
+        xp.failure.clear()
+    group.all_reduce(array)  # the others have waited
+    np.testing.assert_array_equal(xp.asnumpy(array), np.full(LENGTH, 2))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_ends_by_its_device_ends_those_who_wait(tmp_path, request, before):
+    """Before its part of an operation, or once the others have theirs."""
+    prepared = PREPARED.format(tests=str(request.config.rootpath / "tests"))
+    failing = """
+    if group.rank() == 1:
+        cupy.cuda.get_current_stream().queue.add(lambda: cupy.failure.append(719))
+    """
+    operation = "    group.all_reduce(array{})\n"
+    first = "" if before else "\n" + operation.format("")
+    script = prepared + first + failing + operation.format("") + operation.format("")
+    ended = run_job(tmp_path / "job", ["-n", "3"], script)
+    assert ended.status == 1
+    reason = [line for line in ended.err.splitlines() if "failed first" in line]
+    assert len(reason) == 1, ended.err
+    assert "rank 1 " in reason[0]
+    assert "on GPU 0 of rank 1 " in reason[0]
+    assert "the process must end" in reason[0]
