@@ -6,13 +6,16 @@ Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in mi
 the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
 and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
 CuPy over their group, and the first pulls and pushes a variable of each kind. "between processes"
-is what CUDA IPC takes on one device, against a copy there by one of them ("of copy").
+is what CUDA IPC takes on one device, against a copy there by one of them ("of copy"). A training
+step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
+so that pulls and pushes pass by the products ("hidden": what part of their time that saves).
 """
 
 import argparse
 
 import numpy as np
 from _bench import alternate, report, size_text
+from _gpu_step import AT_ONCE, Steps
 
 import mpidist
 from mpidist import host_view
@@ -22,6 +25,7 @@ from mpidist.cuda.ipc_way import Ipc
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
+STEPS = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
 LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
@@ -49,6 +53,7 @@ def main():
         strategy = ParameterServerStrategy()
         if index == 0:
             training(args, strategy)
+            stepping(args)
         workers.barrier()
 
 
@@ -196,6 +201,21 @@ def training(args, strategy):
         rows.append(row)
     columns = ["size", "pull us", "to GPU us", "of host", "push us", "from GPU us", "of host"]
     report("a variable", columns, rows, facts(), path_of(args, "variable"))
+
+
+def stepping(args):
+    """Training steps whose pulls and pushes wait for the computing, and some that pass it by."""
+    rows = []
+    with ParameterServerStrategy(num_gpus_per_worker=1) as strategy:
+        for nbytes in sizes(args, STEPS):
+            steps = Steps(strategy, nbytes)
+            times = alternate(steps.sides(), min(args.rounds, 5), 0.02)  # they are long
+            us = {side: 1e6 * seconds for side, seconds in times.items()}
+            us["overlapped"] /= AT_ONCE
+            hidden = (us["one by one"] - us["overlapped"]) / (us["pull"] + us["push"])
+            rows.append([size_text(nbytes), steps.products, *us.values(), hidden])
+    columns = ["size", "products", *(f"{side} us" for side in us), "hidden"]
+    report("training step", columns, rows, facts(), path_of(args, "step"))
 
 
 def facts():
