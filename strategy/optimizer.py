@@ -103,8 +103,9 @@ class Optimizer:
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Work:
         """Local. Push gradients to the servers, which apply them; advances the global step by one.
 
-        Gradients are any arrays, also on a GPU, of their variables' shapes; None is left out. They
-        may be used again when the call returns. Several replicas meet here: the means of their
+        Gradients are any arrays, also on a GPU or on their way from there
+        (:func:`to_host_ahead`), of their variables' shapes; None is left out. They may be used
+        again when the call returns. Several replicas meet here: the means of their
         gradients are pushed once, and all get the same Work.
 
         Args:

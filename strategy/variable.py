@@ -81,7 +81,8 @@ class Variable(ArrayLike):
         Args:
             out: Filled and returned if given: writable, the variable's shape and dtype, in host
                 memory C-contiguous; also on a GPU, where it is filled behind what its stream has to
-                do. Otherwise a fresh array is; on a replica with a GPU a CuPy array there.
+                do. Otherwise a fresh array is; on a replica with a GPU a CuPy array there, copied
+                beside what is queued, for which the current stream waits.
             consistent: Whether all of it must belong to one version; otherwise each block of
                 1 MiB may belong to its own.
 
