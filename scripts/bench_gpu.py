@@ -6,16 +6,19 @@ Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in mi
 the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
 and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
 CuPy over their group, and the first pulls and pushes a variable of each kind. "between processes"
-is what CUDA IPC takes on one device, against a copy there by one of them ("of copy"). At last the
-kernels of optimizers run alone: "of bound" is the time that their bytes would take at the rate of a
-copy within the device, over theirs; and pushes to variables on a GPU of the ps take turns with
-those to variables on its host.
+is what CUDA IPC takes on one device, against a copy there by one of them ("of copy"). A training
+step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
+so that pulls and pushes pass by the products ("hidden": what part of their time that saves). At
+last the kernels of optimizers run alone: "of bound" is the time that their bytes would take at the
+rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take turns
+with those to variables on its host.
 """
 
 import argparse
 
 import numpy as np
 from _bench import alternate, report, size_text
+from _gpu_step import AT_ONCE, Steps
 
 import mpidist
 from mpidist import host_view
@@ -27,6 +30,7 @@ from strategy.shared import gpu_kernels
 from strategy.shared.rules import RULES
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
+STEPS = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
 LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 KERNEL_SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 LAUNCHES = 20
@@ -56,6 +60,7 @@ def main():
         strategy = ParameterServerStrategy()
         if index == 0:
             training(args, strategy)
+            stepping(args)
             there = ParameterServerStrategy(parameter_devices=["/job:ps/task:0/device:GPU:0"])
             optimizing(args)
             pushing(args, {"host": strategy, "GPU": there})
@@ -206,6 +211,21 @@ def training(args, strategy):
         rows.append(row)
     columns = ["size", "pull us", "to GPU us", "of host", "push us", "from GPU us", "of host"]
     report("a variable", columns, rows, facts(), path_of(args, "variable"))
+
+
+def stepping(args):
+    """Training steps whose pulls and pushes wait for the computing, and some that pass it by."""
+    rows = []
+    with ParameterServerStrategy(num_gpus_per_worker=1) as strategy:
+        for nbytes in sizes(args, STEPS):
+            steps = Steps(strategy, nbytes)
+            times = alternate(steps.sides(), min(args.rounds, 5), 0.02)  # they are long
+            us = {side: 1e6 * seconds for side, seconds in times.items()}
+            us["overlapped"] /= AT_ONCE
+            hidden = (us["one by one"] - us["overlapped"]) / (us["pull"] + us["push"])
+            rows.append([size_text(nbytes), steps.products, *us.values(), hidden])
+    columns = ["size", "products", *(f"{side} us" for side in us), "hidden"]
+    report("training step", columns, rows, facts(), path_of(args, "step"))
 
 
 def optimizing(args):

@@ -2,11 +2,12 @@
 
     mpidist run --ps 2 --worker 2 scripts/train_words.py
     python scripts/train_words.py
+    python scripts/train_words.py --gpus 1
 
 Skip-gram with negative sampling (Mikolov et al., 2013): a word's vector is to tell which words are
 near it. Every worker reads its share of the files, pulls the rows of the words in a batch, and
-pushes gradients of these rows only. The last lines printed are the nearest neighbours of some
-words.
+pushes gradients of these rows only; with --gpus 1 rows arrive on a GPU, which computes with them.
+The last lines printed are the nearest neighbours of some words.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import mpidist
+import mpidist.cuda
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import (
     IndexedSlices,
@@ -61,6 +63,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ps", type=int, default=1, help="number of parameter servers")
     parser.add_argument("--mode", default="async", help="async, sync, or ssp")
     parser.add_argument("--staleness", type=int, help="bound of mode ssp, in steps")
+    parser.add_argument(
+        "--gpus", type=int, default=0, choices=(0, 1), help="of each worker; needs CuPy"
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--files", type=int, help="read so many files only")
     parser.add_argument("--words", type=int, default=8000, help="size of the vocabulary")
@@ -82,6 +87,7 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         resolver,
         mode=args.mode,
         staleness=args.staleness,
+        num_gpus_per_worker=args.gpus,
         variable_partitioner=partitioners.FixedShardsPartitioner(args.ps),
     )
     tables = make_tables(args, strategy, len(vocabulary.names))
@@ -94,7 +100,8 @@ def train(args: argparse.Namespace, resolver: MPIClusterResolver, server: mpidis
         for text in progress.track([text for _ in range(args.epochs) for text in own]):
             for centers, contexts in vocabulary.batches(text, args.window, args.batch_size, random):
                 negatives = vocabulary.draw(args.negatives, random)
-                losses.append(step(tables, optimizer, centers, contexts, negatives))
+                words = (centers, contexts, negatives)
+                losses.append(strategy.run(step, (tables, optimizer, *words)))
     strategy.finish()
     if strategy.num_workers > 1:
         server.job_group("worker").barrier()
@@ -183,7 +190,7 @@ def step(
     contexts: Array,
     negatives: Array,
 ) -> float:
-    """Push the gradients of one batch; gives its mean loss."""
+    """Push the gradients of one batch; gives its mean loss. On a GPU if the replica has one."""
     outer = np.concatenate([contexts, negatives])
     of_center, of_outer = (
         pulled(table, ids) for table, ids in zip(tables, (centers, outer), strict=True)
@@ -196,7 +203,7 @@ def step(
     by_near = -expit(-near)[:, None]
     by_far = weight * expit(far)
     by_center = by_near * of_context + by_far @ of_negative
-    by_outer = np.concatenate([by_near * of_center, by_far.T @ of_center])
+    by_outer = module_of(of_center).concatenate([by_near * of_center, by_far.T @ of_center])
     optimizer.apply_gradients(
         [
             (IndexedSlices(by_center, centers), tables[0]),
@@ -206,10 +213,16 @@ def step(
     return float(loss)
 
 
-def pulled(table: Variable, ids: Array) -> Array:
-    """Rows of a table; each is pulled once."""
+def pulled(table: Variable, ids: Array) -> Any:
+    """Rows of a table, on the GPU if there is one; each is pulled once."""
     unique, places = np.unique(ids, return_inverse=True)
-    return table.gather(unique)[places]
+    rows = table.gather(unique)
+    return rows[module_of(rows).asarray(places)]
+
+
+def module_of(array: Any) -> Any:
+    """NumPy, or CuPy for arrays on a GPU."""
+    return np if isinstance(array, np.ndarray) else mpidist.cuda.cupy()
 
 
 def expit(x: Array) -> Array:

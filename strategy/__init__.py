@@ -2,6 +2,7 @@
 
 from strategy import initializers, optimizers, partitioners, schedules
 from strategy.aggregation import VariableAggregation, VariableSynchronization
+from strategy.ahead import to_host_ahead
 from strategy.bags import Bags
 from strategy.device_setter import (
     GreedyLoadBalancingStrategy,
@@ -9,7 +10,7 @@ from strategy.device_setter import (
     byte_size_load_fn,
     replica_device_setter,
 )
-from strategy.inputs import InputContext, ValueContext
+from strategy.inputs import InputContext, InputOptions, ValueContext
 from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.reading import read_values
 from strategy.reductions import PerReplica
@@ -26,6 +27,7 @@ __all__ = [
     "GreedyLoadBalancingStrategy",
     "IndexedSlices",
     "InputContext",
+    "InputOptions",
     "ParameterServerStrategy",
     "PerReplica",
     "RandomStrategy",
@@ -46,5 +48,6 @@ __all__ = [
     "read_values",
     "replica_device_setter",
     "schedules",
+    "to_host_ahead",
     "variable_scope",
 ]

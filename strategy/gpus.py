@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from mpidist import ClusterSpec, host_view
 from mpidist.cuda import (
+    HostCopy,
+    Landing,
     Mirror,
     check_dtype,
     cupy,
@@ -84,24 +86,6 @@ def brought_like(value: Any, like: Any, gpu: int | None) -> Any:
     return brought(np.asarray(value), here)
 
 
-def empty_on(gpu: int, shape: Sequence[int], dtype: np.dtype[Any], whose: str) -> Any:
-    """Local. A CuPy array on a GPU, not initialized.
-
-    Args:
-        gpu: Its number.
-        shape: Of the array.
-        dtype: Of the array.
-        whose: For messages: ``"variable 'w'"``.
-
-    Raises:
-        TypeError: CuPy does not have the dtype.
-        ResourceExhaustedError: The GPU has no memory.
-    """
-    check_dtype(dtype, whose)
-    with on_device(gpu, f"an array of {dtype}{list(shape)}") as package:
-        return package.empty(tuple(shape), dtype)
-
-
 def pulled(
     whose: str,
     shape: tuple[int, ...],
@@ -121,22 +105,24 @@ def pulled(
         pull: Fills an array of the host.
 
     Returns:
-        The array; on a GPU it is filled behind what the current stream has to do.
+        The array; on a GPU the stream of who takes it waits until it is filled.
 
     Raises:
         ValueError: ``out`` does not fit.
         TypeError: CuPy does not have the dtype.
+        ResourceExhaustedError: The GPU has no memory.
     """
-    out, view = landing(whose, shape, dtype, out, gpu)
+    view, land = landing(whose, shape, dtype, out, gpu)
     pull(view)
-    landed(view)
-    return out
+    return land()
 
 
 def landing(
     whose: str, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any, gpu: int | None
-) -> tuple[Any, Array]:
-    """Local. Where what is pulled shall lie, and an array of the host to pull it into.
+) -> tuple[Array, Callable[[], Any]]:
+    """Local. Memory of the host to pull into, and what brings that to where it shall lie.
+
+    A fresh array on a GPU is filled beside what the current stream has to do, a given one behind.
 
     Args:
         whose: See :func:`pulled`, which raises the same; so are the others.
@@ -144,9 +130,15 @@ def landing(
         dtype: Of what is pulled.
         out: Where it shall lie; None for a fresh array.
         gpu: Where a fresh array shall lie.
+
+    Returns:
+        The memory, and a function to be called once it has been filled, which gives the array.
     """
-    if out is None:
-        out = np.empty(shape, dtype) if gpu is None else empty_on(gpu, shape, dtype, whose)
+    if out is None and gpu is not None:
+        check_dtype(dtype, whose)
+        fresh = Landing(gpu, shape, dtype)
+        return fresh.host, fresh.send
+    out = np.empty(shape, dtype) if out is None else out
     view = out if out.__class__ is np.ndarray else host_view(out, read=False)
     if view.shape != shape or view.dtype != dtype or not view.flags.carray:
         why = "" if view.flags.carray else " that is read-only, or not C-contiguous"
@@ -154,13 +146,25 @@ def landing(
             f"out must be a writable C-contiguous {dtype}{list(shape)} for {whose}, not a "
             f"{view.dtype}{list(view.shape)}{why}"
         )
-    return out, view
+
+    def land() -> Any:
+        if isinstance(view, Mirror):
+            view.upload()
+        return out
+
+    return view, land
 
 
-def landed(view: Array) -> None:
-    """Local. Bring to its GPU what has been pulled, if it shall lie on one."""
-    if isinstance(view, Mirror):
-        view.upload()
+def leaving(value: Any) -> Any:
+    """Local. What lies on a GPU, rows too, on its way to the host; others as they are.
+
+    Raises:
+        ResourceExhaustedError: The GPU has no memory to pack it.
+        DistBackendError: CUDA failed.
+    """
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(leaving(value.values), leaving(value.indices))
+    return HostCopy(value) if is_on_gpu(value) else value
 
 
 def handed_over(gpu: int | None) -> Handed | None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mpidist import errors
 from strategy.reductions import as_array, regrouped
+from strategy.shared.numbers import whole_number
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,65 @@ class ValueContext:
     num_replicas_in_sync: int = 1
 
 
+@dataclass(frozen=True)
+class InputOptions:
+    """How batches come to replicas; TensorFlow's ``tf.distribute.InputOptions`` is taken as well.
+
+    Attributes:
+        experimental_fetch_to_device: Whether batches come to the GPUs of replicas that have some;
+            None stands for True.
+        experimental_replication_mode: ``"per_worker"``, the only one.
+        experimental_place_dataset_on_device: Must be False: datasets run on the host.
+        experimental_per_replica_buffer_size: Up to how many batches lie on the GPUs ahead of their
+            use; with 0 each is copied when it is asked for.
+    """
+
+    experimental_fetch_to_device: bool | None = None
+    experimental_replication_mode: Any = "per_worker"
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 2
+
+
+def ahead_of(options: Any) -> int | None:
+    """Local. How many batches may lie on GPUs ahead of their use; None to leave all on the host.
+
+    Args:
+        options: InputOptions; None for all defaults.
+
+    Raises:
+        TypeError: They are no such thing.
+        ValueError: One of them has a value that there is not.
+    """
+    if options is None:
+        options = InputOptions()
+    if not hasattr(options, "experimental_fetch_to_device"):
+        raise TypeError(f"options must be InputOptions, not {options!r}")
+    check_per_worker(options.experimental_replication_mode)
+    if options.experimental_place_dataset_on_device:
+        raise ValueError(
+            "experimental_place_dataset_on_device must be False: datasets run on the host"
+        )
+    ahead = whole_number(
+        experimental_per_replica_buffer_size=options.experimental_per_replica_buffer_size
+    )
+    if ahead < 0:
+        raise ValueError(f"experimental_per_replica_buffer_size cannot be negative: {ahead}")
+    return ahead if options.experimental_fetch_to_device in (None, True) else None
+
+
+def check_per_worker(replication_mode: Any) -> None:
+    """Local. ValueError unless a replication mode is ``"per_worker"``, or the enum's."""
+    mode = str(getattr(replication_mode, "name", replication_mode)).lower()
+    if mode != "per_worker":
+        raise ValueError(f"the replication mode is 'per_worker', not {replication_mode!r}")
+
+
 class DatasetIterator:
     """Elements of a dataset, one for each replica at a time.
 
     Args:
         dataset: Any iterable.
-        replicas: How many there are.
+        replicas: How many elements are put together; 1 if the dataset does so itself.
     """
 
     def __init__(self, dataset: Iterable[Any], replicas: int) -> None:
@@ -79,11 +134,36 @@ class DatasetIterator:
             return next(self._elements)
         return regrouped([next(self._elements) for _ in range(self._replicas)])
 
+    def get_state(self) -> Any:
+        """Local. Where it is in its dataset; see :func:`state_of`."""
+        return state_of(self._elements)
+
+    def set_state(self, state: Any) -> None:
+        """Local. Go on where another one was that had equally many replicas; see there."""
+        set_state_of(self._elements, state)
+
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         return self.get_next()
+
+
+class Calls:
+    """Local. An iterator over what a function gives each time, until it raises StopIteration.
+
+    Args:
+        function: Called without arguments.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._function()
 
 
 class NumpyDataset:
@@ -94,8 +174,8 @@ class NumpyDataset:
     """
 
     def __init__(self, arrays: Any) -> None:
-        self._arrays = _mapped(as_array, arrays)
-        lengths = {len(array) for array in _leaves(self._arrays)}
+        self._arrays = over_leaves(as_array, arrays)
+        lengths = {len(array) for array in leaves_of(self._arrays)}
         if len(lengths) != 1:
             raise ValueError(f"the arrays must be equally long, not {sorted(lengths)}")
         (self._length,) = lengths
@@ -138,8 +218,48 @@ class _Divided:
     def __iter__(self) -> Iterator[Any]:
         count = self._replicas
         for element in self._dataset:
-            parts = _mapped(lambda array: _split(array, count), element)
-            yield regrouped([_mapped_lists(parts, element, number) for number in range(count)])
+            yield regrouped(divided(element, count))
+
+
+def divided(element: Any, count: int) -> list[Any]:
+    """Local. A batch in parts, along the first axis of each of its arrays.
+
+    Args:
+        element: An array, or a tuple, list or dict of them.
+        count: How many parts; they differ by one row at most, and may be empty.
+
+    Raises:
+        ValueError: An array has no axes.
+    """
+    parts = over_leaves(lambda array: _split(array, count), element)
+    return [_mapped_lists(parts, element, number) for number in range(count)]
+
+
+def state_of(elements: Any) -> Any:
+    """Local. Where an iterator is, by its ``get_state()``.
+
+    Raises:
+        UnimplementedError: It has none.
+    """
+    if not hasattr(elements, "get_state"):
+        raise errors.UnimplementedError(
+            f"a {type(elements).__name__} cannot say where it is: the dataset's iterator needs "
+            "get_state() and set_state(), as those of dataservice have"
+        )
+    return elements.get_state()
+
+
+def set_state_of(elements: Any, state: Any) -> None:
+    """Local. Have an iterator go on where another one was, by its ``set_state()``.
+
+    Raises:
+        UnimplementedError: It has none.
+    """
+    if not hasattr(elements, "set_state"):
+        raise errors.UnimplementedError(
+            f"a {type(elements).__name__} cannot go on where another one was: it has no set_state()"
+        )
+    elements.set_state(state)
 
 
 def _split(given: Any, count: int) -> list[Any]:
@@ -153,15 +273,15 @@ def _split(given: Any, count: int) -> list[Any]:
 
 
 def _cut(structure: Any, rows: int | slice) -> Any:
-    return _mapped(lambda array: array[rows], structure)
+    return over_leaves(lambda array: array[rows], structure)
 
 
-def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """A tuple, list or dict of arrays, or one alone, with something done to each."""
+def over_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Local. A tuple, list or dict of values, or one alone, with something done to each."""
     if isinstance(structure, Mapping):
-        return {key: _mapped(function, value) for key, value in structure.items()}
+        return {key: over_leaves(function, value) for key, value in structure.items()}
     if isinstance(structure, tuple | list):
-        return _like(structure, [_mapped(function, value) for value in structure])
+        return _like(structure, [over_leaves(function, value) for value in structure])
     return function(structure)
 
 
@@ -181,7 +301,8 @@ def _like(structure: Any, values: list[Any]) -> Any:
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
-def _leaves(structure: Any) -> list[Any]:
+def leaves_of(structure: Any) -> list[Any]:
+    """Local. The values in a tuple, list or dict, in order."""
     found: list[Any] = []
-    _mapped(found.append, structure)
+    over_leaves(found.append, structure)
     return found

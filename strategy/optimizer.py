@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from mpidist import Work, errors
 from strategy.connection.change import Change, global_norm
-from strategy.gpus import usable_elsewhere
+from strategy.gpus import leaving, usable_elsewhere
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
@@ -102,8 +103,9 @@ class Optimizer:
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Work:
         """Local. Push gradients to the servers, which apply them; advances the global step by one.
 
-        Gradients are any arrays, also on a GPU, of their variables' shapes; None is left out. They
-        may be used again when the call returns. Several replicas meet here: the means of their
+        Gradients are any arrays, also on a GPU or on their way from there
+        (:func:`to_host_ahead`), of their variables' shapes; None is left out. They may be used
+        again when the call returns. Several replicas meet here: the means of their
         gradients are pushed once, and all get the same Work.
 
         Args:
@@ -156,6 +158,7 @@ class Optimizer:
         self, strategy: ParameterServerStrategy, pairs: Sequence[tuple[Any, Variable]]
     ) -> Work:
         strategy.begin_step()
+        pairs = [(_leaving(grad, var), var) for grad, var in pairs]  # all before any is waited for
         divided = [_changes(grad, var, self._rule) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
         if not strategy.nan.allows(changes):
@@ -233,8 +236,21 @@ def _changes(grad: Any, variable: Variable, rule_of: RuleOf) -> list[Change]:
             f"the gradient of variable {variable.name!r} is a number, and the variable has shape "
             f"{variable.shape}"
         )
-    try:
+    with _about(variable):
         return variable.changes(grad, rule_of)
+
+
+def _leaving(grad: Any, variable: Variable) -> Any:
+    """A gradient on a GPU on its way to the host; others as they are."""
+    with _about(variable):
+        return leaving(grad)
+
+
+@contextmanager
+def _about(variable: Variable) -> Iterator[None]:
+    """Have a TypeError say whose gradient it is about."""
+    try:
+        yield
     except TypeError as error:
         error.add_note(f"It is the gradient of variable {variable.name!r}.")
         raise

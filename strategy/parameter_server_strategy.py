@@ -98,7 +98,8 @@ class ParameterServerStrategy(Replicated, Member, Durable):
             the number of its GPUs. Their gradients are averaged before they are pushed.
         num_gpus_per_worker: GPUs of each worker, on which its replicas run in turn: the thread of
             a replica (with one, that which calls :meth:`run`) has its GPU as the current device of
-            CuPy and torch, then and afterwards, and values that it pulls are CuPy arrays there.
+            CuPy and torch, then and afterwards, and values that it pulls, and batches of
+            distributed datasets, are CuPy arrays there.
             Workers of one host, where each sees all GPUs, take them in turn.
         parameter_devices: On which ps tasks variables live, as ``"/job:ps/task:0"``; by default on
             all. ``"/job:ps/task:0/device:GPU:0"`` has those that optimizers can change, and their

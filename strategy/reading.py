@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from strategy.connection.remote import pull_into
-from strategy.gpus import landed, landing
+from strategy.gpus import landing
 from strategy.replicas import get_replica_context
 from strategy.variable import Variable
 
@@ -47,14 +47,25 @@ def read_values(
         landing(f"variable {one.name!r}", one.shape, one.dtype, where, gpu)
         for one, where in zip(wanted, given, strict=True)
     ]
-    pull_into(
-        [
-            place
-            for one, (_, view) in zip(wanted, places, strict=True)
-            for place in one.places_in(view)
-        ],
-        consistent,
-    )
-    for _, view in places:
-        landed(view)
-    return [array for array, _ in places]
+    arrays: list[Any] = [None] * len(wanted)
+    for group in _groups(wanted, gpu):
+        targets = [
+            place for number in group for place in wanted[number].places_in(places[number][0])
+        ]
+        pull_into(targets, consistent)
+        for number in group:
+            arrays[number] = places[number][1]()
+    return arrays
+
+
+def _groups(variables: Sequence[Variable], gpu: int | None) -> list[list[int]]:
+    """Which are pulled together, by their numbers: those by message.
+
+    Others go up to a GPU while the next is copied from memory that this process sees.
+    """
+    numbers = list(range(len(variables)))
+    if gpu is None:
+        return [numbers]
+    near = [all(remote.shared is not None for remote in one.remotes) for one in variables]
+    far = [number for number in numbers if not near[number]]
+    return [[number] for number in numbers if near[number]] + [far]

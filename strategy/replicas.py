@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from mpidist import errors
 from mpidist.cuda import make_current
 from strategy.array_like import read
 from strategy.gpus import Handed, brought_like, go_behind, handed_over, usable_elsewhere
@@ -142,7 +143,7 @@ def check_outside(what: str) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def outside_of_replicas() -> Iterator[None]:
     """Local. In the block, this thread is in no replica."""
     token = _replica.set(None)
@@ -186,7 +187,13 @@ def call_for_each_replica(
             if context.gpu is not None:
                 make_current(context.gpu)
                 go_behind(begun)
-            result = fn(*own, **named)
+            try:
+                result = fn(*own, **named)
+            except BaseException:
+                # Its GPU may still work on its arguments; its own error says more than another.
+                with contextlib.suppress(errors.DistBackendError):
+                    made[number] = handed_over(context.gpu)
+                raise
             made[number] = handed_over(context.gpu)
             return result
         finally:
@@ -218,9 +225,11 @@ def call_for_each_replica(
         thread.start()
     for thread in threads:
         thread.join()
-    if together.first_problem is not None:
-        raise together.first_problem
-    go_behind(made)
+    try:
+        go_behind(made)
+    finally:
+        if together.first_problem is not None:
+            raise together.first_problem
     return regrouped(results)
 
 

@@ -13,11 +13,15 @@ import numpy as np
 
 from mpidist import ReduceOp, Work
 from strategy.devices import Device, parse
+from strategy.feeding import fed
 from strategy.inputs import (
+    Calls,
     DatasetIterator,
     InputContext,
     NumpyDataset,
     ValueContext,
+    ahead_of,
+    check_per_worker,
     divided_batches,
 )
 from strategy.reductions import PerReplica, gathered, local_results, mapped, reduced
@@ -40,6 +44,7 @@ class Replicated(ABC):
     """
 
     extended: StrategyExtended
+    gpus: tuple[int, ...]
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
@@ -141,32 +146,57 @@ class Replicated(ABC):
 
     # Input
 
-    def experimental_distribute_dataset(self, dataset: Iterable[Any]) -> Iterable[Any]:
+    def experimental_distribute_dataset(
+        self, dataset: Iterable[Any], options: Any = None
+    ) -> Iterable[Any]:
         """Local. This worker's part of a dataset; of several replicas each gets a part of a batch.
+
+        Replicas with GPUs get CuPy arrays there, copied while they work on the ones before; see
+        :class:`strategy.feeding.FeedIterator`. So do those of the methods that follow.
 
         Args:
             dataset: Any iterable. One with a method ``shard(num_shards, index)`` is sharded over
                 the workers; any other, and one that a data service distributes, is used as it is.
+                One whose elements lie on a GPU already (``prefetch_to_device``) is not copied.
+            options: An :class:`InputOptions`; with ``experimental_fetch_to_device=False`` arrays
+                stay on the host.
 
         Returns:
             An iterable.
+
+        Raises:
+            TypeError: The options are none.
+            ValueError: One of the options has a value that there is not.
         """
-        return divided_batches(self._own_part(dataset), self._replicas)
+        return self._divided(self._own_part(dataset), options)
 
     def experimental_distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Iterable[Any]]
+        self, dataset_fn: Callable[[InputContext], Iterable[Any]], options: Any = None
     ) -> Iterable[Any]:
-        """Local. The dataset that a function makes for this worker, divided among its replicas."""
-        return divided_batches(dataset_fn(self._input_context()), self._replicas)
+        """Local. The dataset that a function makes for this worker, divided among its replicas.
+
+        Args:
+            dataset_fn: Called with an :class:`InputContext`; gives an iterable.
+            options: See :meth:`experimental_distribute_dataset`.
+        """
+        return self._divided(dataset_fn(self._input_context()), options)
 
     distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
-    def make_dataset_iterator(self, dataset: Iterable[Any]) -> DatasetIterator:
-        """Local. This worker's part of a dataset, whose batches are for one replica each."""
-        return DatasetIterator(self._own_part(dataset), self._replicas)
+    def make_dataset_iterator(self, dataset: Iterable[Any], options: Any = None) -> DatasetIterator:
+        """Local. This worker's part of a dataset, whose batches are for one replica each.
+
+        Args:
+            dataset: See :meth:`experimental_distribute_dataset`.
+            options: See there.
+        """
+        return self._one_each(self._own_part(dataset), options)
 
     def make_input_fn_iterator(
-        self, input_fn: Callable[[InputContext], Any], replication_mode: Any = "per_worker"
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: Any = "per_worker",
+        options: Any = None,
     ) -> DatasetIterator:
         """Local. What an input function gives for this worker, a batch for one replica each.
 
@@ -174,14 +204,11 @@ class Replicated(ABC):
             input_fn: Called with an :class:`InputContext`; gives an iterable, or a function that
                 gives an element each time.
             replication_mode: ``"per_worker"``, the only one.
+            options: See :meth:`experimental_distribute_dataset`.
         """
-        mode = str(getattr(replication_mode, "name", replication_mode)).lower()
-        if mode != "per_worker":
-            raise ValueError(f"the replication mode is 'per_worker', not {replication_mode!r}")
+        check_per_worker(replication_mode)
         given = input_fn(self._input_context())
-        if callable(given):
-            given = iter(given, object())  # no element is equal to a new object
-        return DatasetIterator(given, self._replicas)
+        return self._one_each(Calls(given) if callable(given) else given, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> NumpyDataset:
         """Local. A dataset of the rows of arrays: one, or a tuple, list or dict of them."""
@@ -228,6 +255,24 @@ class Replicated(ABC):
         """Local. In the ``with`` block, :func:`get_variable` makes variables of this strategy."""
 
     # Inside
+
+    def _divided(self, dataset: Iterable[Any], options: Any) -> Iterable[Any]:
+        ahead = self._ahead(dataset, options)
+        if ahead is None:
+            return divided_batches(dataset, self._replicas)
+        return fed(dataset, self.gpus, ahead)
+
+    def _one_each(self, dataset: Iterable[Any], options: Any) -> DatasetIterator:
+        ahead = self._ahead(dataset, options)
+        if ahead is None:
+            return DatasetIterator(dataset, self._replicas)
+        return DatasetIterator(fed(dataset, self.gpus, ahead, one_each=True), 1)
+
+    def _ahead(self, dataset: Iterable[Any], options: Any) -> int | None:
+        """How many batches may lie on the GPUs of replicas ahead; None to bring none there."""
+        ahead = ahead_of(options)
+        on_device = getattr(dataset, "on_device", False)
+        return ahead if self.gpus and not on_device else None
 
     def _input_context(self) -> InputContext:
         return InputContext(self.num_workers, self.worker_index, self._replicas)

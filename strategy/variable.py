@@ -90,7 +90,8 @@ class Variable(ArrayLike):
         Args:
             out: Filled and returned if given: writable, the variable's shape and dtype, in host
                 memory C-contiguous; also on a GPU, where it is filled behind what its stream has to
-                do. Otherwise a fresh array is; on a replica with a GPU a CuPy array there.
+                do. Otherwise a fresh array is; on a replica with a GPU a CuPy array there, copied
+                beside what is queued, for which the current stream waits.
             consistent: Whether all of it must belong to one version; otherwise each block of
                 1 MiB may belong to its own.
 
@@ -230,7 +231,8 @@ class Variable(ArrayLike):
             return self._divided(value, rule_of)  # as a rule
         if isinstance(value, IndexedSlices):
             ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
-            return self._changes_of_rows(ids, host_view(read(value.values)), np.add, rule_of)
+            rows = host_view(on_host(read(value.values)))
+            return self._changes_of_rows(ids, rows, np.add, rule_of)
         value = on_host(read(value))
         if isinstance(value, int | float | complex | np.generic):
             data = np.full(self.shape, self._number(value))

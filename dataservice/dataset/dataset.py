@@ -187,6 +187,14 @@ class Dataset(Sources, Transformations):
         return self._node.distributed
 
     @property
+    def on_device(self) -> bool:
+        """Local. Whether elements lie on a GPU, by :meth:`prefetch_to_device`.
+
+        They belong to the stream of who takes them: a training loop takes them itself.
+        """
+        return self._node.on_device
+
+    @property
     def element_spec(self) -> Spec:
         """Local. The shape and dtype of every array of an element, in an element's structure.
 

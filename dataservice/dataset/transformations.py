@@ -113,8 +113,8 @@ class Transformations(Groupings):
         current stream of who takes an element waits for its copy; the host does not. Arrays and
         numbers become CuPy arrays; strings, bytes and objects stay as they are. It comes after
         ``distribute``, and no transformation with threads after it: take an element on the stream
-        that uses it. Several replicas are fed with arrays of the host, which each brings to its
-        GPU.
+        that uses it. Several replicas are fed on their GPUs by what a strategy makes of a dataset
+        whose elements are on the host.
 
         Args:
             device: Number of the GPU, or ``"GPU:0"``; of a strategy's only replica

@@ -1,5 +1,6 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
+from mpidist.cuda.ahead import HostCopy, Landing, side_stream
 from mpidist.cuda.aware import (
     Awareness,
     device_memory_by_mpi,
@@ -22,7 +23,7 @@ from mpidist.cuda.library import (
     on_device,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
-from mpidist.cuda.side_stream import SideStream
+from mpidist.cuda.own_stream import OwnStream
 from mpidist.cuda.streams import current_stream, finish, mark, wait_for
 from mpidist.cuda.ways import NotDirectError, Way
 
@@ -31,13 +32,15 @@ __all__ = [
     "Delivery",
     "DeviceArray",
     "HALVES_TEXT",
+    "HostCopy",
     "Kernel",
+    "Landing",
     "Lane",
     "Mirror",
     "NotDirectError",
+    "OwnStream",
     "Parcel",
     "Pinned",
-    "SideStream",
     "Way",
     "bus_id",
     "check_dtype",
@@ -61,6 +64,7 @@ __all__ = [
     "pin",
     "pinned_bytes",
     "pinned_pool",
+    "side_stream",
     "wait_for",
     "why_no_gpu",
 ]

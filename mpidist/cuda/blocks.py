@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mpidist.cuda.failures import is_final
 from mpidist.cuda.library import cupy, errors_of_cuda, on_device
-from mpidist.cuda.streams import has_come, logger, mark
+from mpidist.cuda.streams import current_stream, has_come, logger, mark
 from mpidist.leases import Leases
 
 Bytes = NDArray[np.uint8]
@@ -93,12 +93,16 @@ class BlockPool:
         self._process = os.getpid()
 
     def take(self, nbytes: int) -> Block:
-        """Local. Memory for so many bytes, not initialized; to be lent, or lost."""
+        """Local. Memory for so many bytes, not initialized; to be lent, or lost.
+
+        That of a device, which must be current, may have an event: whoever writes to it comes
+        behind that.
+        """
         size = size_class(nbytes)
         with self._lock:
             self._sort_in()
-            block = self._idle_block(size)
-        return Block(self._memory(size), size) if block is None else block
+            block = self._idle_block(size) or self._late_block(size)
+        return self._new_block(size) if block is None else block
 
     def lend(self, holder: Any, block: Block) -> None:
         """Local. Have a block back once an object is gone, and every view of it."""
@@ -158,6 +162,24 @@ class BlockPool:
                 return block
             blocks.append(block)  # perhaps one device is late: next time others are looked at
         return None
+
+    def _late_block(self, size: int) -> Block | None:
+        """Of a device for which much is kept already, one that it still works on.
+
+        Else hosts that run ahead of their device would fill its memory.
+        """
+        blocks = self._idle.get(size)
+        if self._device is None or not blocks or self._idle_total() < self._idle_bytes:
+            return None
+        return blocks.popleft()
+
+    def _new_block(self, size: int) -> Block:
+        block = Block(self._memory(size), size)
+        if self._device is not None:
+            # CuPy's pool gives at once what has been given back on this stream: work that is
+            # queued here may use it, and those who write to blocks do so on streams of their own.
+            block.event = mark(current_stream(self._device))
+        return block
 
     def _memory(self, size: int) -> Any:
         errors = errors_of_cuda()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from mpidist.cuda.blocks import (
     pinned_bytes,
     pinned_pool,
 )
-from mpidist.cuda.library import check_dtype, on_device
+from mpidist.cuda.library import check_dtype, cupy, on_device
 from mpidist.cuda.streams import current_stream, mark
 
 _CHUNK_BYTES = 32 << 20  # pinned at a time: the host fills one while the device copies another
@@ -89,13 +90,14 @@ class Delivery:
         total = sum(array.nbytes for array in arrays)
         for array in arrays:
             check_dtype(array.dtype)
-        with on_device(self.number, f"sending {total} bytes to it") as package:
-            return self._begin(package, arrays)
+        with on_device(self.number, f"sending {total} bytes to it"):
+            return self._begin(arrays)
 
-    def _begin(self, package: Any, arrays: Sequence[NDArray[Any]]) -> Parcel:
-        placed = [self._place(package, array) for array in arrays]
+    def _begin(self, arrays: Sequence[NDArray[Any]]) -> Parcel:
+        placed = [place(self.number, array.shape, array.dtype) for array in arrays]
         blocks = [block for _, block in placed]
         for block in blocks:
+            go_behind(self._stream, block)
             block.event = NEVER  # should there be no event behind the copies
         try:
             for array, (target, _) in zip(arrays, placed, strict=True):
@@ -105,17 +107,6 @@ class Delivery:
             for block in blocks:
                 block.event = event  # should nobody come to want them
         return Parcel(self.number, [target for target, _ in placed], blocks, event)
-
-    def _place(self, package: Any, array: NDArray[Any]) -> tuple[Any, Block]:
-        """An array on the device like one of the host."""
-        pool = device_pool(self.number)
-        block = pool.take(array.nbytes)
-        holder = _Holder(block)
-        memory = package.cuda.UnownedMemory(block.memory.ptr, block.nbytes, holder, self.number)
-        pointer = package.cuda.MemoryPointer(memory, 0)
-        target = package.ndarray(array.shape, array.dtype.newbyteorder("="), pointer)
-        pool.lend(holder, block)
-        return target, block
 
     def _copy(self, array: NDArray[Any], target: Any) -> None:
         native = np.asarray(array, array.dtype.newbyteorder("="), order="C")
@@ -130,6 +121,32 @@ class Delivery:
         chunk, block = pinned_bytes(pinned_pool(), part.nbytes)
         np.copyto(chunk, part)
         return chunk, block
+
+
+def place(number: int, shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[Any, Block]:
+    """Local. An array on the current device, in a block of memory that is lent to it.
+
+    Args:
+        number: Of the device.
+        shape: Of the array.
+        dtype: Of the array, in any byte order; it will be in this machine's.
+
+    Raises:
+        CUDARuntimeError: There is no memory.
+    """
+    cuda, pool = cupy().cuda, device_pool(number)
+    block = pool.take(math.prod(shape) * dtype.itemsize)
+    holder = _Holder(block)
+    memory = cuda.UnownedMemory(block.memory.ptr, block.nbytes, holder, number)
+    pool.lend(holder, block)
+    pointer = cuda.MemoryPointer(memory, 0)
+    return cupy().ndarray(tuple(shape), dtype.newbyteorder("="), pointer), block
+
+
+def go_behind(stream: Any, block: Block) -> None:
+    """Local. Let what a stream does from now on wait until nobody works on a block any more."""
+    if block.event is not None:
+        stream.wait_event(block.event)
 
 
 class _Holder:

@@ -13,7 +13,7 @@ from mpidist.cuda.blocks import Block, copy
 from mpidist.cuda.failures import place as place_of
 from mpidist.cuda.library import cupy, explained, on_device
 from mpidist.cuda.parts import in_parts
-from mpidist.cuda.streams import current_stream, stream_of, used, wait_for
+from mpidist.cuda.streams import current_stream, mark, stream_of, used, wait_for
 from mpidist.foreign import check_tensor, dtype_of_tensor
 
 _CUDA = (2, 13)  # DLPack's numbers: memory of a device, and managed memory
@@ -123,17 +123,31 @@ class DeviceArray:
         if not target.nbytes:
             return
         doing = f"copying {self} to the host"
-        with on_device(self.number, doing) as package:
-            if self._bits.flags.c_contiguous:
-                self._fetch(self._bits, target.ctypes.data, block)
-            else:
-
-                def pack(part: Any, place: int) -> None:
-                    self._fetch(package.ascontiguousarray(part), place, block)
-
-                with used(self._stream):
-                    in_parts(self._bits, target.ctypes.data, pack)
+        with on_device(self.number, doing):
+            self.begin_download(target, block, self._stream)
             wait_for(block.event, doing)
+
+    def begin_download(self, target: NDArray[Any], block: Block, stream: Any) -> None:
+        """Local. Begin to copy it to the host, behind what its own stream has to do before.
+
+        Args:
+            target: See :meth:`download`; not empty.
+            block: What the target lies in; its event then is one behind the copy, until which the
+                array must be kept.
+            stream: Of its device, which must be current: which copies it. One that is strided its
+                own stream does, which packs it part by part.
+        """
+        if self.is_contiguous:
+            if stream is not self._stream:
+                stream.wait_event(mark(self._stream))
+            self._fetch(self._bits, target.ctypes.data, stream, block)
+            return
+
+        def pack(part: Any, place: int) -> None:
+            self._fetch(cupy().ascontiguousarray(part), place, self._stream, block)
+
+        with used(self._stream):
+            in_parts(self._bits, target.ctypes.data, pack)
 
     def upload(self, source: NDArray[Any], block: Block) -> None:
         """Local. Copy to it from the host, behind what its stream has to do before.
@@ -161,8 +175,8 @@ class DeviceArray:
             with used(self._stream):
                 in_parts(self._bits, source.ctypes.data, unpack)
 
-    def _fetch(self, packed: Any, place: int, block: Block) -> None:
-        copy(place, packed.data.ptr, packed.nbytes, "memcpyDeviceToHost", self._stream, block)
+    def _fetch(self, packed: Any, place: int, stream: Any, block: Block) -> None:
+        copy(place, packed.data.ptr, packed.nbytes, "memcpyDeviceToHost", stream, block)
 
     def _bring(self, packed: Any, place: int, block: Block) -> None:
         copy(packed.data.ptr, place, packed.nbytes, "memcpyHostToDevice", self._stream, block)

@@ -86,11 +86,12 @@ class Device:
 
 
 class _Queue:
-    """What is to be done, in order."""
+    """What is to be done, in order; a step that gives False is not done yet."""
 
     def __init__(self):
         self._steps = deque()
         self._lock = threading.RLock()
+        self._at_it = False
 
     def add(self, step):
         self._steps.append(step)
@@ -103,10 +104,20 @@ class _Queue:
         try:
             if not self._steps:
                 return False
-            self._steps.popleft()()
+            if not self._at_it:  # else the step asks for something that comes behind it here
+                self._carry_out()
             return True
         finally:
             self._lock.release()
+
+    def _carry_out(self):
+        self._at_it, done = True, True
+        try:
+            done = self._steps[0]() is not False
+        finally:
+            self._at_it = False
+            if done:
+                self._steps.popleft()
 
 
 class Stream:
@@ -141,7 +152,19 @@ class Stream:
 
     def wait_event(self, event):
         """Let what follows wait for an event."""
-        self.queue.add(event.synchronize)
+        self.queue.add(lambda: event.done)
+
+    def launch_host_func(self, callback, arg):
+        """Call a function of the host, on another thread, once all that is queued has been done."""
+        thread = threading.Thread(target=callback, args=(arg,), daemon=True)
+
+        def ended():
+            if thread.ident is None:
+                thread.start()
+            thread.join(1e-3)
+            return not thread.is_alive()
+
+        self.queue.add(ended)
 
     def use(self):
         """Make it current, until a ``with`` of any stream ends."""
@@ -219,14 +242,22 @@ class MemoryPointer:
 
 
 def alloc(size, kind="device"):
-    """Device memory, full of garbage."""
+    """Device memory, as CuPy's pool gives it: the current stream may still have use for it.
+
+    Only what follows on that stream finds it unused; the stream spoils what others write earlier.
+    """
     _check()
     if longest and size > longest[0]:
         raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
     one = stand_in_memory.allocate(size, _current_device(), kind)
     memory = UnownedMemory(one.start, one.nbytes, None, one.device)
     one.held_by(memory)
+    get_current_stream().queue.add(lambda: _spoil(one))
     return MemoryPointer(memory, 0)
+
+
+def _spoil(allocation):
+    ctypes.memset(allocation.start, GARBAGE, allocation.nbytes)
 
 
 class MemoryPool:
@@ -508,6 +539,11 @@ array = asarray
 def arange(*args, dtype=None):
     """Numbers."""
     return asarray(np.arange(*args, dtype=dtype))
+
+
+def concatenate(arrays, axis=0):
+    """Arrays joined along an axis."""
+    return _soon(lambda: np.concatenate([_host_of(one) for one in arrays], axis))
 
 
 def asnumpy(value):

@@ -1,5 +1,6 @@
 """The example with word vectors: it learns from the standard library, launched and alone."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = str(ROOT / "scripts" / "train_words.py")
+
+# The example where CuPy is the stand-in.
+ON_STAND_IN = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from _cases import stand_in_cupy
+sys.modules["cupy"] = stand_in_cupy
+sys.argv[0] = {SCRIPT!r}
+concatenate, calls = stand_in_cupy.concatenate, []
+stand_in_cupy.concatenate = lambda arrays: calls.append(0) or concatenate(arrays)
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(len(calls), "steps on the GPU")
+"""
 SMALL = ("--quiet", "--files", "15", "--words", "1000", "--dimensions", "24", "--epochs", "1")
 
 
@@ -37,3 +51,27 @@ def test_it_learns(layout, arguments):
         word, neighbours = line.split(": ")
         assert word not in neighbours.split(", ")
         assert len(neighbours.split(", ")) == 5
+
+
+def test_on_a_gpu_it_learns_what_it_learns_on_the_cpu():
+    def shown(gpus):
+        small = ("--files", "8", "--words", "300", "--dimensions", "8", "--epochs", "1")
+        ended = subprocess.run(
+            (sys.executable, "-c", ON_STAND_IN, "--quiet", "--gpus", gpus, *small),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        *lines, steps = ended.stdout.splitlines()
+        return lines, int(steps.split()[0])
+
+    lines, steps = shown("0")
+    assert "300 words" in lines[0]
+    assert not steps
+    on_gpu, steps = shown("1")
+    assert on_gpu == lines
+    assert f"{steps} steps" in lines[0]

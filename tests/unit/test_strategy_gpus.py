@@ -4,9 +4,10 @@ import threading
 
 import numpy as np
 import pytest
+from _cases.held import held
 
 from mpidist import ClusterSpec, errors
-from mpidist.cuda import pinned_pool
+from mpidist.cuda import pinned_pool, side_stream
 from strategy import (
     Bags,
     IndexedSlices,
@@ -14,6 +15,8 @@ from strategy import (
     get_replica_context,
     get_variable,
     optimizers,
+    read_values,
+    to_host_ahead,
 )
 from strategy.gpus import chosen_gpus
 
@@ -265,6 +268,123 @@ def test_values_of_several_replicas_are_assigned_behind_their_streams(xp):
 
         strategy.run(step)
         np.testing.assert_array_equal(weight.numpy(), np.full(1000, 40))
+
+
+PULLS = {
+    "read_value": lambda variable: variable.read_value(),
+    "read_values": lambda variable: read_values([variable, variable])[1],
+    "gather": lambda variable: variable.gather(np.arange(1000)),
+}
+
+
+@pytest.mark.parametrize("pull", PULLS)
+def test_pulls_pass_by_what_the_stream_has_to_do(xp, pull):
+    with made(xp, 1) as strategy, strategy.scope():
+        weight = get_variable("w", (1000,), initializer="ones", dtype="f4")
+
+        def step():
+            with xp.cuda.Stream(non_blocking=True) as stream:
+                # The memory for them is made.
+                values = [PULLS[pull](weight) for _ in range(3)]
+                stream.synchronize()
+                del values
+                weight.assign_add(1)
+                with held(stream):
+                    value = PULLS[pull](weight)
+                    side_stream(0, "up").synchronize()
+                value += 1
+                return xp.asnumpy(value)
+
+        np.testing.assert_array_equal(strategy.run(step), np.full(1000, 3))
+
+
+def test_gradients_leave_ahead_of_what_is_queued_before_the_push(xp):
+    with made(xp, 1) as strategy, strategy.scope():
+        weight = get_variable("w", (1000,), initializer="zeros", dtype="f4")
+        table = get_variable("t", (4, 2), initializer="zeros", dtype="f4")
+        optimizer = optimizers.SGD(1.0)
+
+        def step():
+            with xp.cuda.Stream(non_blocking=True) as stream:
+                grad, rows = xp.zeros(1000, "f4"), xp.zeros((2, 2), "f4")
+                for _ in range(20):
+                    grad += 1
+                    rows += 1
+                slices = IndexedSlices(rows, xp.asarray(np.array([1, 3])))
+                ahead = to_host_ahead([(grad, weight), (slices, table)])
+                del grad, rows, slices
+                with held(stream):
+                    optimizer.apply_gradients(ahead).wait()
+
+        strategy.run(step)
+        np.testing.assert_array_equal(weight.numpy(), np.full(1000, -20))
+        np.testing.assert_array_equal(table.numpy()[:, 0], [0, -20, 0, -20])
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_steps_whose_gradients_leave_while_the_next_is_computed(xp, gpus):
+    """Each is of values without the push of the step before."""
+    count, at_first = 6, np.linspace(-1, 1, 50)
+    with made(xp, gpus) as strategy, strategy.scope():
+        weight = get_variable("w", (50,), initializer=at_first, dtype="f8")
+        optimizer = optimizers.SGD(0.25)
+
+        def steps():
+            number = get_replica_context().replica_id_in_sync_group
+            with xp.cuda.Stream(non_blocking=True):
+                (value,), leaving = read_values([weight]), None
+                for _ in range(count):
+                    grad = value * value + number
+                    if leaving is not None:
+                        optimizer.apply_gradients([(leaving, weight)])
+                    leaving = to_host_ahead(grad)
+                    (value,) = read_values([weight])
+                optimizer.apply_gradients([(leaving, weight)]).wait()
+
+        strategy.run(steps)
+        known, pushes = at_first, []
+        for _ in range(count):
+            pushes.append(0.25 * np.mean([known * known + n for n in range(gpus)], axis=0))
+            known = at_first - sum(pushes[:-1])
+        np.testing.assert_allclose(weight.numpy(), at_first - sum(pushes), rtol=1e-12)
+
+
+def test_what_does_not_lie_on_a_gpu_stays_as_it_is():
+    given = {"host": np.ones(3), "none": None, "number": 2.0}
+    found = to_host_ahead(given)
+    assert all(found[name] is value for name, value in given.items())
+
+
+def test_gradients_that_left_and_do_not_fit(xp):
+    with made(xp, 1) as strategy, strategy.scope():
+        weight = get_variable("w", (3,), initializer="zeros", dtype="f4")
+        for grad, error, message in (
+            (xp.zeros(4, "f4"), ValueError, "has shape"),
+            (xp.zeros((), "f4"), ValueError, "is a number"),
+            (xp.zeros(3, "D"), TypeError, "complex128"),
+            (xp.asarray(np.array([1, np.inf, 2], "f4")), errors.InvalidArgumentError, "'w'"),
+        ):
+            for given in (grad, to_host_ahead(grad)):
+                with pytest.raises(error, match=message):
+                    optimizers.SGD(1.0).apply_gradients([(given, weight)])
+        np.testing.assert_array_equal(weight.numpy(), np.zeros(3))
+
+
+def test_what_left_is_a_value_like_any_other(xp):
+    with made(xp, 2) as strategy, strategy.scope():
+        weight = get_variable("w", (3,), initializer="zeros", dtype="f4", aggregation="mean")
+
+        def step():
+            context = get_replica_context()
+            value = to_host_ahead(xp.full(3, context.replica_id_in_sync_group + 1.0, "f4"))
+            weight.assign(value)
+            return context.all_reduce("sum", value), value
+
+        total, values = strategy.run(step)
+        np.testing.assert_array_equal(weight.numpy(), np.full(3, 1.5))
+        np.testing.assert_array_equal(strategy.reduce("mean", values), np.full(3, 1.5))
+        for one in total.values:
+            np.testing.assert_array_equal(one, np.full(3, 3))
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

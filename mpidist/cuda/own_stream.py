@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpidist.cuda.device_array import DeviceArray
 
 
-class SideStream:
+class OwnStream:
     """Local. A stream of a device, for the work of one way.
 
     Args:

@@ -1,0 +1,100 @@
+"""Training steps on a GPU: what travels before and after the computing, and beside it."""
+
+import math
+import time
+
+import numpy as np
+
+from mpidist.cuda import cupy
+from strategy import get_variable, optimizers, read_values, to_host_ahead
+
+AT_ONCE = 16  # steps that are timed together: the first pull and the last push pass by nothing
+MOST_PRODUCTS = 2000
+
+
+class Steps:
+    """Steps with one square matrix, which is pulled, multiplied with itself, and pushed to.
+
+    Args:
+        strategy: With a GPU.
+        nbytes: About how large the matrix is.
+
+    Attributes:
+        products: How often it is multiplied in a step: as long as the pull and the push take.
+    """
+
+    def __init__(self, strategy, nbytes):
+        self.strategy, self.products = strategy, 1
+        side = math.isqrt(nbytes // 4)
+        with strategy.scope():
+            start = np.eye(side, dtype="f4")  # whose products stay finite
+            self.variable = get_variable(f"step {nbytes}", initializer=start)
+        self.sgd = optimizers.SGD(1e-12)
+        self.values = strategy.run(self._pulled)
+        self.gradient = self._computed(self.values)
+        _finish()
+        travel = _seconds(self.pull) + _seconds(self.push)
+        self.products = min(max(1, round(travel / _seconds(self.compute))), MOST_PRODUCTS)
+
+    def sides(self):
+        """What is timed, by name; "overlapped" is so many steps as AT_ONCE."""
+        return {
+            "pull": self.pull,
+            "push": self.push,
+            "compute": self.compute,
+            "one by one": self.one_by_one,
+            "overlapped": lambda: self.strategy.run(self._overlapped),
+        }
+
+    def pull(self):
+        """Pull the matrix to the GPU, and wait."""
+        self.values = self.strategy.run(self._pulled)
+        _finish()
+
+    def push(self):
+        """Push a gradient that lies there, and wait."""
+        self.sgd.apply_gradients([(self.gradient, self.variable)]).wait()
+
+    def compute(self):
+        """Compute a gradient, and wait."""
+        self.gradient = self._computed(self.values)
+        _finish()
+
+    def one_by_one(self):
+        """A step whose parts wait for each other."""
+        self.pull()
+        self.compute()
+        self.push()
+
+    def _overlapped(self):
+        """Steps whose gradients are pushed, and values pulled, while the next one is computed."""
+        values, leaving = self._pulled(), None
+        for _ in range(AT_ONCE):
+            gradient = self._computed(values)
+            if leaving is not None:
+                self.sgd.apply_gradients([(leaving, self.variable)])
+            leaving = to_host_ahead(gradient)
+            values = self._pulled()
+        self.sgd.apply_gradients([(leaving, self.variable)]).wait()
+
+    def _pulled(self):
+        return read_values([self.variable])[0]
+
+    def _computed(self, values):
+        result = values
+        for _ in range(self.products):
+            result = result @ values
+        return result
+
+
+def _finish():
+    cupy().cuda.get_current_stream().synchronize()
+
+
+def _seconds(function):
+    """What a call takes, at its third time."""
+    for _ in range(2):
+        function()
+    begin = time.perf_counter()
+    function()
+    return max(time.perf_counter() - begin, 1e-9)

@@ -1,0 +1,193 @@
+"""Copies beside what a stream has to do: what they pass by and wait for, and their memory."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from _cases.held import held
+
+from mpidist import errors
+from mpidist.cuda import Delivery, HostCopy, Landing, device_pool, pinned_pool, side_stream
+from mpidist.cuda.streams import has_come
+
+SIZE = 1000
+
+
+def landed(value, dtype="f4", size=SIZE):
+    """A fresh array, all of one value, as the current stream gets it."""
+    landing = Landing(0, (size,), np.dtype(dtype))
+    landing.host[...] = value
+    return landing.send()
+
+
+@pytest.fixture
+def stream(xp):
+    """A current stream, for which memory has been used before."""
+    with xp.cuda.Stream(non_blocking=True) as stream:
+        array = landed(0)
+        HostCopy(array).result()
+        stream.synchronize()
+        del array
+        yield stream
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i8", "f2", "f4", "D"])
+@pytest.mark.parametrize("shape", [(4, 6), (), (0, 3)])
+def test_values_land_and_leave(xp, dtype, shape):
+    values = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2 + 1).astype(dtype)
+    landing = Landing(0, shape, np.dtype(dtype))
+    landing.host[...] = values
+    array = landing.send()
+    assert isinstance(array, xp.ndarray)
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(xp.asnumpy(array), values)
+    copy = HostCopy(array)
+    assert (copy.shape, copy.dtype) == (shape, np.dtype(dtype))
+    np.testing.assert_array_equal(copy.result(), values)
+    np.testing.assert_array_equal(np.asarray(copy), values)
+
+
+def test_they_are_on_the_device_that_was_named(xp):
+    if xp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one device")
+    landing = Landing(1, (3,), np.dtype("f4"))
+    landing.host[...] = 5
+    array = landing.send()
+    assert array.device.id == 1
+    np.testing.assert_array_equal(HostCopy(array).result(), [5, 5, 5])
+
+
+def test_what_lands_passes_by_what_the_stream_has_to_do(xp, stream):
+    with held(stream):
+        array = landed(7)
+        side_stream(0, "up").synchronize()
+        with xp.cuda.Stream(non_blocking=True):
+            np.testing.assert_array_equal(xp.asnumpy(array), np.full(SIZE, 7))
+
+
+def test_the_stream_that_takes_it_waits_for_it(xp, stream):
+    array = landed(7)
+    array += 1
+    np.testing.assert_array_equal(xp.asnumpy(array), np.full(SIZE, 8))
+
+
+def test_memory_is_not_used_again_while_the_stream_works_on_it(xp, stream):
+    total = xp.zeros(SIZE, "f4")
+    for number in range(50):
+        array = landed(number)
+        total += array
+        del array
+        side_stream(0, "up").synchronize()  # which may run ahead of the stream
+    np.testing.assert_array_equal(xp.asnumpy(total), np.full(SIZE, sum(range(50))))
+
+
+@pytest.mark.parametrize("way", ["landing", "delivery"])
+def test_new_memory_is_written_behind_what_the_current_stream_has_to_do_with_it(xp, way):
+    """CuPy's pool gives what an array that is gone had, whatever is queued on it."""
+    courier, size = Delivery(0), 3_000_000
+    with xp.cuda.Stream(non_blocking=True):
+        if way == "landing":
+            array = landed(7, "u1", size)
+            side_stream(0, "up").synchronize()
+        else:
+            parcel = courier.send([np.full(size, 7, "u1")])
+            courier._stream.synchronize()
+            (array,) = parcel.hand_over()
+        np.testing.assert_array_equal(xp.asnumpy(array), np.full(size, 7))
+
+
+def test_memory_is_bounded_where_the_host_runs_ahead(xp, stream, monkeypatch):
+    pool, size = device_pool(0), 40_000
+    monkeypatch.setattr(pool, "_idle_bytes", 4 * size)
+    gc.collect()
+    before, total = pool.lent_bytes() + pool.idle_bytes(), xp.zeros(size, "f4")
+    with held(stream):
+        for number in range(50):
+            total += landed(number, size=size)
+        assert pool.lent_bytes() + pool.idle_bytes() <= before + 8 * 4 * size
+    np.testing.assert_array_equal(xp.asnumpy(total), np.full(size, sum(range(50))))
+
+
+def test_what_leaves_is_behind_what_was_queued_and_passes_by_what_is_queued_later(xp, stream):
+    array = xp.zeros(SIZE, "f4")
+    for _ in range(20):
+        array += 1
+    copy = HostCopy(array)
+    with held(stream):
+        np.testing.assert_array_equal(copy.result(), np.full(SIZE, 20))
+
+
+def test_the_stream_goes_on_while_arrays_leave(xp, stream):
+    array = landed(7)
+    with held(side_stream(0, "down")):
+        copy = HostCopy(array)
+        np.testing.assert_array_equal(xp.asnumpy(array + 1), np.full(SIZE, 8))
+        assert not has_come(copy._block.event)
+    np.testing.assert_array_equal(copy.result(), np.full(SIZE, 7))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided"])
+def test_strided_arrays_leave(xp, stream, layout):
+    whole = xp.asarray(np.arange(24.0).reshape(4, 6))
+    whole += 1
+    array = whole.T if layout == "transposed" else whole[::2, ::-1]
+    expected = np.arange(1.0, 25).reshape(4, 6)
+    expected = expected.T if layout == "transposed" else expected[::2, ::-1]
+    copy = HostCopy(array)
+    del array
+    with held(stream):
+        np.testing.assert_array_equal(copy.result(), expected)
+
+
+def test_dtypes_that_cupy_does_not_know_leave(xp):
+    array = xp.asarray(np.arange(6, dtype=np.uint16)).view(ml_dtypes.bfloat16)
+    values = HostCopy(array).result()
+    assert values.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(values.view(np.uint16), np.arange(6))
+
+
+def test_memory_comes_back(xp, stream):
+    gc.collect()
+    before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
+    array = landed(3)
+    assert device_pool(0).lent_bytes() > before[0]
+    copies = [HostCopy(array) for _ in range(3)]
+    copies[0].result()
+    Landing(0, (SIZE,), np.dtype("f4"))  # which nobody wants
+    del array, copies
+    assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
+
+
+def test_copies_that_fail(xp, stream, monkeypatch):
+    if xp.__name__ == "cupy":
+        pytest.skip("copies cannot be made to fail there")
+
+    def fail(*_):
+        raise xp.CUDARuntimeError(1)
+
+    array, copy = landed(3), HostCopy(landed(4))
+    gc.collect()
+    before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
+        for attempt in (lambda: landed(1), lambda: HostCopy(array)):
+            with pytest.raises(errors.DistBackendError, match="GPU 0"):
+                attempt()
+        patch.setattr(xp, "failure", [700])
+        with pytest.raises(errors.DistBackendError, match=r"copying float32.1000. on GPU 0 to"):
+            copy.result()
+    assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
+    np.testing.assert_array_equal(copy.result(), np.full(SIZE, 4))
+
+
+def test_a_device_without_memory(xp, monkeypatch):
+    if xp.__name__ == "cupy":
+        pytest.skip("memory cannot be made short there")
+
+    def fail(_):
+        raise xp.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(xp.cuda, "alloc", fail)
+    with pytest.raises(errors.ResourceExhaustedError, match=r"GPU 0 .* an array of float32\[99999"):
+        Landing(0, (9999999,), np.dtype("f4"))
