@@ -241,23 +241,26 @@ class MemoryPointer:
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
 
-def alloc(size, kind="device"):
+def alloc(size):
     """Device memory, as CuPy's pool gives it: the current stream may still have use for it.
 
     Only what follows on that stream finds it unused; the stream spoils what others write earlier.
     """
+    pointer = _new_memory(size, "device")
+    place = pointer.ptr, GARBAGE, pointer.mem.size
+    get_current_stream().queue.add(lambda: ctypes.memset(*place))
+    return pointer
+
+
+def _new_memory(size, kind):
+    """Memory that nobody has had before, full of garbage."""
     _check()
     if longest and size > longest[0]:
         raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
     one = stand_in_memory.allocate(size, _current_device(), kind)
     memory = UnownedMemory(one.start, one.nbytes, None, one.device)
     one.held_by(memory)
-    get_current_stream().queue.add(lambda: _spoil(one))
     return MemoryPointer(memory, 0)
-
-
-def _spoil(allocation):
-    ctypes.memset(allocation.start, GARBAGE, allocation.nbytes)
 
 
 class MemoryPool:
@@ -300,7 +303,7 @@ class Memory(UnownedMemory):
             raise CUDARuntimeError(failure[0])
         if sum(in_use.values()) + size > limit[0]:
             raise CUDARuntimeError(2)  # of the allocation
-        pointer = alloc(size)
+        pointer = _new_memory(size, "device")
         super().__init__(pointer.ptr, size, pointer.mem, _current_device())
         key = next(_pointers)
         in_use[key] = size
@@ -707,8 +710,8 @@ cuda = types.SimpleNamespace(
     UnownedMemory=UnownedMemory,
     MemoryPointer=MemoryPointer,
     alloc=alloc,
-    malloc_async=lambda size: alloc(size, "async"),
-    malloc_managed=lambda size: alloc(size, "managed"),
+    malloc_async=lambda size: _new_memory(size, "async"),
+    malloc_managed=lambda size: _new_memory(size, "managed"),
     alloc_pinned_memory=lambda size: PinnedMemory(size).memory,
     PinnedMemory=PinnedMemory,
     PinnedMemoryPointer=_pinned_pointer,

@@ -22,6 +22,10 @@ TEXTS = {
     "MPIDIST_JOBS": "jobs",
     "MPIDIST_SECRET": "secret",
 }
+CHOICES = {
+    "MPIDIST_GPU_MPI": ("auto", "0", "1"),
+    "MPIDIST_GPU_WAY": ("auto", "staged", "nccl", "ipc", "mpi", "pieces"),
+}
 
 
 def test_defaults():
@@ -73,13 +77,15 @@ def test_the_process_has_read_its_own():
 
 def test_every_variable_is_in_the_table():
     text = mpidist.config.__doc__
-    known = [*NUMBERS, *TEXTS, "MPIDIST_GPU_MPI"]
+    known = [*NUMBERS, *TEXTS, *CHOICES]
     assert sorted(re.findall(r"``(MPIDIST_\w+)``", text)) == sorted(known)
 
 
-def test_whether_mpi_takes_memory_of_gpus():
-    for text in ("auto", "0", "1"):
-        assert Config.from_env({"MPIDIST_GPU_MPI": text}).gpu_mpi == text
-    assert Config.from_env({"MPIDIST_GPU_MPI": ""}).gpu_mpi == "auto"
-    with pytest.raises(ValueError, match="MPIDIST_GPU_MPI='yes' is none of auto, 0, 1"):
-        Config.from_env({"MPIDIST_GPU_MPI": "yes"})
+@pytest.mark.parametrize(("name", "words"), CHOICES.items())
+def test_choices(name, words):
+    field = name.removeprefix("MPIDIST_").lower()
+    for text in words:
+        assert getattr(Config.from_env({name: text}), field) == text
+    assert getattr(Config.from_env({name: ""}), field) == words[0] == "auto"
+    with pytest.raises(ValueError, match=f"{name}='yes' is none of auto, "):
+        Config.from_env({name: "yes"})
