@@ -6,7 +6,7 @@ from mpidist.group.direct import DirectGroup
 from mpidist.group.making import group_of, make_group, split
 from mpidist.group.prepared import Prepared
 from mpidist.group.process_group import ProcessGroup
-from mpidist.group.ways import WayTable
+from mpidist.group.way_table import WayTable
 
 __all__ = [
     "CartesianGroup",

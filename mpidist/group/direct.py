@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.cuda import NotDirectError, Way
+from mpidist.group.direct_call import Call, on_gpus
 from mpidist.group.exchanges import are_given
 from mpidist.group.process_group import ProcessGroup
-from mpidist.group.ways import NAMES, Call, Ways, WayTable, on_gpus
+from mpidist.group.way_table import WayTable
+from mpidist.group.ways import NAMES, Ways
 from mpidist.op import Op
 from mpidist.reduce_op import ReduceOp, Reduction
 from mpidist.work import Timeout, Work

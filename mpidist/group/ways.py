@@ -6,108 +6,31 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpidist.arrays import host_view
 from mpidist.config import config
-from mpidist.cuda import DeviceArray, NotDirectError, Way, cupy, finish, lies_on_gpu, on_device
+from mpidist.cuda import DeviceArray, NotDirectError, Way, cupy, finish, on_device
 from mpidist.errors import DistBackendError, FailedPreconditionError, ResourceExhaustedError
 from mpidist.group.device_mpi import DeviceMpi
+from mpidist.group.direct_call import Call, on_gpus
 from mpidist.group.process_group import ProcessGroup
 from mpidist.group.way_makers import MAKERS
+from mpidist.group.way_table import STAGED, WayTable
 
 if TYPE_CHECKING:
     from mpidist.group.direct import DirectGroup
 
 logger = logging.getLogger("mpidist")
 
-STAGED = "staged"
 NAMES = tuple(MAKERS)
 
 LEAST_BYTES = 64 << 10
 """Smaller operations go through the host: to agree on a way would cost as much."""
 SIZES = (LEAST_BYTES, 1 << 20, 16 << 20)
 _ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operation that may go directly.
-
-    Attributes:
-        name: Of the method of the group.
-        arrays: What receives, and what is read, if that is another; None if one is not on a GPU.
-        reduction: Its name; "" if there is none.
-        root: Group rank of the root; -1 if there is none.
-    """
-
-    name: str
-    arrays: Sequence[DeviceArray] | None
-    reduction: str = ""
-    root: int = -1
-
-    @property
-    def number(self) -> int:
-        """Local. Of the GPU of what receives, which lies on one."""
-        assert self.arrays is not None
-        return self.arrays[0].number
-
-    def go(self, way: Way) -> None:
-        """Collective. Carry it out by a way."""
-        assert self.arrays is not None
-        result, source = self.arrays[0], self.arrays[-1]
-        match self.name:
-            case "all_reduce":
-                way.all_reduce(result, self.reduction)
-            case "reduce":
-                way.reduce(result, self.reduction, self.root)
-            case "broadcast":
-                way.broadcast(result, self.root)
-            case "all_gather_into_tensor":
-                way.all_gather(source, result)
-            case "reduce_scatter_tensor":
-                way.reduce_scatter(source, result, self.reduction)
-            case "all_to_all_single":
-                way.all_to_all(source, result)
-
-    def __str__(self) -> str:
-        words = [f"op {self.reduction}"] if self.reduction else []
-        words += [f"root {self.root}"] if self.root >= 0 else []
-        return f"{self.name}({', '.join(words)})"
-
-
-@dataclass
-class WayTable:
-    """Which ways there are between the GPUs of a group's members.
-
-    Attributes:
-        seconds: What an all_reduce of so many bytes took, by way; ``"staged"`` is through the host.
-        missing: Why others are not used, by way.
-    """
-
-    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-
-    def order(self, nbytes: int) -> list[str]:
-        """Local. The ways for an operation of so many bytes, the fastest first."""
-        if not self.seconds:
-            return []
-        # By the measured size that is nearest on a scale of powers.
-        size = min(self.seconds, key=lambda size: abs(np.log(size / max(nbytes, 1))))
-        times = self.seconds[size]
-        return sorted(times, key=lambda name: times[name])
-
-    def __str__(self) -> str:
-        if not (self.seconds or self.missing):
-            return "no operation has gone between GPUs yet"
-        lines = []
-        for size, times in self.seconds.items():
-            each = (f"{name} {1e6 * times[name]:.0f} us" for name in self.order(size))
-            lines.append(f"all_reduce of {size >> 10} KiB: {', '.join(each)}")
-        return "\n".join([*lines, *(f"no {name}: {why}" for name, why in self.missing.items())])
 
 
 class Ways:
@@ -158,20 +81,12 @@ class Ways:
 
     def can(self, name: str, call: Call) -> bool:
         """Local. Whether a call can go by a way, as far as this member knows."""
-        way, arrays = self._made.get(name), call.arrays
-        if way is None or arrays is None or call.name not in way.carries:
+        way = self._made.get(name)
+        if way is None or call.arrays is None or call.name not in way.carries:
             return False
-        result, source, dtype = arrays[0], arrays[-1], arrays[0].dtype
-        if not all(a.number == self._number and a.dtype == dtype for a in arrays):
+        if not call.fits(self._group.rank(), self._group.size(), self._number):
             return False
-        if not all(array.is_contiguous for array in arrays):
-            return False
-        if source is not result and np.may_share_memory(source.header, result.header):
-            return False
-        rank, size = self._group.rank(), self._group.size()
-        reads = (call.name, call.root == rank) in (("broadcast", True), ("reduce", False))
-        if not (result.writeable or reads) or not _fit(call.name, result, source, size):
-            return False
+        dtype = call.arrays[0].dtype
         return not call.reduction or way.reduces(dtype, call.reduction)
 
     def message(self, array: Any, write: bool) -> Any:
@@ -301,26 +216,3 @@ class Ways:
         facts: list[Any] = [None] * self._group.size()
         self._group.all_gather_object(facts, fact)
         return facts
-
-
-def _fit(name: str, result: DeviceArray, source: DeviceArray, members: int) -> bool:
-    """Whether as much arrives as is given; if not, the way through the host tells of it."""
-    taken, given = result.nbytes, source.nbytes
-    if name == "all_gather_into_tensor":
-        return taken == members * given
-    if name == "reduce_scatter_tensor":
-        return given == members * taken
-    if name == "all_to_all_single":
-        rows = (array.shape[0] if array.shape else 1 for array in (result, source))
-        return taken == given and not any(row % members for row in rows)
-    return True
-
-
-def on_gpus(arrays: Sequence[Any]) -> list[DeviceArray] | None:
-    """Local. Arrays on GPUs; None if one is not, or cannot be used, as the host's way tells."""
-    if not all(array.__class__ is not np.ndarray and lies_on_gpu(array) for array in arrays):
-        return None
-    try:
-        return [DeviceArray(array) for array in arrays]
-    except (FailedPreconditionError, TypeError, ValueError):
-        return None

@@ -15,7 +15,7 @@ from mpidist.errors import (
     FailedPreconditionError,
     GroupBrokenError,
 )
-from mpidist.group import pieces, ways
+from mpidist.group import direct_call, pieces, ways
 
 COUNT = (1 << 15) + 12  # elements: several pieces, of which the last is not whole
 MOVES = ("broadcast", "all_gather_into_tensor", "all_to_all_single")
@@ -89,13 +89,13 @@ def everyone(group, *args, **kwargs):
 def went(group, monkeypatch):
     """The names of the operations that have gone directly, with the ways."""
     seen = []
-    go = ways.Call.go
+    go = direct_call.Call.go
 
     def note(call, way):
         go(call, way)
         seen.append((call.name, way.name))
 
-    monkeypatch.setattr(ways.Call, "go", note)
+    monkeypatch.setattr(direct_call.Call, "go", note)
     return seen
 
 
@@ -292,7 +292,7 @@ def test_different_calls_are_told_on_all_members(group, xp, say):
 @pytest.mark.ranks(2)
 def test_a_way_that_gives_wrong_numbers_is_not_gone(group, xp, say, monkeypatch):
     say(gpu_mpi="0")
-    right = ways.Call.go
+    right = direct_call.Call.go
     from mpidist.cuda.ipc_way import Ipc
 
     def wrong(way, array, op):
@@ -304,7 +304,7 @@ def test_a_way_that_gives_wrong_numbers_is_not_gone(group, xp, say, monkeypatch)
     assert xp.asnumpy(array)[0] == 2
     assert "wrong numbers" in group.ways.missing["ipc"]
     assert all("ipc" not in times for times in group.ways.seconds.values())
-    assert right is ways.Call.go
+    assert right is direct_call.Call.go
 
 
 @pytest.mark.ranks(2)
