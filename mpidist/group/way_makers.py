@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.cuda import Way, bus_id, device_memory_by_mpi_on
 from mpidist.cuda.ipc_way import Ipc
 from mpidist.cuda.nccl import Nccl, unique_id, why_not
 from mpidist.group.device_mpi import DeviceMpi
 from mpidist.group.pieces import Pieces
+from mpidist.group.process_group import ProcessGroup
 from mpidist.runtime import together, world
-
-if TYPE_CHECKING:
-    from mpidist.group.direct import DirectGroup
 
 
 class WayMaker(ABC):
@@ -25,7 +23,7 @@ class WayMaker(ABC):
         number: Of the GPU of this member.
     """
 
-    def __init__(self, group: DirectGroup, number: int) -> None:
+    def __init__(self, group: ProcessGroup, number: int) -> None:
         self.group = group
         self.number = number
 
@@ -126,5 +124,5 @@ MAKERS: dict[str, type[WayMaker]] = {
 """By the names of the ways, in the order in which they are looked for."""
 
 
-def _node(group: DirectGroup) -> int:
+def _node(group: ProcessGroup) -> int:
     return world().nodes[group.ranks[group.rank()]]

@@ -6,7 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from mpidist.group.direct_call import Call, on_gpus
 from mpidist.group.process_group import ProcessGroup
 from mpidist.group.way_makers import MAKERS
 from mpidist.group.way_table import STAGED, WayTable
-
-if TYPE_CHECKING:
-    from mpidist.group.direct import DirectGroup
 
 logger = logging.getLogger("mpidist")
 
@@ -45,7 +42,7 @@ class Ways:
         table: What was found.
     """
 
-    def __init__(self, group: DirectGroup) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._made: dict[str, Way] = {}
         self._number = -1
