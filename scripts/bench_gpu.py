@@ -8,7 +8,10 @@ and the device, and of waiting for it, over ours. Then both workers reduce array
 CuPy over their group, and the first pulls and pushes a variable of each kind. "between processes"
 is what CUDA IPC takes on one device, against a copy there by one of them ("of copy"). A training
 step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
-so that pulls and pushes pass by the products ("hidden": what part of their time that saves).
+so that pulls and pushes pass by the products ("hidden": what part of their time that saves). At
+last the kernels of optimizers run alone: "of bound" is the time that their bytes would take at the
+rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take turns
+with those to variables on its host.
 """
 
 import argparse
@@ -20,13 +23,17 @@ from _gpu_step import AT_ONCE, Steps
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.cuda import Delivery, DeviceArray, cupy, device_count
+from mpidist.cuda import Delivery, DeviceArray, cupy, device_count, kernel
 from mpidist.cuda.ipc_way import Ipc
 from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.shared import gpu_kernels
+from strategy.shared.rules import RULES
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
 STEPS = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
 LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
+KERNEL_SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
+LAUNCHES = 20
 
 
 def main():
@@ -54,6 +61,9 @@ def main():
         if index == 0:
             training(args, strategy)
             stepping(args)
+            there = ParameterServerStrategy(parameter_devices=["/job:ps/task:0/device:GPU:0"])
+            optimizing(args)
+            pushing(args, {"host": strategy, "GPU": there})
         workers.barrier()
 
 
@@ -216,6 +226,89 @@ def stepping(args):
             rows.append([size_text(nbytes), steps.products, *us.values(), hidden])
     columns = ["size", "products", *(f"{side} us" for side in us), "hidden"]
     report("training step", columns, rows, facts(), path_of(args, "step"))
+
+
+def optimizing(args):
+    """The kernels of optimizers, against a copy of the variable within the device."""
+    rows = []
+    for nbytes in [size for size in KERNEL_SIZES if size <= 4 * args.largest]:
+        source, target = (cupy().zeros(nbytes // 4, "f4") for _ in range(2))
+        sides = {"copy": copy_within(target, source)}
+        moved = {"copy": 2 * nbytes}
+        for kind, optimizer in (("SGD", optimizers.SGD(1e-3)), ("Adam", optimizers.Adam(1e-3))):
+            sides[kind], arrays = kernel_side(kind, optimizer.values, target, source)
+            moved[kind] = (2 * arrays - 1) * nbytes  # all but the gradient are written, too
+        rates = {}
+        for _ in range(args.rounds):
+            for name, launch in sides.items():
+                rates.setdefault(name, []).append(moved[name] / device_seconds(launch) / 1e9)
+        median = {name: float(np.median(found)) for name, found in rates.items()}
+        row = [size_text(nbytes), median["copy"]]
+        for kind in ("SGD", "Adam"):
+            row += [median[kind], median[kind] / median["copy"]]
+        rows.append(row)
+    columns = ["size", "copy GB/s", "SGD GB/s", "of bound", "Adam GB/s", "of bound"]
+    report("optimizers on a GPU", columns, rows, facts(), path_of(args, "optimizers"))
+
+
+def copy_within(target, source):
+    """What copies an array within the device once."""
+    runtime = cupy().cuda.runtime
+    places = (target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
+    return lambda: runtime.memcpyAsync(*places, _stream().ptr)
+
+
+def kernel_side(kind, values, param, grad):
+    """What launches an optimizer's kernel once, and how many arrays it works on."""
+    single, slots = np.dtype(np.float32), RULES[kind](values).slots
+    text = gpu_kernels.update_text(kind, slots, single, single, rows=False)
+    update, numbers = kernel(text, gpu_kernels.NAME), gpu_kernels.numbers(kind, values, 1, single)
+    update.compile(0)
+    kept = [cupy().zeros(param.size, "f4") for _ in slots]
+    arrays = [param, grad, *kept]
+    return lambda: update(param.size, *(one.data.ptr for one in arrays), *numbers), len(arrays)
+
+
+def device_seconds(launch):
+    """How long the device takes for one of several launches, which are queued while it is busy."""
+    package = cupy()
+    busy = package.zeros(64 << 20, "f4")
+    begin, end = package.cuda.Event(), package.cuda.Event()
+    for _ in range(16):  # longer than it takes to queue what follows
+        busy.fill(1)
+    begin.record(_stream())
+    for _ in range(LAUNCHES):
+        launch()
+    end.record(_stream())
+    end.synchronize()
+    return package.cuda.get_elapsed_time(begin, end) / LAUNCHES / 1e3
+
+
+def _stream():
+    return cupy().cuda.get_current_stream()
+
+
+def pushing(args, strategies):
+    """Pushes from the host to variables on the host of the ps, and on a GPU of its."""
+    rows = []
+    kinds = {"SGD": optimizers.SGD(1e-3, momentum=0.9), "Adam": optimizers.Adam(1e-3)}
+    for nbytes in sizes(args):
+        grad, sides = np.ones(nbytes // 4, "f4"), {}
+        for place, strategy in strategies.items():
+            with strategy.scope():
+                variable = get_variable(f"{place} {nbytes}", nbytes // 4, "f4", "zeros")
+            for kind, optimizer in kinds.items():
+                sides[kind, place] = lambda o=optimizer, v=variable, g=grad: o.apply_gradients(
+                    [(g, v)]
+                ).wait()
+        us = {side: 1e6 * s for side, s in alternate(sides, args.rounds, 0.02).items()}
+        row = [size_text(nbytes)]
+        for kind in kinds:
+            host, there = us[kind, "host"], us[kind, "GPU"]
+            row += [host, there, host / there]
+        rows.append(row)
+    columns = ["size", "SGD us", "on GPU us", "of host", "Adam us", "on GPU us", "of host"]
+    report("pushes to a ps", columns, rows, facts(), path_of(args, "pushes"))
 
 
 def facts():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from strategy.devices import parse
 from strategy.reductions import PerReplica, local_results, reduced
 from strategy.replicas import call_for_each_replica, check_outside, outside_of_replicas
-from strategy.shared.host import LOCAL_DEVICE
+from strategy.shared.host import LOCAL_DEVICE, device_name
 from strategy.variable import Variable
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class StrategyExtended:
         strategy: Whose it is.
         devices: That of each replica of this worker, as ``"device:CPU:0"``.
         worker: Job and index of this worker; None in local mode.
-        servers: Indexes of the ps tasks on which variables are.
+        servers: Indexes of the ps tasks on which variables are, each with the number of its GPU, or
+            None for the host.
     """
 
     def __init__(
@@ -53,14 +54,20 @@ class StrategyExtended:
         strategy: ParameterServerStrategy,
         devices: Sequence[str],
         worker: tuple[str, int] | None,
-        servers: Sequence[int],
+        servers: Mapping[int, int | None],
     ) -> None:
         self._strategy = strategy
         task = "" if worker is None else f"/job:{worker[0]}/task:{worker[1]}"
         self._worker_devices = tuple(f"{task}/{device}" for device in devices)
-        self._parameter_devices: tuple[str, ...] = (LOCAL_DEVICE,)
-        if worker is not None:
-            self._parameter_devices = tuple(f"/job:ps/task:{index}" for index in servers)
+        self._parameter_tasks = {
+            index: "" if worker is None else f"/job:ps/task:{index}" for index in servers
+        }
+        self._parameter_devices = tuple(
+            (self._parameter_tasks[index] or LOCAL_DEVICE)
+            if gpu is None
+            else device_name(self._parameter_tasks[index], gpu)
+            for index, gpu in servers.items()
+        )
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -69,8 +76,12 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Where variables live."""
+        """Where variables live: ps tasks, with the GPU where it is one, or the local device."""
         return self._parameter_devices
+
+    def device_of(self, server: int, gpu: int | None) -> str:
+        """Where a variable lives that is on a ps task, and on its host or a GPU of its."""
+        return device_name(self._parameter_tasks[server], gpu)
 
     @property
     def experimental_between_graph(self) -> bool:

@@ -229,7 +229,8 @@ class Function(Optimizer):
         update: Called as ``update(param, grad, slots, learning_rate, step)``: the first two flat
             arrays of one length, of which it changes ``param`` in place; ``slots`` by name, as
             long, zeros at first; ``step`` from 1. It must be elementwise, for it does not know
-            where a piece lies. It is pickled by cloudpickle.
+            where a piece lies. Of variables on a GPU all are CuPy arrays there, and it must work on
+            the current stream. It is pickled by cloudpickle.
         slots: Names of the arrays kept beside each variable.
         learning_rate: See :class:`Optimizer`.
         kwargs: See :class:`Optimizer`.

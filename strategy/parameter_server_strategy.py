@@ -30,10 +30,10 @@ from strategy.replicated import Replicated, current_strategy
 from strategy.shared.host import (
     Host,
     check_alone,
-    check_local_devices,
     check_task,
     chosen_servers,
     given_spec,
+    local_gpu,
     workers_of,
 )
 from strategy.shared.numbers import whole_number
@@ -102,7 +102,10 @@ class ParameterServerStrategy(Replicated, Member, Durable):
             distributed datasets, are CuPy arrays there.
             Workers of one host, where each sees all GPUs, take them in turn.
         parameter_devices: On which ps tasks variables live, as ``"/job:ps/task:0"``; by default on
-            all. In local mode also ``"/device:CPU:0"``.
+            all. ``"/job:ps/task:0/device:GPU:0"`` has those that optimizers can change, and their
+            slots, live on that GPU of the task, by CuPy's numbers there; integers and bools stay on
+            its host. In local mode ``"/device:GPU:0"``, and names of ps tasks have no effect. All
+            workers must have the same.
 
     Attributes:
         global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
@@ -116,6 +119,8 @@ class ParameterServerStrategy(Replicated, Member, Durable):
     Raises:
         FailedPreconditionError: A cluster is given, or described by TF_CONFIG, and no Server has
             been started; or GPUs are asked for, and CuPy can use none.
+        InvalidArgumentError: A ps task has no GPU of the number that is asked for, or workers have
+            different arguments.
         ValueError: The cluster has no ps task, or differs from the Server's; or an argument is
             unknown.
     """
@@ -192,9 +197,9 @@ class ParameterServerStrategy(Replicated, Member, Durable):
             finalize(self, host.abandon).atexit = False
         self._host = host
         alone = isinstance(host, LocalHost)
-        if alone:
-            check_local_devices(job, self._devices)
         servers = chosen_servers(host.cluster_spec, None if alone else self._devices)
+        if alone:
+            servers = dict.fromkeys(servers, local_gpu(job, self._devices))
         mode = self._become_worker(host, alone)
         placement = Placement(self._placement, len(servers), alone)
         self._connections = self._connections_to(servers, host, mode)
@@ -228,13 +233,13 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         return mode
 
     def _connections_to(
-        self, servers: Sequence[int], host: Host, mode: pb.Mode
+        self, servers: Mapping[int, int | None], host: Host, mode: pb.Mode
     ) -> list[Connection]:
+        me = (self._worker, self._workers, self._transport, mode)
         with _counting:
             number = _strategies.get(host, 0)
             connections = [
-                Connection(host, index, self._worker, self._workers, self._transport, mode, number)
-                for index in servers
+                Connection(host, index, *me, number, gpu) for index, gpu in servers.items()
             ]
             _strategies[host] = number + 1
         lock = threading.RLock()

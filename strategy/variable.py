@@ -75,6 +75,15 @@ class Variable(ArrayLike):
         """Version of the last pull or push: how often the variable had been changed."""
         return self.version_of([remote.known for remote in self.remotes])
 
+    @property
+    def device(self) -> str | tuple[str, ...]:
+        """Where it lives: ``"/job:ps/task:0/device:CPU:0"``; of one in parts a tuple."""
+        names = [
+            self.strategy.extended.device_of(remote.connection.index, remote.gpu)
+            for remote in self.remotes
+        ]
+        return names[0] if len(names) == 1 else tuple(names)
+
     def read_value(self, out: Any = None, *, consistent: bool = True) -> Any:
         """Local. Pull.
 

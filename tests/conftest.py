@@ -9,7 +9,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _cases import stand_in_cupy, stand_in_memory, stand_in_nccl
+from _cases import host_kernels, stand_in_cupy, stand_in_memory, stand_in_nccl
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
@@ -36,3 +36,11 @@ def xp_module(request):
 def xp(xp_module):
     """The same, for tests that are no properties."""
     return xp_module
+
+
+@pytest.fixture
+def compiling_xp(xp):
+    """The same, for tests of kernels: the stand-in compiles them for the host."""
+    if xp is stand_in_cupy and host_kernels.compiler() is None:
+        pytest.skip("no C++ compiler (c++ or g++) is here to compile kernels for the host")
+    return xp

@@ -10,7 +10,9 @@ from mpidist.cuda.aware import (
 from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
+from mpidist.cuda.kernels import HALVES_TEXT, Kernel, kernel
 from mpidist.cuda.lane import Lane
+from mpidist.cuda.lasting import Pinned, lasting_array, pin
 from mpidist.cuda.library import (
     bus_id,
     check_dtype,
@@ -21,6 +23,7 @@ from mpidist.cuda.library import (
     on_device,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
+from mpidist.cuda.own_stream import OwnStream
 from mpidist.cuda.streams import current_stream, finish, mark, wait_for
 from mpidist.cuda.ways import NotDirectError, Way
 
@@ -28,12 +31,16 @@ __all__ = [
     "Awareness",
     "Delivery",
     "DeviceArray",
+    "HALVES_TEXT",
     "HostCopy",
+    "Kernel",
     "Landing",
     "Lane",
     "Mirror",
     "NotDirectError",
+    "OwnStream",
     "Parcel",
+    "Pinned",
     "Way",
     "bus_id",
     "check_dtype",
@@ -46,12 +53,15 @@ __all__ = [
     "device_pool",
     "finish",
     "has_dtype",
+    "kernel",
+    "lasting_array",
     "layout_of",
     "lies_on_gpu",
     "make_current",
     "mark",
     "mirror",
     "on_device",
+    "pin",
     "pinned_bytes",
     "pinned_pool",
     "side_stream",

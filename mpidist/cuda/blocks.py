@@ -116,6 +116,13 @@ class BlockPool:
             self._trim()
             return self._idle_total()
 
+    def drop_idle(self) -> None:
+        """Local. Keep nothing for later."""
+        with self._lock:
+            self._sort_in()
+            for length, blocks in self._idle.items():
+                self._idle[length] = deque(block for block in blocks if not block.is_idle())
+
     def lent_bytes(self) -> int:
         """Local. How much is lent now."""
         return sum(block.nbytes for block in self._leases.lent())
@@ -183,9 +190,7 @@ class BlockPool:
         try:
             return self._allocate(size)
         except errors:
-            with self._lock:  # what is kept for later is worth less than this
-                for length, blocks in self._idle.items():
-                    self._idle[length] = deque(block for block in blocks if not block.is_idle())
+            self.drop_idle()  # what is kept for later is worth less than this
         try:
             return self._allocate(size)
         except errors as error:

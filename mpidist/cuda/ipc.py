@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpidist.cuda.library import cupy, on_device
+from mpidist.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from mpidist.cuda.device_array import DeviceArray
@@ -60,9 +61,18 @@ class Exports:
 
     Args:
         number: Of the device they lie on.
+
+    Raises:
+        FailedPreconditionError: The driver's library cannot be loaded.
     """
 
     def __init__(self, number: int) -> None:
+        try:
+            libcuda()
+        except OSError as error:
+            raise FailedPreconditionError(
+                f"memory of GPUs cannot be shared with other processes: {error}"
+            ) from error
         self._number = number
         self._told: dict[int, tuple[int, int, bytes]] = {}  # by number: addresses, lengths, handles
         self._gone: list[int] = []

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.cuda.ipc import HANDLE_BYTES, MOST_OPEN, Exports, Imports, Place
-from mpidist.cuda.lane import Lane
 from mpidist.cuda.library import cupy, on_device
+from mpidist.cuda.own_stream import OwnStream
 from mpidist.cuda.reductions import MOST, can_reduce, combine, numbers, numbers_at, stored_as
 from mpidist.cuda.streams import used
 from mpidist.cuda.ways import NotDirectError, Way
@@ -45,7 +45,7 @@ class Ipc(Way):
         meet: Returns when all ranks have called it.
 
     Raises:
-        FailedPreconditionError: There is no CuPy.
+        FailedPreconditionError: There is no CuPy, or no library of the driver.
         DistBackendError: There is no such device.
     """
 
@@ -64,7 +64,7 @@ class Ipc(Way):
         self._exchange, self._meet = exchange, meet
         self._exports = Exports(device)
         self._imports = Imports(rank, device, max(MOST_OPEN, size))
-        self._lane = Lane(device)
+        self._own = OwnStream(device)
         self._broken: BaseException | None = None
         self._closed = False
 
@@ -89,7 +89,7 @@ class Ipc(Way):
             if end > start:
                 parts = self._numbers(addresses, start, end - start, array.dtype)
                 combine(parts, parts[self._rank], array.dtype, op)
-            self._lane.finish(f"all_reduce of {array} (rank {self._rank} of {self._size})")
+            self._own.finish(f"all_reduce of {array} (rank {self._rank} of {self._size})")
             self._meet()
             for rank in self._others():
                 start, end = starts[rank : rank + 2]
@@ -178,11 +178,11 @@ class Ipc(Way):
         try:
             with on_device(self._device, doing):
                 here = [one for one in (array, *more) if one.number == self._device]
-                self._lane.catch_up(here, doing)
+                self._own.catch_up(here, doing)
                 addresses = self._addresses(f"{name} {op}", array, read, *more)
-                with used(self._lane.stream):
+                with used(self._own.stream):
                     yield addresses
-                self._lane.finish(doing)
+                self._own.finish(doing)
                 self._meet()
         except NotDirectError:
             raise
@@ -263,7 +263,7 @@ class Ipc(Way):
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         if nbytes:
-            self._lane.copy(target, source, nbytes)
+            self._own.copy(target, source, nbytes)
 
     def _check_parts(self, name: str, whole: DeviceArray, part: DeviceArray, times: int) -> None:
         if whole.nbytes != times * part.nbytes or whole.nbytes % self._size:

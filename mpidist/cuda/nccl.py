@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist.cuda.lane import Lane
 from mpidist.cuda.library import cupy, on_device
 from mpidist.cuda.nccl_library import connected, nccl_errors, unique_id, usable, why_not
+from mpidist.cuda.own_stream import OwnStream
 from mpidist.cuda.reductions import can_reduce, divided, is_half, numbers, widened
 from mpidist.cuda.streams import mark
 from mpidist.cuda.tail import Tail
@@ -63,7 +63,7 @@ class Nccl(Way):
         self._nccl = usable()
         self._size, self._rank, self._device = size, rank, device
         self._where = f"NCCL, rank {rank} of {size}, GPU {device}"
-        self._lane = Lane(device)
+        self._own = OwnStream(device)
         self._comm = connected(size, unique, rank, device, self._where)
         self._tail = Tail(self._where, device, self._look, self._abort)
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class Nccl(Way):
         with self._operation("all_reduce", array):
             values, count, kind = self._reducible(array)
             pointer, number = values.data.ptr, self._op(array.dtype, op)
-            self._comm.allReduce(pointer, pointer, count, kind, number, self._lane.stream.ptr)
+            self._comm.allReduce(pointer, pointer, count, kind, number, self._own.stream.ptr)
             self._store(values, array, op)
 
     def reduce(self, array: DeviceArray, op: str, root: int) -> None:
@@ -98,7 +98,7 @@ class Nccl(Way):
         with self._operation("reduce", array):
             values, count, kind = self._reducible(array)
             pointer, number = values.data.ptr, self._op(array.dtype, op)
-            stream = self._lane.stream.ptr
+            stream = self._own.stream.ptr
             self._comm.reduce(pointer, pointer, count, kind, number, root, stream)
             if self._rank == root:
                 self._store(values, array, op)
@@ -109,7 +109,7 @@ class Nccl(Way):
             return
         with self._operation("broadcast", array):
             pointer, nbytes = array.pointer, array.nbytes
-            byte, stream = self._nccl.NCCL_UINT8, self._lane.stream.ptr
+            byte, stream = self._nccl.NCCL_UINT8, self._own.stream.ptr
             self._comm.broadcast(pointer, pointer, nbytes, byte, root, stream)
 
     def all_gather(self, send: DeviceArray, recv: DeviceArray) -> None:
@@ -118,7 +118,7 @@ class Nccl(Way):
         if not send.nbytes:
             return
         with self._operation("all_gather", send, recv):
-            byte, stream = self._nccl.NCCL_UINT8, self._lane.stream.ptr
+            byte, stream = self._nccl.NCCL_UINT8, self._own.stream.ptr
             self._comm.allGather(send.pointer, recv.pointer, send.nbytes, byte, stream)
 
     def reduce_scatter(self, send: DeviceArray, recv: DeviceArray, op: str) -> None:
@@ -133,7 +133,7 @@ class Nccl(Way):
             if is_half(recv.dtype):
                 into = cupy().empty(into.shape, values.dtype)
             pointer, number = into.data.ptr, self._op(recv.dtype, op)
-            stream = self._lane.stream.ptr
+            stream = self._own.stream.ptr
             self._comm.reduceScatter(values.data.ptr, pointer, into.size, kind, number, stream)
             self._store(into, recv, op)
 
@@ -145,7 +145,7 @@ class Nccl(Way):
         part = send.nbytes // self._size
         with self._operation("all_to_all", send, recv):
             own = self._rank * part
-            self._lane.copy(recv.pointer + own, send.pointer + own, part)
+            self._own.copy(recv.pointer + own, send.pointer + own, part)
             if self._size > 1:
                 self._exchange(send.pointer, recv.pointer, part)
 
@@ -185,9 +185,9 @@ class Nccl(Way):
         with self._lock, on_device(self._device, doing), self._tail.calling(doing):
             try:
                 self._comm.check_async_error()
-                with self._lane.behind(arrays):
+                with self._own.behind(arrays):
                     yield
-                event = mark(self._lane.stream)
+                event = mark(self._own.stream)
             except BaseException as error:  # ranks that go on would wait for what never comes
                 failed = self._tail.fail(f"{doing} has failed: {error!r}")
                 if isinstance(error, nccl_errors(self._nccl)):
@@ -215,7 +215,7 @@ class Nccl(Way):
             raise TypeError(f"{self._where}: {name} of {array} cannot be made by {op}")
 
     def _reducible(self, array: DeviceArray) -> tuple[Any, int, int]:
-        """What NCCL reduces instead of an array, on the lane: values, how many, and their type."""
+        """What NCCL reduces instead of an array, on its own stream: values, number, and type."""
         values = numbers(array)
         if is_half(array.dtype):
             values = widened(values, array.dtype)
@@ -237,7 +237,7 @@ class Nccl(Way):
             divided(values, values, array.dtype, count)
 
     def _exchange(self, source: int, target: int, part: int) -> None:
-        byte, stream = self._nccl.NCCL_UINT8, self._lane.stream.ptr
+        byte, stream = self._nccl.NCCL_UINT8, self._own.stream.ptr
         self._nccl.groupStart()
         try:
             for peer in range(self._size):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpidist.cuda.kernels import HALVES_TEXT
 from mpidist.cuda.library import cupy
 
 if TYPE_CHECKING:
@@ -18,19 +19,6 @@ _INTEGERS = "bhilqBHILQ"
 _FLOATS = "efd"
 _SIGNS = {"SUM": "+", "AVG": "+", "PRODUCT": "*"}
 _NAMES = {"MIN": "min", "MAX": "max"}
-# CuPy has bfloat16 since version 14 only: its bits are taken apart here.
-_BFLOAT16 = """
-__device__ float wide(unsigned short bits) {
-    return __uint_as_float(static_cast<unsigned int>(bits) << 16);
-}
-__device__ unsigned short narrow(float value) {
-    unsigned int bits = __float_as_uint(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {  // no number
-        return static_cast<unsigned short>((bits >> 16) | 0x40u);
-    }
-    return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-"""
 
 
 def can_reduce(dtype: np.dtype[Any], op: str) -> bool:
@@ -145,19 +133,19 @@ def divided(part: Any, out: Any, dtype: np.dtype[Any], count: int) -> None:
 
 
 def _elements(letter: str, count: int, dtype: np.dtype[Any]) -> list[str]:
-    form = "wide({})" if is_bfloat16(dtype) else "float({})" if dtype.char == "e" else "{}"
+    form = "of_bfloat16({})" if is_bfloat16(dtype) else "float({})" if dtype.char == "e" else "{}"
     return [form.format(f"{letter}{number}") for number in range(count)]
 
 
 def _stored(value: str, dtype: np.dtype[Any]) -> str:
-    return f"out = narrow({value})" if is_bfloat16(dtype) else f"out = {value}"
+    return f"out = to_bfloat16({value})" if is_bfloat16(dtype) else f"out = {value}"
 
 
 @cache
 def _kernel(count: int, operation: str, name: str) -> Any:
     """CuPy compiles it when it is called, and keeps it on disk, too."""
     inputs = ", ".join(f"T a{number}" for number in range(count))
-    preamble = _BFLOAT16 if "bfloat16" in name else ""
+    preamble = HALVES_TEXT if "bfloat16" in name else ""
     return cupy().ElementwiseKernel(
         inputs, "U out", operation, f"mpidist_{name}_{count}", preamble=preamble
     )

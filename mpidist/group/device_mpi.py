@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.arrays import NATIVE
-from mpidist.cuda import DeviceArray, Lane, NotDirectError, Way, on_device
+from mpidist.cuda import DeviceArray, NotDirectError, OwnStream, Way, on_device
 from mpidist.op import LARGEST_COUNT, Op
 from mpidist.reduce_op import ReduceOp, is_direct
 
@@ -36,7 +36,7 @@ class DeviceMpi(Way):
 
     def __init__(self, group: ProcessGroup, number: int) -> None:
         self._group = group
-        self._lane = Lane(number)
+        self._own = OwnStream(number)
 
     def close(self) -> None:
         """Local. Nothing is left to do."""
@@ -99,8 +99,8 @@ class DeviceMpi(Way):
 
     def _wait_for(self, arrays: Sequence[DeviceArray], name: str) -> None:
         doing = f"waiting for the arrays of {name}"
-        with on_device(self._lane.number, doing):
-            self._lane.catch_up(arrays, doing)
+        with on_device(self._own.number, doing):
+            self._own.catch_up(arrays, doing)
 
 
 class _Memory:

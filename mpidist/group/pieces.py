@@ -12,7 +12,7 @@ import numpy as np
 from mpidist.arrays import Array
 from mpidist.cuda import (
     DeviceArray,
-    Lane,
+    OwnStream,
     Way,
     copy,
     on_device,
@@ -46,7 +46,7 @@ class Pieces(Way):
     def __init__(self, group: ProcessGroup, number: int) -> None:
         self._group = group
         self._number = number
-        self._down, self._up = Lane(number), Lane(number)
+        self._down, self._up = OwnStream(number), OwnStream(number)
 
     def close(self) -> None:
         """Local. Nothing is left to do: the streams go with their last event."""

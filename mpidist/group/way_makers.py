@@ -11,7 +11,7 @@ from mpidist.cuda.ipc_way import Ipc
 from mpidist.cuda.nccl import Nccl, unique_id, why_not
 from mpidist.group.device_mpi import DeviceMpi
 from mpidist.group.pieces import Pieces
-from mpidist.runtime import world
+from mpidist.runtime import together, world
 
 if TYPE_CHECKING:
     from mpidist.group.direct import DirectGroup
@@ -64,7 +64,8 @@ class _NcclMaker(WayMaker):
         told = [unique_id() if self.group.rank() == 0 else None]
         self.group.broadcast_object_list(told, group_src=0)
         assert told[0] is not None
-        return Nccl(self.group.size(), self.group.rank(), told[0], self.number)
+        with together("meeting in NCCL", self.group.comm.Get_group()):
+            return Nccl(self.group.size(), self.group.rank(), told[0], self.number)
 
 
 class _IpcMaker(WayMaker):

@@ -59,7 +59,7 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
     for shard in shards:
         tensors[f"{shard.name}:data"] = shard.data
         steps[shard.name], initials[shard.name] = shard.steps, shard.initials
-        for key, slot in shard.slots.items():
+        for key, slot in shard.slots_on_host().items():
             tensors[f"{shard.name}:slot:{key}"] = slot
         if shard.origin.variable != shard.name:
             parts[shard.name] = asdict(shard.origin)

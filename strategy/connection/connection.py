@@ -41,6 +41,7 @@ class Connection(Line):
         transport: ``"auto"``, ``"shared"``, ``"rma"`` or ``"p2p"``.
         mode: How it waits for other workers.
         strategy: How many strategies the worker has made before.
+        gpu: Which GPU of the ps its variables are to live on; None for the host.
 
     Attributes:
         metrics: What the worker has done so far.
@@ -52,7 +53,8 @@ class Connection(Line):
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
-            reached.
+            reached; or the ps has no CuPy, or no GPU.
+        InvalidArgumentError: The ps has no such GPU, or other workers want another one.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Connection(Line):
         transport: str,
         mode: pb.Mode,
         strategy: int,
+        gpu: int | None = None,
     ) -> None:
         super().__init__(host, index)
         self._worker = worker
@@ -81,6 +84,7 @@ class Connection(Line):
             shared=self._reach.is_direct,
             mode=mode,
             strategy=strategy,
+            gpu=gpu,
         )
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
@@ -156,7 +160,8 @@ class Connection(Line):
         self._ring = self._reach.ring(reply.ring) or self._ring
         shared = self._reach.shard(layout, reply)
         whole = origin.variable
-        remote = Remote(name, whole, layout, self, reply.variable, shared, seen=reply.version)
+        gpu = reply.gpu if reply.HasField("gpu") else None
+        remote = Remote(name, whole, layout, self, reply.variable, shared, gpu, reply.version)
         return remote, reply.must_initialize
 
     def abandon(self, remote: Remote) -> None:

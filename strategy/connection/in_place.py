@@ -60,7 +60,7 @@ def own_changes(changes: Sequence[Change], ring: object) -> dict[int, Callable[[
 def _rule_of(change: Change) -> kernels.Rule | None:
     """The rule of a change that a worker can make itself."""
     whole = change.ids is None and change.places is None and change.wire is None
-    mapped = isinstance(change.remote.shared, SharedShard)
+    mapped = isinstance(change.remote.shared, SharedShard) and change.remote.gpu is None
     if not whole or not mapped or change.remote.layout.data_bytes < BLOCK_BYTES:
         return None
     return kernels.SUB if change.scaled else _RULES.get(change.rule)

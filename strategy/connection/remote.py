@@ -33,6 +33,8 @@ class Remote:
         connection: To its server.
         number: The server's for it.
         shared: Its memory, or None if this worker has to ask the server.
+        gpu: The number of the server's GPU on which it lives, and of which ``shared`` is a copy;
+            None if it lives on the host.
         seen: Version of the last pull, plus this worker's own pushes since: what the version will
             be if nobody else pushes.
         known: Version after the last pull or push that is complete.
@@ -44,6 +46,7 @@ class Remote:
     connection: Connection
     number: int
     shared: SharedShard | OneSidedShard | None
+    gpu: int | None = None
     seen: int = 0
     known: int = 0
 

@@ -27,18 +27,20 @@ MAX: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
-    __slots__ = ("worker", "workers", "shared", "mode", "strategy")
+    __slots__ = ("worker", "workers", "shared", "mode", "strategy", "gpu")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     worker: int
     workers: int
     shared: bool
     mode: Mode
     strategy: int
-    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ...) -> None: ...
+    gpu: int
+    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ..., gpu: _Optional[int] = ...) -> None: ...
 
 class Mode(_message.Message):
     __slots__ = ("name", "backup_workers", "staleness", "compression", "one_sided")
@@ -107,7 +109,7 @@ class PartOf(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class CreateReply(_message.Message):
-    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "version", "grow")
+    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "version", "gpu", "grow")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +118,7 @@ class CreateReply(_message.Message):
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     GROW_FIELD_NUMBER: _ClassVar[int]
     variable: int
     versions_offset: int
@@ -125,8 +128,9 @@ class CreateReply(_message.Message):
     private: bool
     ring: AttachReply
     version: int
+    gpu: int
     grow: int
-    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., ring: _Optional[_Union[AttachReply, _Mapping]] = ..., version: _Optional[int] = ..., grow: _Optional[int] = ...) -> None: ...
+    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., ring: _Optional[_Union[AttachReply, _Mapping]] = ..., version: _Optional[int] = ..., gpu: _Optional[int] = ..., grow: _Optional[int] = ...) -> None: ...
 
 class GrowRequest(_message.Message):
     __slots__ = ("segment", "create")

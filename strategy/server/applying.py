@@ -13,8 +13,9 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.given import Given
 from strategy.server.joint import Joint, find_joint
 from strategy.server.ledger import Ledger
-from strategy.server.means import mean_of_blocks, mean_of_rows
-from strategy.server.owned_shard import OwnedShard, Scratch
+from strategy.server.means import mean_of_blocks
+from strategy.server.owned_shard import OwnedShard
+from strategy.server.scratch import Scratch
 from strategy.server.turns import all_at_once, can_follow, one_by_one
 from strategy.shared.blocks import Blocks
 from strategy.shared.staging import RingBrokenError
@@ -183,8 +184,7 @@ class Applier:
         """What changes a shard, given a rule, and the blocks that it takes one by one."""
         if entries[0].rows:
             parts = [given.rows(entry, shard) for given, entry in zip(batch, entries, strict=True)]
-            ids, rows = mean_of_rows(parts, shard.layout)
-            return partial(_at_once, partial(shard.apply_rows, ids=ids, rows=rows)), ()
+            return partial(_at_once, partial(shard.apply_mean_of_rows, each=parts)), ()
         each = [given.dense(entry, shard) for given, entry in zip(batch, entries, strict=True)]
         blocks = mean_of_blocks(each, shard.layout, self._sums)
         return partial(shard.applying, blocks=blocks), each

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from typing import Any
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.server.agreement import Agreement
 from strategy.server.growth import Creation, Growth
 from strategy.server.memory import Memory, Place, check_room, needed_bytes
-from strategy.server.owned_shard import OwnedShard, Scratch
+from strategy.server.on_gpus import Gpus
+from strategy.server.owned_shard import OwnedShard
+from strategy.server.scratch import Scratch
 from strategy.server.served import (
     ServedConnection,
     ServedVariable,
-    division_of,
     mode_in_words,
     origin_of,
 )
@@ -39,6 +42,7 @@ class Catalogue:
         variables: By their numbers.
         by_name: By their names.
         connections: By their numbers.
+        agreement: What workers must create alike.
     """
 
     def __init__(self, host: Host, index: int) -> None:
@@ -49,8 +53,8 @@ class Catalogue:
         self._index = index
         self._memory = Memory(host)
         self._scratch = Scratch()
-        self._order: dict[tuple[int, int], tuple[str, list[int]]] = {}  # by strategy and ordinal
-        self._divisions: dict[str, tuple[str, int]] = {}  # of variables, and who came first
+        self._gpus = Gpus(f"ps {index}")
+        self.agreement = Agreement(index, self.connections)
         workers = workers_of(host.cluster_spec)
         # By whether segments are one-sided: who takes part in making them, and who has promised to.
         self._mates: dict[bool, dict[int, Task]] = {}
@@ -62,11 +66,14 @@ class Catalogue:
         self._grown_for: set[str] = set()
 
     def close(self) -> None:
-        """Local. Answer those who wait for more memory: there will be none."""
+        """Local. Answer those who wait for more memory: there will be none. Give GPUs back."""
         gone = errors.UnavailableError(f"ps {self._index} was closed before it made room")
         for growth in self._growth.values():
             for request in itertools.chain(*growth.finish()):
                 request.fail(gone)
+        self._gpus.close()
+        for variable in self.variables:
+            variable.shard.close()
 
     def attach(self, request: Request) -> Reply:
         """Local. A worker opens a connection."""
@@ -78,8 +85,9 @@ class Catalogue:
                     f"worker {asked.worker} has mode {mode_in_words(mine, its)}, and worker "
                     f"{other.worker} {mode_in_words(its, mine)}: all workers must have the same"
                 )
+        gpu = self._gpus.wanted(asked, self.connections)
         slots = slots_for(asked.workers) if asked.shared else 0
-        connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots)
+        connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots, gpu)
         reply = pb.AttachReply(connection=len(self.connections), chunk_bytes=BLOCK_BYTES)
         self.connections.append(connection)
         # Where there is no room for the ring, there may be when the first variable needs it.
@@ -88,45 +96,20 @@ class Catalogue:
         connection.tell(reply)
         return Reply(reply.SerializeToString())
 
-    def announce(self, request: Request) -> None:
-        """Local. A worker tells of a variable, which may be another server's."""
-        asked = pb.CreateRequest.FromString(request.body)
-        division = division_of(asked)
-        what = f"{asked.name!r}, {asked.dtype}{list(asked.shape)}{division}, on ps {asked.server}"
-        place = (self.connections[asked.connection].strategy, asked.ordinal)
-        first, workers = self._order.setdefault(place, (what, []))
-        if first != what:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable number {asked.ordinal} as {what}, and "
-                f"worker {workers[0]} as {first}: all workers must create the same variables in "
-                "the same order, and place them alike"
-            )
-        workers.append(asked.worker)
-
-    def retract(self, request: Request) -> None:
-        """Local. A worker has not made a variable that it told of; it may make another one."""
-        asked = pb.CreateRequest.FromString(request.body)
-        place = (self.connections[asked.connection].strategy, asked.ordinal)
-        if place in self._order:
-            workers = self._order[place][1]
-            workers[:] = [worker for worker in workers if worker != asked.worker]
-            if not workers:
-                del self._order[place]
-
     def create(self, request: Request) -> Reply:
         """Local. A worker creates a variable: the first one makes it, the others find it."""
         asked = pb.CreateRequest.FromString(request.body)
         layout = Layout(asked.shape, asked.dtype)
-        self._check_division(asked)
+        self.agreement.check_division(asked)
         variable = self.by_name.get(asked.name)
         if variable is None:
             self._growth[self._kind(asked)].check(asked.worker, self._creation(asked))
-            place = self._place_of(asked, layout)
+            values, place = self._place_of(asked, layout)
             if place is None:
                 return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
-            variable = self._make(asked, layout, place)
+            variable = self._make(asked, layout, place, values)
         else:
-            self._check_same(variable, asked, layout)
+            self.agreement.check_same(variable, asked, layout)
             if asked.only_shared and not variable.place.is_reached(one_sided=False):
                 raise errors.ResourceExhaustedError(
                     f"variable {asked.name!r} of ps {self._index} does not lie in shared memory, "
@@ -163,6 +146,7 @@ class Catalogue:
             segment=place.segment or 0,
             private=not place.is_reached(self._kind(asked)),
             version=variable.shard.version,
+            gpu=variable.shard.gpu,
         )
         connection = self.connections[asked.connection]
         if connection.lacks_ring(variable.shard.layout):
@@ -212,14 +196,28 @@ class Catalogue:
         strategy = self.connections[asked.connection].strategy
         return Creation(asked.name, tuple(asked.shape), asked.dtype, asked.ordinal, strategy)
 
-    def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
-        """See :meth:`_find_place`; errors name the variable."""
+    def _lengths(self, asked: pb.CreateRequest, layout: Layout) -> tuple[int, int]:
+        """What the versions of a variable and its data take of a segment."""
+        data_bytes = layout.data_bytes
+        if self._gpu_of(asked) is not None:
+            data_bytes = self._gpus.data_bytes(layout)
+        return layout.version_bytes, data_bytes
+
+    def _gpu_of(self, asked: pb.CreateRequest) -> int | None:
+        return self.connections[asked.connection].gpu
+
+    def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> tuple[Any, Place | None]:
+        """Its values on a GPU, if they lie there, and its place; see :meth:`_find_place`.
+
+        Errors name the variable.
+        """
         try:
+            values = self._gpus.values_for(self._gpu_of(asked), asked.name, layout)
             if not self._kind(asked):  # segments are sparse: a page is taken when it is written
                 check_room(layout.version_bytes + layout.data_bytes)
-            return self._find_place(asked, layout)
+            return values, self._find_place(asked, layout)
         except errors.ResourceExhaustedError as error:
-            self._forget_division(asked)
+            self.agreement.forget_division(asked, self.variables)
             raise errors.ResourceExhaustedError(
                 f"ps {self._index} has no room for variable {asked.name!r} of {layout.data_bytes} "
                 f"bytes: {error.message}"
@@ -227,7 +225,7 @@ class Catalogue:
 
     def _find_place(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
         """Where a new variable can lie, or None: after growth it will be known."""
-        lengths = (layout.version_bytes, layout.data_bytes)
+        lengths = self._lengths(asked, layout)
         connection, kind = self.connections[asked.connection], self._kind(asked)
         try:
             # What is left of a one-sided segment might not do for the rings of the others.
@@ -262,13 +260,19 @@ class Catalogue:
                 "by a partitioner, over more ps tasks"
             ) from error
 
-    def _make(self, asked: pb.CreateRequest, layout: Layout, place: Place) -> ServedVariable:
+    def _make(
+        self, asked: pb.CreateRequest, layout: Layout, place: Place, values: Any
+    ) -> ServedVariable:
+        if values is not None:
+            place = self._gpus.aligned(place, layout)
         versions, data = place.offsets
         place.memory[versions : versions + layout.version_bytes] = 0
         lies = (place.memory, layout, versions, data)
-        shard = OwnedShard(
-            asked.name, *lies, self._host.memory.sync, self._scratch, origin_of(asked)
-        )
+        given = (asked.name, *lies, self._host.memory.sync, self._scratch, origin_of(asked))
+        if values is None:
+            shard = OwnedShard(*given)
+        else:
+            shard = self._gpus.shard(self._gpu_of(asked), given, values)
         number = len(self.variables)
         variable = ServedVariable(number, asked.ordinal, asked.connection, shard, place)
         self.variables.append(variable)
@@ -278,36 +282,6 @@ class Catalogue:
             for promise in growth.forget(asked.name):
                 promise.reply(pb.GrowReply().SerializeToString())
         return variable
-
-    def _check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
-        known = variable.shard.layout
-        here = (known.shape, known.dtype, variable.ordinal)
-        there = (new.shape, new.dtype, asked.ordinal)
-        first = self.connections[variable.creator].worker
-        if here != there:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "
-                f"{there[1]}{list(there[0])}, and worker {first} as number {here[2]}, "
-                f"{here[1]}{list(here[0])}: all workers must create the same variables in the "
-                "same order"
-            )
-
-    def _check_division(self, asked: pb.CreateRequest) -> None:
-        """InvalidArgumentError if another worker divides the variable otherwise."""
-        name, own = asked.part.variable, division_of(asked) or " as a whole"
-        first, worker = self._divisions.setdefault(name, (own, asked.worker))
-        if own != first:
-            raise errors.InvalidArgumentError(
-                f"worker {asked.worker} creates variable {name!r}{own}, and worker {worker}{first}:"
-                " all workers must divide a variable alike"
-            )
-
-    def _forget_division(self, asked: pb.CreateRequest) -> None:
-        """A variable has not been made: it may come divided otherwise."""
-        name = asked.part.variable
-        made = any(variable.shard.origin.variable == name for variable in self.variables)
-        if not made and self._divisions[name][1] == asked.worker:
-            del self._divisions[name]
 
     def _make_ring(self, connection: ServedConnection) -> None:
         if connection.ring is None and connection.slots:
@@ -323,7 +297,7 @@ class Catalogue:
     def _growth_bytes(self, asked: pb.CreateRequest) -> int:
         """How long a segment to make for a variable; 0 if there cannot be one."""
         layout, kind = Layout(asked.shape, asked.dtype), self._kind(asked)
-        needed = needed_bytes(layout.version_bytes, layout.data_bytes)
+        needed = needed_bytes(*self._lengths(asked, layout))
         rings = [
             needed_bytes(ring_bytes(connection.slots))
             for connection in self.connections

@@ -11,7 +11,7 @@ import cloudpickle
 
 from mpidist import can_compile, errors
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shared.kernels import PIECE, Piece, Rule
+from strategy.shared.kernels import FUNCTION, PIECE, Piece, Rule
 from strategy.shared.rules import RULES
 
 
@@ -106,7 +106,7 @@ def _rule_of(name: str, function: Callable[..., Any], slots: tuple[str, ...]) ->
                 f"(param -= ..., slots['m'][:] = ...) and return nothing; {half_changed}"
             )
 
-    return Rule(slots, 0, PIECE, update, wide=True, joins=False)
+    return Rule(slots, 0, PIECE, update, wide=True, joins=False, kind=FUNCTION)
 
 
 def _text(error: Exception) -> str:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from mpidist import errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.ledger import Ledger
-from strategy.server.owned_shard import OwnedShard, Scratch
+from strategy.server.owned_shard import OwnedShard
+from strategy.server.scratch import Scratch
 from strategy.shared.kernels import PIECE, Piece, Rule
 from strategy.shared.shard import Layout
 from strategy.shared.staging import STAGED_BYTES
@@ -113,7 +114,7 @@ def find_joint(ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: in
         They; None if the first has to be made by itself.
     """
     first = each[place][0]
-    if not (ledger.may_join(first) and _is_small(ledger.variable(first).shard.layout)):
+    if not (ledger.may_join(first) and _can_join(ledger.variable(first).shard)):
         return None
     try:
         joint = _joint_of(ledger, first)
@@ -122,7 +123,7 @@ def find_joint(ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: in
             number, shard = entries[0].variable, ledger.variable(entries[0]).shard
             alike = entries[0].rule == first.rule and entries[0].scaled == first.scaled
             as_it_is = alike and number not in taken and all(map(_is_as_it_is, entries))
-            if not (as_it_is and _is_small(shard.layout) and joint.add(shard)):
+            if not (as_it_is and _can_join(shard) and joint.add(shard)):
                 break
             taken.add(number)
     except (Exception, SystemExit):
@@ -141,6 +142,7 @@ def _is_as_it_is(entry: pb.PushEntry) -> bool:
     return not (entry.rows or entry.staged or entry.places or entry.wire)
 
 
-def _is_small(layout: Layout) -> bool:
+def _can_join(shard: OwnedShard) -> bool:
     """Whether a shard may be changed with others; halves are changed in float32."""
-    return layout.data_bytes < STAGED_BYTES and not layout.is_half
+    layout = shard.layout
+    return shard.gpu is None and layout.data_bytes < STAGED_BYTES and not layout.is_half

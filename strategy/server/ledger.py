@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mpidist import TaskMetrics
+from mpidist import TaskMetrics, errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.catalogue import Catalogue
 from strategy.server.known_rules import Rules
@@ -38,6 +38,20 @@ class Ledger:
     def rule(self, entry: pb.PushEntry) -> tuple[str, Rule, Mapping[str, float]]:
         """Local. See :meth:`Rules.find`."""
         return self._rules.find(entry, self.variable(entry).shard)
+
+    def rule_in_place(self, entry: pb.PushEntry) -> tuple[str, Rule, Mapping[str, float]]:
+        """Local. The same, of a change that a worker makes itself.
+
+        Raises:
+            FailedPreconditionError: The variable lies on a GPU: the worker sees a copy of it.
+        """
+        shard = self.variable(entry).shard
+        if shard.gpu is not None:
+            raise errors.FailedPreconditionError(
+                f"variable {shard.name!r} lies on GPU {shard.gpu} of its server: a worker cannot "
+                "change it itself"
+            )
+        return self.rule(entry)
 
     def may_join(self, entry: pb.PushEntry) -> bool:
         """Local. Whether the rule of a change may be called for several variables at once."""

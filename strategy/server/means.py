@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import put_rows
-from strategy.server.owned_shard import Scratch
+from strategy.server.scratch import Scratch
 from strategy.shared.blocks import Blocks
 from strategy.shared.rows import distinct
 from strategy.shared.shard import Layout

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import mmap
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,19 @@ class Memory:
         memory = Window.private(nbytes).local
         arena = Arena(nbytes, memory)
         return Place(memory, tuple(arena.carve(length) for length in lengths), None)
+
+
+def paged_bytes(nbytes: int) -> int:
+    """Local. How long a piece must be for so many bytes to have whole pages of their own in it."""
+    return (-(-nbytes // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
+
+
+def on_whole_pages(place: Place, piece: int) -> Place:
+    """Local. A place in which one piece, of :func:`paged_bytes`, begins with a page."""
+    offsets = list(place.offsets)
+    address = place.memory.ctypes.data + offsets[piece]
+    offsets[piece] += -address % mmap.PAGESIZE
+    return replace(place, offsets=tuple(offsets))
 
 
 def check_room(nbytes: int) -> None:

@@ -2,97 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from mpidist import errors
-from strategy.server.memory import check_room
+from strategy.checkpoints.carried import Stored
+from strategy.server.means import mean_of_rows
 from strategy.server.row_changes import change_rows
-from strategy.shared.kernels import Piece, Rule
-from strategy.shared.parts import Origin, whole
-from strategy.shared.shard import BLOCK_BYTES, WIDE, Array, Bytes, Layout, SharedShard
+from strategy.server.slotted_shard import SlottedShard
+from strategy.shared.kernels import ASSIGN, Piece, Rule
+from strategy.shared.shard import Array
+
+End = Callable[[], object]
+"""Waits until the change of a block is over; raises what it has failed with."""
 
 # What overflows becomes infinite, and nobody is told: a server's log is not where it is looked for.
 _quiet = partial(np.errstate, all="ignore")
 
 
-class Scratch:
-    """Arrays of a block for what lies between, shared by the shards of a server.
+class OwnedShard(SlottedShard):
+    """A shard as its server has it: the only one who writes. See :class:`SlottedShard`."""
 
-    They are kept, since new memory costs a page fault every 4 KiB.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: dict[np.dtype[Any], list[Array]] = {}
-
-    def take(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
-        """Local. So many flat arrays of this dtype, as long as a block; their contents are old."""
-        arrays = self._arrays.setdefault(dtype, [])
-        while len(arrays) < count:
-            arrays.append(np.empty(BLOCK_BYTES // dtype.itemsize, dtype))
-        return arrays[:count]
-
-
-class OwnedShard(SharedShard):
-    """A shard as its server has it: the only one who writes.
-
-    Args:
-        name: Of the variable.
-        memory: The server's arena.
-        layout: The shard's.
-        versions_offset: See :class:`SharedShard`.
-        data_offset: See :class:`SharedShard`.
-        sync: See :class:`SharedShard`.
-        scratch: The server's; by default one of its own.
-        origin: What of which variable it is; by default all of the one of this name.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        memory: Bytes,
-        layout: Layout,
-        versions_offset: int,
-        data_offset: int,
-        sync: Callable[[], None],
-        scratch: Scratch | None = None,
-        origin: Origin | None = None,
-    ) -> None:
-        super().__init__(memory, layout, versions_offset, data_offset, sync)
-        self.origin = Origin(name, whole(layout.shape)) if origin is None else origin
-        self.name = name
-        self.slots: dict[str, Array] = {}
-        self.initials: dict[str, float] = {}  # what slots are full of at first, where that is not 0
-        self.steps: dict[str, int] = {}
-        self._scratch = Scratch() if scratch is None else scratch
-
-    @property
-    def version(self) -> int:
-        """Number of changes so far."""
-        return self._version_of[0] >> 1
-
-    def slot(self, name: str, initial: float = 0.0, dtype: DTypeLike | None = None) -> Array:
-        """Local. The slot of this name, flat, shape ``(size,)``.
-
-        Args:
-            name: ``<name of the optimizer>/<slot>``.
-            initial: What it is full of at first.
-            dtype: Of a new one; by default the variable's.
-
-        Raises:
-            ResourceExhaustedError: There is no memory for a new one.
-        """
-        if name not in self.slots:
-            kind = np.dtype(dtype or self.layout.dtype)
-            self._check_room(name, kind)
-            self.slots[name] = np.full(self.layout.size, initial, kind)
-            if initial:
-                self.initials[name] = initial
-        return self.slots[name]
+    _ahead = 0  # blocks that may be in the middle of a change when the next one is begun
 
     def apply(
         self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array]
@@ -123,31 +57,54 @@ class OwnedShard(SharedShard):
         step = self.steps.get(name, 0) + 1
         update = self._updater(name, rule, values, step)
         block, start = 0, 0
+        odd: deque[tuple[int, End]] = deque()  # blocks whose change has begun
         problem: BaseException | None = None
         try:
             for gradient in blocks:
                 if gradient is None:
+                    problem = self._end_blocks(odd, 0) or problem
                     yield
                     continue
                 self._version_of[block] += 1
                 self._sync()
+                end: End | None = None
                 try:
                     if problem is None:
                         with _quiet():
-                            update(start, gradient)
+                            end = update(start, gradient)
                 except (Exception, SystemExit) as error:  # of a user's rule
                     problem = error
-                self._sync()
-                self._version_of[block] += 1
+                if end is None:
+                    self._sync()
+                    self._version_of[block] += 1
+                else:
+                    odd.append((block, end))
+                    problem = self._end_blocks(odd, self._ahead) or problem
                 block, start = block + 1, start + gradient.size
         except GeneratorExit:
             raise  # dropped half-way when the server ended: the memory may be gone
         except BaseException:
+            self._end_blocks(odd, 0)
             self._end_change(block, name, step)
             raise
+        problem = self._end_blocks(odd, 0) or problem
         self._end_change(block, name, step)
         if problem is not None:
             raise problem
+
+    def _end_blocks(self, odd: deque[tuple[int, End]], left: int) -> BaseException | None:
+        """Wait for changes of blocks until so many are left; returns what one has failed with."""
+        problem: BaseException | None = None
+        while len(odd) > left:
+            block, end = odd.popleft()
+            try:
+                end()
+            except (Exception, SystemExit) as error:
+                problem = error
+            finally:
+                self._sync()
+                self._version_of[block] += 1
+        return problem
 
     def _end_change(self, block: int, name: str, step: int) -> None:
         self.versions[block:] += 2  # none, but where the rest does not come
@@ -172,7 +129,7 @@ class OwnedShard(SharedShard):
         Returns:
             To be called when the worker has, or will not. The versions of all blocks advance.
         """
-        self._arrays(name, rule)  # copies in float32 are no longer what the values are
+        self._arrays(name, rule, self.flat)  # forgets copies in float32, which differ from now on
         after = self._version_of[0] + 2
 
         def end() -> None:
@@ -197,20 +154,54 @@ class OwnedShard(SharedShard):
             InvalidArgumentError: A row is not there.
         """
         self.check_rows(ids)
+        self._change_rows(name, partial(self._row_changer, name, rule, values, ids, rows))
+
+    def apply_mean_of_rows(
+        self,
+        name: str,
+        rule: Rule,
+        values: Mapping[str, float],
+        each: Sequence[tuple[Array, Array]],
+    ) -> None:
+        """Local. Change some rows once, by the mean of what several workers give for them.
+
+        Args:
+            name: See :meth:`apply_rows`, which raises the same.
+            rule: How.
+            values: The optimizer's numbers.
+            each: Of each worker the numbers of rows, each once, and the gradients, flat.
+        """
+        ids, rows = mean_of_rows(each, self.layout)
+        self.apply_rows(name, rule, values, ids, rows)
+
+    def _change_rows(self, name: str, changer: Callable[[int], Callable[[], None]]) -> None:
+        """Make a change of rows, while all blocks are odd.
+
+        Args:
+            name: See :meth:`apply_rows`.
+            changer: Given the number of the change, prepares it, and gives what makes it.
+        """
         step = self.steps.get(name, 0) + 1
-        param, slots = self._arrays(name, rule)
-        width = self.layout.size // max(len(self.data), 1)
-        tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
-        mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
+        change = changer(step)
         self.versions += 1
         self._sync()
         try:
             with _quiet():
-                change_rows(rule, tables, ids, rows, values, step, mirror)
+                change()
         finally:
             self._sync()
             self.versions += 1
             self.steps[name] = step
+
+    def _row_changer(
+        self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array, step: int
+    ) -> Callable[[], None]:
+        """What changes rows; see :meth:`apply_rows`."""
+        param, slots = self._arrays(name, rule, self.flat)
+        width = self.layout.size // max(len(self.data), 1)
+        tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
+        mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
+        return partial(change_rows, rule, tables, ids, rows, values, step, mirror)
 
     def check_rows(self, ids: Array) -> None:
         """Local. InvalidArgumentError if there are no rows of these numbers."""
@@ -220,22 +211,41 @@ class OwnedShard(SharedShard):
                 f"variable {self.name!r} of shape {shape} has not all rows that are named"
             )
 
-    def _arrays(self, name: str, rule: Rule) -> tuple[Array, list[Array]]:
-        """What a rule changes, the values or their wide copy, and what it keeps beside them."""
-        param = self.flat
-        if self.layout.is_half:
-            param = self._wide_copy(name) if rule.wide else param
-            self._forget_wide_copies(param)
-        return param, [
-            self.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0), param.dtype)
-            for slot in rule.slots
-        ]
+    def restore(
+        self,
+        data: Stored,
+        slots: Mapping[str, Stored],
+        steps: dict[str, int],
+        initials: dict[str, float],
+    ) -> None:
+        """Local. Take values, and all that is kept beside them, from a checkpoint.
+
+        Slots that are there already, and that the checkpoint does not have, stay: they are to be
+        dropped before, of all shards, so that there is memory for new ones.
+
+        Args:
+            data: The values.
+            slots: See :attr:`slots`.
+            steps: Likewise.
+            initials: Likewise.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for a slot.
+            DataLossError: The checkpoint has been damaged since it was looked at.
+        """
+        self.apply(":assign", ASSIGN, {}, data.blocks())
+        for key, stored in slots.items():
+            self._restore_slot(key, stored)
+        self.initials, self.steps = initials, steps
 
     def _updater(
         self, name: str, rule: Rule, values: Mapping[str, float], step: int
-    ) -> Callable[[int, Array], None]:
-        """What changes the values from a place on, by a gradient that fits a block."""
-        param, slots = self._arrays(name, rule)
+    ) -> Callable[[int, Array], End | None]:
+        """What changes the values from a place on, by a gradient that fits a block.
+
+        It gives what to wait for before the block is even again, if that is not at once.
+        """
+        param, slots = self._arrays(name, rule, self.flat)
         *scratch, wide = self._scratch.take(rule.scratch + 1, param.dtype)
         length = rule.piece or wide.size
 
@@ -253,27 +263,3 @@ class OwnedShard(SharedShard):
                     np.copyto(self.flat[here], param[here], casting="same_kind")
 
         return update
-
-    def _wide_copy(self, name: str) -> Array:
-        """The values in float32, from which an optimizer goes on."""
-        key = f"{name}/{WIDE}"
-        if key not in self.slots:
-            self._check_room(key, np.dtype(np.float32))
-            self.slots[key] = self.flat.astype(np.float32)
-        return self.slots[key]
-
-    def _check_room(self, slot: str, dtype: np.dtype[Any]) -> None:
-        nbytes = self.layout.size * dtype.itemsize
-        try:
-            check_room(nbytes)
-        except errors.ResourceExhaustedError as error:
-            raise errors.ResourceExhaustedError(
-                f"there is no room for {slot!r} of {nbytes} bytes beside variable {self.name!r}: "
-                f"{error.message}"
-            ) from error
-
-    def _forget_wide_copies(self, kept: Array) -> None:
-        """Drop those that do not take part in a change."""
-        for key in [key for key in self.slots if key.endswith(f"/{WIDE}")]:
-            if self.slots[key] is not kept:
-                del self.slots[key]

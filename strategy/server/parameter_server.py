@@ -40,8 +40,8 @@ class ParameterServer:
             "ps",
             {
                 "Attach": self._catalogue.attach,
-                "Announce": self._catalogue.announce,
-                "Retract": self._catalogue.retract,
+                "Announce": self._catalogue.agreement.announce,
+                "Retract": self._catalogue.agreement.retract,
                 "CreateVariable": self._catalogue.create,
                 "Abandon": self._catalogue.abandon,
                 "Grow": self._catalogue.grow,

@@ -50,6 +50,7 @@ class ServedConnection:
         strategy: How many strategies the worker made before.
         mode: How it waits for other workers.
         slots: Of the ring that it wants; 0 if it wants none.
+        gpu: On which GPU of the server what optimizers can change is to lie; None for the host.
         ring: The ring, if it has one.
         untold: Where the ring lies, until the worker is told.
         sequence: Of the last push.
@@ -63,6 +64,7 @@ class ServedConnection:
     strategy: int
     mode: pb.Mode
     slots: int
+    gpu: int | None = None
     ring: Ring | None = None
     untold: Place | None = None
     sequence: int = 0
@@ -104,6 +106,11 @@ def mode_in_words(mode: pb.Mode, other: pb.Mode) -> str:
     if mode.one_sided != other.one_sided:
         transport = ", transport 'rma'" if mode.one_sided else ", a transport other than 'rma'"
     return f"{mode.name!r}{details.get(mode.name, '')}{compression}{transport}"
+
+
+def gpu_in_words(gpu: int | None) -> str:
+    """Local. Where variables are to lie."""
+    return "the host" if gpu is None else f"GPU {gpu}"
 
 
 def origin_of(asked: pb.CreateRequest) -> Origin:

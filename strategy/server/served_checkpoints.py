@@ -15,7 +15,6 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.catalogue import Catalogue
 from strategy.server.pushes import Pushes
 from strategy.server.restores import Restores, Wish
-from strategy.shared import kernels
 from strategy.shared.parts import Origin
 
 
@@ -224,12 +223,7 @@ class ServedCheckpoints:
                 if key in values.slots and values.slots[key].dtype == slot.dtype
             }
         for shard, values in found:
-            shard.apply(":assign", kernels.ASSIGN, {}, values.data.blocks())
-            for key, stored in values.slots.items():
-                if key not in shard.slots:
-                    shard.slots[key] = np.zeros(stored.size, stored.dtype)
-                stored.fill(shard.slots[key])
-            shard.initials, shard.steps = values.initials, values.steps
+            shard.restore(values.data, values.slots, values.steps, values.initials)
 
 
 @contextmanager

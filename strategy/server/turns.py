@@ -47,7 +47,7 @@ def all_at_once(ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry]) -
     if not entries or len(numbers) < len(entries) or numbers & ledger.in_work:
         return None
     try:
-        rules = [ledger.rule(entry) for entry in entries]
+        rules = [ledger.rule_in_place(entry) for entry in entries]
     except (Exception, SystemExit):
         return None  # it is told of it when the one comes that is refused
     variables = [ledger.variable(entry) for entry in entries]
@@ -90,7 +90,7 @@ def one_by_one(
             yield from turns.over
             continue
         try:
-            ledger.rule(entry)
+            ledger.rule_in_place(entry)
         except (Exception, SystemExit) as error:
             problem = problem or error
         yield from given.lend(granted=False)

@@ -23,9 +23,10 @@ Task = tuple[str, int]
 _NOT_WORKERS = ("ps", "data", "evaluator")
 
 LOCAL_DEVICE = "/device:CPU:0"
-"""Where variables live in local mode."""
+"""Where variables live in local mode, unless another device is named."""
 
-_PS_DEVICE = re.compile(r"/job:ps/task:\d+")
+_LOCAL_DEVICE = re.compile(r"/device:(CPU:0|GPU:\d+)")
+_PS_DEVICE = re.compile(rf"(/job:ps/task:\d+)(?:{_LOCAL_DEVICE.pattern})?")
 
 
 class HostMemory(Protocol):
@@ -107,47 +108,80 @@ def workers_of(spec: ClusterSpec) -> list[Task]:
     return [task for task in spec.tasks() if task[0] not in _NOT_WORKERS]
 
 
-def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> list[int]:
-    """Local. Indexes of the ps tasks on which variables live.
+def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> dict[int, int | None]:
+    """Local. The ps tasks on which variables live.
 
     Args:
         spec: The cluster.
-        devices: Names of those tasks; None for all.
+        devices: Names of those tasks, or of devices of theirs; None for all.
+
+    Returns:
+        Their indexes, ascending, each with the number of its GPU; None for the host.
 
     Raises:
-        ValueError: There is none, or a name is not that of a ps task.
+        ValueError: There is none, a name is not that of a ps task or of a device of one, or a task
+            is named with two devices.
     """
     servers = [index for job, index in spec.tasks() if job == "ps"]
     if not servers:
         raise ValueError(f"the cluster has no ps task: {spec!r}")
     if devices is None:
-        return servers
+        return dict.fromkeys(servers)
     known = {f"/job:ps/task:{index}": index for index in servers}
-    wrong = [name for name in devices if name not in known]
-    if wrong or not devices:
-        raise ValueError(f"parameter_devices {list(devices)} are not among {list(known)}")
-    return sorted({known[name] for name in devices})
+    found = {name: _PS_DEVICE.fullmatch(name) for name in devices}
+    if not found or any(match is None or match[1] not in known for match in found.values()):
+        raise ValueError(
+            f"parameter_devices {list(devices)} are not among {list(known)}, each of which may be "
+            "followed by /device:CPU:0 or by a GPU of its: /device:GPU:0"
+        )
+    chosen: dict[int, int | None] = {}
+    for match in filter(None, found.values()):
+        index, gpu = known[match[1]], _gpu_of(match[2])
+        if chosen.setdefault(index, gpu) != gpu:
+            raise ValueError(f"parameter_devices {list(devices)} name two devices of ps {index}")
+    return dict(sorted(chosen.items()))
 
 
-def check_local_devices(spec: ClusterSpec | None, devices: Sequence[str] | None) -> None:
-    """Local. Look at the names of ps tasks in local mode, where they have no effect.
+def local_gpu(spec: ClusterSpec | None, devices: Sequence[str] | None) -> int | None:
+    """Local. Where variables live in local mode: the number of a GPU, or None for the host.
+
+    Names of ps tasks are looked at, and have no effect.
 
     Args:
         spec: The cluster of the job that they were meant for, if it is known.
-        devices: Names of its ps tasks, or that of the local device; None for all.
+        devices: Names of its ps tasks and of their devices, or that of a local device; None for
+            all.
 
     Raises:
-        ValueError: There is none, or a name cannot be that of a ps task.
+        ValueError: There is none, a name cannot be one of these, or there are two local devices.
     """
     if devices is None:
-        return
-    known = [LOCAL_DEVICE]
-    if spec:
-        known += [f"/job:ps/task:{index}" for job, index in spec.tasks() if job == "ps"]
-    wrong = [n for n in devices if n not in known and (spec or not _PS_DEVICE.fullmatch(n))]
+        return None
+    known = [LOCAL_DEVICE, "/device:GPU:0"]
+    tasks = [f"/job:ps/task:{index}" for job, index in spec.tasks() if job == "ps"] if spec else []
+    own, wrong = [], []
+    for name in devices:
+        local, task = _LOCAL_DEVICE.fullmatch(name), _PS_DEVICE.fullmatch(name)
+        if local is not None:
+            own.append(_gpu_of(local[1]))
+        elif task is None or (spec and task[1] not in tasks):
+            wrong.append(name)
     if wrong or not devices:
-        what = known if spec else [*known, "/job:ps/task:0", "..."]
+        what = [*known, *tasks] if spec else [*known, "/job:ps/task:0", "..."]
         raise ValueError(f"parameter_devices {list(devices)} are not among {what}")
+    if len(set(own)) > 1:
+        raise ValueError(f"parameter_devices {list(devices)} name two devices of this process")
+    return own[0] if own else None
+
+
+def _gpu_of(device: str | None) -> int | None:
+    """The number in the name of a device, if it is a GPU."""
+    return int(device.partition(":")[2]) if device and device.startswith("GPU") else None
+
+
+def device_name(task: str, gpu: int | None) -> str:
+    """Local. The name of the device of a task on which variables live."""
+    return f"{task}/device:CPU:0" if gpu is None else f"{task}/device:GPU:{gpu}"
 
 
 def given_spec(first: Any, spec: Any) -> ClusterSpec | None:

@@ -55,6 +55,7 @@ class Rule:
             step adds is mostly less than the last digit of float16 and bfloat16.
         joins: Whether it changes each element by itself, so that what it is given may be several
             variables.
+        kind: Name of the optimizer's class; nothing for changes that take only the values.
     """
 
     slots: tuple[str, ...]
@@ -64,6 +65,7 @@ class Rule:
     initial: Mapping[str, float] = field(default_factory=dict)
     wide: bool = False
     joins: bool = True
+    kind: str = ""
 
 
 def copy_scaled(target: Array, source: Array, scale: float) -> None:
@@ -87,6 +89,9 @@ def _plain(ufunc: np.ufunc) -> Rule:
 
     return Rule((), 0, None, update)
 
+
+FUNCTION = "Function"
+"""The kind of a user's rule."""
 
 ASSIGN = Rule((), 0, None, _assign)
 ADD, SUB, MUL, DIV = map(_plain, (np.add, np.subtract, np.multiply, np.divide))

@@ -58,6 +58,22 @@ def distinct(ids: Array) -> tuple[Array, Array]:
     return ids[is_new], places
 
 
+def grouped(ids: Array) -> tuple[Array, Array, Array]:
+    """Local. Each number once, in ascending order, and where all that belongs to it is.
+
+    Args:
+        ids: Row numbers, shape ``(n,)``, int64.
+
+    Returns:
+        The numbers; the order in which like ones follow each other, as they come; and where in it
+        each number begins, with its end as the last.
+    """
+    order = _ascending(ids)
+    ids = ids[order]
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
+    return ids[starts], order, np.append(starts, len(ids))
+
+
 def sums(rows: Array, order: Array, starts: Array) -> Array:
     """Local. Sums of rows; with the extra ``fast``, and where they are many, by compiled code.
 

@@ -43,8 +43,8 @@ def sgd(values: Values) -> Rule:
         np.subtract(piece.param, work, out=piece.param)
 
     if momentum:
-        return _rule(("momentum",), 3, PIECE, with_momentum)
-    return _rule((), 2, None, plain)
+        return _rule(("momentum",), 3, PIECE, with_momentum, kind="SGD")
+    return _rule((), 2, None, plain, kind="SGD")
 
 
 def adagrad(values: Values) -> Rule:
@@ -63,7 +63,7 @@ def adagrad(values: Values) -> Rule:
         np.subtract(piece.param, work, out=piece.param)
 
     initial = {"accumulator": values["initial_accumulator_value"]}
-    return _rule(("accumulator",), 2, PIECE, update, initial)
+    return _rule(("accumulator",), 2, PIECE, update, initial, kind="Adagrad")
 
 
 def rmsprop(values: Values) -> Rule:
@@ -98,7 +98,7 @@ def rmsprop(values: Values) -> Rule:
         np.subtract(piece.param, work, out=piece.param)
 
     kept = ("squares", *(("mean",) * centered), *(("momentum",) * bool(momentum)))
-    return _rule(kept, 2, PIECE, update)
+    return _rule(kept, 2, PIECE, update, kind="RMSprop")
 
 
 def adam(values: Values) -> Rule:
@@ -107,7 +107,7 @@ def adam(values: Values) -> Rule:
     def update(piece: Piece) -> None:
         _adam_step(piece, _decayed(piece))
 
-    return _rule(("m", "v"), 2, PIECE, update)
+    return _rule(("m", "v"), 2, PIECE, update, kind="Adam")
 
 
 def adamw(values: Values) -> Rule:
@@ -120,7 +120,7 @@ def adamw(values: Values) -> Rule:
             np.multiply(piece.param, shrink, out=piece.param)
         _adam_step(piece, piece.grad)
 
-    return _rule(("m", "v"), 2, PIECE, update)
+    return _rule(("m", "v"), 2, PIECE, update, kind="AdamW")
 
 
 def adam_rates(values: Values, step: int) -> tuple[float, float]:
@@ -166,7 +166,7 @@ def ftrl(values: Values) -> Rule:
         np.divide(work, root, out=param)
 
     initial = {"accumulator": values["initial_accumulator_value"]}
-    return _rule(("accumulator", "linear"), 3, PIECE, update, initial)
+    return _rule(("accumulator", "linear"), 3, PIECE, update, initial, kind="Ftrl")
 
 
 RULES: Mapping[str, Callable[[Values], Rule]] = {

@@ -4,7 +4,8 @@ Its device memory is memory of the host behind arrays that NumPy does not know. 
 nothing by themselves: copies and kernels are queued, and carried out, one a question, while
 somebody asks whether an event has come, or all when somebody waits. So code that forgets to wait
 reads what was there before, and code that uses memory again too early spoils what is still to be
-copied. It has what the library and its tests use of CuPy 13 and 14, under the same names.
+copied. It has what the library and its tests use of CuPy 13 and 14, under the same names. Kernels
+are compiled from the same text for the host, by the C++ compiler.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from collections import deque
 import numpy as np
 
 from _cases import stand_in_kernels, stand_in_memory
+from _cases.host_kernels import CompileException, compiled
 from _cases.stand_in_memory import GARBAGE
 
 DEVICES = 2  # a process may have more, up to the most, if it says so before it uses them
@@ -49,10 +51,6 @@ class CUDARuntimeError(RuntimeError):
 
 class CUDADriverError(RuntimeError):
     """An error of CUDA's driver."""
-
-
-class CompileException(Exception):
-    """A kernel cannot be compiled."""
 
 
 class OutOfMemoryError(MemoryError):
@@ -194,7 +192,7 @@ class Event:
     """Whether a stream has come to where it was recorded."""
 
     def __init__(self, block=False, disable_timing=False):
-        self._queue, self._come, self._recorded = None, 0, 0
+        self._queue, self._come, self._recorded, self.come_s = None, 0, 0, 0.0
         self._device = _current_device()
         self.ptr = next(_pointers)
         _events[self.ptr] = self
@@ -207,7 +205,11 @@ class Event:
         self._queue = stream.queue
         self._recorded += 1
         number = self._recorded
-        self._queue.add(lambda: setattr(self, "_come", number))
+
+        def come():
+            self._come, self.come_s = number, time.perf_counter()
+
+        self._queue.add(come)
 
     @property
     def done(self):
@@ -218,6 +220,10 @@ class Event:
         """Let the stream come there."""
         while not self.done:
             pass
+
+
+def _elapsed_ms(begin, end):
+    return 1e3 * (end.come_s - begin.come_s)
 
 
 class UnownedMemory:
@@ -232,7 +238,7 @@ class MemoryPointer:
     """A place in memory."""
 
     def __init__(self, mem, offset):
-        self.mem, self.ptr = mem, mem.ptr + offset
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
 
 
 def alloc(size, kind="device"):
@@ -284,6 +290,45 @@ class PinnedMemory:
 
 def _pinned_pointer(memory, offset):
     return memory.memory
+
+
+class Memory(UnownedMemory):
+    """Device memory that is given back when it is gone."""
+
+    def __init__(self, size):
+        if failure:
+            raise CUDARuntimeError(failure[0])
+        if sum(in_use.values()) + size > limit[0]:
+            raise CUDARuntimeError(2)  # of the allocation
+        pointer = alloc(size)
+        super().__init__(pointer.ptr, size, pointer.mem, _current_device())
+        key = next(_pointers)
+        in_use[key] = size
+        weakref.finalize(self, in_use.pop, key)
+
+
+in_use = {}  # bytes of what is not given back
+limit = [1 << 40]  # bytes that there are
+
+
+def _host_register(pointer, size, flags):
+    if failure:
+        raise CUDARuntimeError(failure[0])
+    pages = range(pointer // 4096, -(-(pointer + size) // 4096))
+    if refuses_to_register or any(
+        pages.start < r.stop and r.start < pages.stop for r in registered.values()
+    ):
+        raise CUDARuntimeError(712)  # the pages are registered already
+    registered[pointer] = pages
+
+
+def _host_unregister(pointer):
+    if registered.pop(pointer, None) is None:
+        raise CUDARuntimeError(713)
+
+
+registered = {}  # pages of the host that are pinned, by their first address
+refuses_to_register = []
 
 
 def _event_query(pointer):
@@ -344,7 +389,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def data(self):
         """Where it begins."""
-        return types.SimpleNamespace(ptr=self._host.ctypes.data, device_id=self._mem.device_id)
+        return MemoryPointer(self._mem, self._host.ctypes.data - self._mem.ptr)
 
     @property
     def device(self):
@@ -380,10 +425,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._like(self._host.reshape(*shape))
 
     def get(self):
-        """A copy on the host."""
-        stream = get_current_stream()
-        with self.device:  # of which the null stream then is
-            stream.synchronize()
+        """A copy on the host, behind the current stream of the array's device."""
+        with self.device:
+            get_current_stream().synchronize()
         return self._host.copy()
 
     def __getitem__(self, key):
@@ -615,11 +659,51 @@ def get_default_memory_pool():
 
 
 ElementwiseKernel = stand_in_kernels.kernel(lambda: get_current_stream().queue, lambda a: a._host)
+
+
+class RawKernel:
+    """A kernel by its text; each of its threads is run by itself, one after the other."""
+
+    def __init__(self, code, name, options=(), backend="nvrtc"):
+        self.code, self.name, self.options = code, name, options
+        self._run = None
+
+    def compile(self, log_stream=None):
+        """Compile it for the host."""
+        self._run = compiled(self.code, self.name, self.options)
+
+    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
+        if failure:
+            raise CUDARuntimeError(failure[0])
+        if self._run is None:
+            self.compile()
+        own = [_argument(one) for one in args]
+        places = (ctypes.c_void_p * len(own))(*(one.ctypes.data for one in own))
+        run, sizes = self._run, (ctypes.c_longlong(grid[0]), ctypes.c_longlong(block[0]))
+
+        def work(own=own):  # which lives as long as it is queued
+            run(*sizes, places)
+
+        (get_current_stream() if stream is None else stream).queue.add(work)
+
+
+def _argument(value):
+    """A number as it is passed to a kernel; of an array, its address."""
+    if isinstance(value, ndarray):
+        value = value.data.ptr
+    if isinstance(value, bool | np.generic):
+        return np.array(value)
+    if isinstance(value, int | float):
+        return np.array(value, np.int64 if isinstance(value, int) else np.float64)
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
 Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
 cuda = types.SimpleNamespace(
     Device=Device,
     Stream=Stream,
     Event=Event,
+    Memory=Memory,
     UnownedMemory=UnownedMemory,
     MemoryPointer=MemoryPointer,
     alloc=alloc,
@@ -631,6 +715,7 @@ cuda = types.SimpleNamespace(
     driver=types.SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=types.SimpleNamespace(CompileException=CompileException),
     get_current_stream=get_current_stream,
+    get_elapsed_time=_elapsed_ms,
     memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     runtime=types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
@@ -640,6 +725,8 @@ cuda = types.SimpleNamespace(
         memoryTypeUnregistered=0,
         eventQuery=_event_query,
         hostAllocPortable=1,
+        hostRegister=_host_register,
+        hostUnregister=_host_unregister,
         getDeviceProperties=lambda number: {"name": b"a stand-in"},
         memcpyAsync=_memcpy_async,
         memcpyPeerAsync=_memcpy_peer_async,

@@ -46,6 +46,6 @@ _FUNCTIONS = {
     "float": lambda values: values.astype("f4"),
     "min": np.fmin,
     "max": np.fmax,
-    "wide": _wide,
-    "narrow": _narrow,
+    "of_bfloat16": _wide,
+    "to_bfloat16": _narrow,
 }

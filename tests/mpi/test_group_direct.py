@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from _cases import stand_in_cupy
 from _cases.endpoints import wait_until
 
 from mpidist import DirectGroup, ProcessGroup, ReduceOp
-from mpidist.cuda import NotDirectError, aware, pinned_pool
+from mpidist.cuda import NotDirectError, aware, device_memory_by_mpi, pinned_pool
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
@@ -45,6 +46,8 @@ def group(world, xp, monkeypatch):
     """A group whose ranks have a GPU each, as far as there are enough."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(ways, "SIZES", (1 << 16, 1 << 18))  # the stand-in's time says nothing
+    if xp is stand_in_cupy:
+        monkeypatch.setattr(stand_in_cupy, "DEVICES", 4)
     made = DirectGroup(world.Dup(), "test")
     with xp.cuda.Device(made.rank() % xp.cuda.runtime.getDeviceCount()):
         yield made
@@ -63,7 +66,14 @@ def go_by(way, group, say, xp):
     """Have a group go one way, and no other."""
     if way == "nccl" and xp.cuda.runtime.getDeviceCount() < group.size():
         pytest.skip("NCCL wants a GPU for each rank")
-    say(gpu_way=way, gpu_mpi="1")
+    if way == "mpi" and not takes_device_memory(xp):
+        pytest.skip("this MPI takes no device memory")
+    say(gpu_way=way, gpu_mpi="1" if way == "mpi" else "0")
+
+
+def takes_device_memory(xp):
+    """Whether MPI may be given addresses of arrays: the stand-in's are of the host."""
+    return xp is stand_in_cupy or device_memory_by_mpi().usable
 
 
 def values(rank, count=COUNT, dtype="f4"):
@@ -177,15 +187,16 @@ def test_an_operation_begins_after_what_is_queued_and_is_there_for_what_follows(
 
 @pytest.mark.ranks(2)
 def test_the_fastest_way_is_taken(group, xp, say, went):
-    say(gpu_mpi="1")
+    names = ["ipc", "pieces", *(["mpi"] if takes_device_memory(xp) else [])]
+    say(gpu_mpi="1" if "mpi" in names else "0")
     array = xp.ones(COUNT, "f4")
     group.all_reduce(array)
     table = group.ways
     assert set(table.seconds) == set(ways.SIZES)
-    assert all({"staged", "ipc", "mpi", "pieces"} <= set(times) for times in table.seconds.values())
+    assert all({"staged", *names} <= set(times) for times in table.seconds.values())
     assert "all_reduce of 64 KiB: " in str(table)
     group._ways.from_bytes = ways.LEAST_BYTES
-    for fastest in ("ipc", "mpi", "pieces"):
+    for fastest in names:
         for times in table.seconds.values():
             times.update(dict.fromkeys(times, 1.0) | {fastest: 0.5})
         went.clear()
@@ -196,7 +207,7 @@ def test_the_fastest_way_is_taken(group, xp, say, went):
     went.clear()
     group.all_reduce(array)
     assert not went
-    assert xp.asnumpy(array)[0] == 2**5
+    assert xp.asnumpy(array)[0] == 2 ** (2 + len(names))
 
 
 @pytest.mark.ranks(2)
@@ -396,7 +407,7 @@ def test_groups_that_are_made_of_others(world, xp):
 
 @pytest.mark.ranks(2)
 def test_messages_by_an_mpi_that_takes_memory_of_devices(group, xp, say, monkeypatch):
-    say(gpu_way="mpi", gpu_mpi="1")
+    go_by("mpi", group, say, xp)
     group.all_reduce(xp.zeros(COUNT, "f4"))
     rank, other = group.rank(), 1 - group.rank()
     staged = pinned_pool().lent_bytes(), pinned_pool().idle_bytes()

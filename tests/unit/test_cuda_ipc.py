@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from mpidist.cuda import DeviceArray
+from mpidist.cuda import DeviceArray, ipc
 from mpidist.cuda.ipc import Exports, Imports, Place
 from mpidist.cuda.nccl import unique_id, why_not
 from mpidist.cuda.nccl_library import connected
@@ -40,6 +40,15 @@ def test_memory_that_cuda_does_not_know(xp):
     memory = xp.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, 0)
     said = Exports(0).describe(over(xp, xp.cuda.MemoryPointer(memory, 0), 100))
     assert said == "CUDA does not know its memory"
+
+
+def test_without_the_library_of_the_driver(xp, monkeypatch):
+    def fail():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(ipc, "libcuda", fail)
+    with pytest.raises(FailedPreconditionError, match=r"cannot be shared .* libcuda\.so\.1"):
+        Exports(0)
 
 
 def test_an_array_on_another_device(xp):

@@ -16,7 +16,7 @@ from mpidist import errors
 from strategy import optimizers, schedules
 from strategy.connection.change import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server import configured, joint, owned_shard
+from strategy.server import configured, joint, slotted_shard
 from strategy.shared.kernels import PIECE
 
 OPTIMIZERS = {
@@ -128,7 +128,7 @@ def test_as_one_by_one(mode, compiled, pushes, kinds, transport):
         if not compiled:
             patch.setattr(configured, "can_compile", lambda: False)
         together = train(pushes, kinds, mode, transport)
-        patch.setattr(joint, "_is_small", lambda layout: False)
+        patch.setattr(joint, "_can_join", lambda shard: False)
         assert together == train(pushes, kinds, mode, transport)
 
 
@@ -174,7 +174,7 @@ def test_what_is_not_alike_is_changed_in_order(make, calls):
 def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
     strategy = make().worker(0)
     made = [variable(strategy, f"v{i}", 3, "zeros", np.float64) for i in range(4)]
-    check_room = owned_shard.check_room
+    check_room = slotted_shard.check_room
     asked = []
 
     def no_room(nbytes):
@@ -183,7 +183,7 @@ def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
             raise errors.ResourceExhaustedError("none left")
         check_room(nbytes)
 
-    monkeypatch.setattr(owned_shard, "check_room", no_room)
+    monkeypatch.setattr(slotted_shard, "check_room", no_room)
     adagrad = optimizers.Adagrad(1.0, initial_accumulator_value=0.0)
     with pytest.raises(errors.ResourceExhaustedError, match="beside variable 'v2'"):
         adagrad.apply_gradients([(np.ones(3), v) for v in made]).result(30)

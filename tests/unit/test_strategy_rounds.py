@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.server.means import mean_of_blocks, mean_of_rows
-from strategy.server.owned_shard import Scratch
+from strategy.server.scratch import Scratch
 from strategy.shared.rounds import Clocks, Decision, Rounds
 from strategy.shared.shard import Layout
 

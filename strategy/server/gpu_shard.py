@@ -1,0 +1,252 @@
+"""A variable whose values and slots lie on a GPU of its server.
+
+The memory of the server that workers see has a copy of the values, which is written after each
+change under the same versions as those of variables of the host: who reads sees no difference.
+
+A change by an optimizer goes block by block through lanes: the gradient goes up, one kernel changes
+values and slots in one pass, and the new values come down into the copy. So the upload of a block
+overlaps the kernel and the download of those before. A change that takes nothing but the values is
+made in the copy, and goes up: that is one way over the bus in place of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist import errors
+from mpidist.cuda import Pinned
+from strategy.checkpoints.carried import Stored
+from strategy.server.gpu import LANES, Gpu
+from strategy.server.gpu_rows import Tables, rows_of
+from strategy.server.owned_shard import End, OwnedShard
+from strategy.shared import gpu_kernels
+from strategy.shared.kernels import FUNCTION, Piece, Rule
+from strategy.shared.shard import WIDE, Array
+
+_Begin = Callable[[Any, int, Array, Any], None]
+"""Begins to change the values from a place on by a gradient that fits a block, given CuPy first,
+and a pointer to what lies on the GPU of the gradient last."""
+
+
+class GpuShard(OwnedShard):
+    """A shard on a GPU.
+
+    Args:
+        given: What :class:`OwnedShard` takes.
+        gpu: On which.
+        values: An array there for the values; see :meth:`Gpu.array`.
+        pinned: What keeps the copy's memory pinned; None where it is not.
+    """
+
+    _ahead = LANES - 1
+
+    def __init__(self, *given: Any, gpu: Gpu, values: Any, pinned: Pinned | None) -> None:
+        super().__init__(*given)
+        self.gpu = gpu.number
+        self._gpu = gpu
+        self._values = values
+        self._pinned = pinned
+        self._copy = self.flat.view(np.uint8)
+
+    def close(self) -> None:
+        """Local. Give back the memory on the GPU, and let that of the host be pinned no more.
+
+        Nothing is under way on the GPU.
+        """
+        super().close()
+        self._values = None
+        if self._pinned is not None:
+            self._pinned.close()
+
+    def applying(
+        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array | None]
+    ) -> Iterator[None]:
+        """Local. See :meth:`OwnedShard.applying`.
+
+        Raises:
+            InternalError: CUDA failed.
+        """
+        with self._gpu.told():
+            yield from super().applying(name, rule, values, blocks)
+
+    def lend(self, name: str, rule: Rule) -> Callable[[], None]:
+        """Local. FailedPreconditionError: a worker sees a copy, and not the values."""
+        raise errors.FailedPreconditionError(
+            f"variable {self.name!r} lies on {self._gpu}: no worker can change it in place"
+        )
+
+    def slots_on_host(self) -> Mapping[str, Array]:
+        """Local. See :meth:`OwnedShard.slots_on_host`; copies."""
+        found = {}
+        for key, slot in self.slots.items():
+            self._check_room(key, slot.dtype)
+            found[key], start = np.empty(slot.size, slot.dtype), 0
+            for piece in self._gpu.pieces_of(slot):
+                found[key][start : start + piece.size] = piece
+                start += piece.size
+        return found
+
+    def _restore_slot(self, key: str, stored: Stored) -> None:
+        if key not in self.slots:
+            self.slots[key] = self._room_for(key, stored.dtype)
+        self._gpu.put_pieces(self.slots[key], stored.blocks())
+
+    def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
+        slot = self._room_for(key, dtype)
+        self._gpu.fill(slot, initial)
+        return slot  # type: ignore[no-any-return]
+
+    def _room_for(self, key: str, dtype: np.dtype[Any]) -> Any:
+        return self._gpu.array(
+            self.layout.size, dtype, f"slot {key!r} beside variable {self.name!r}"
+        )
+
+    def _wide_copy(self, name: str) -> Array:
+        key = f"{name}/{WIDE}"
+        if key not in self.slots:
+            wide = np.dtype(np.float32)
+            copy, size = self._room_for(key, wide), self.layout.size
+            widen = self._gpu.kernel(gpu_kernels.convert_text(self.layout.dtype, wide))
+            lane = self._gpu.lane()
+            with lane.working("widening halves"), lane.current():
+                widen(size, self._values.data.ptr, copy.data.ptr)
+            lane.finish()
+            self.slots[key] = copy
+        return self.slots[key]
+
+    def _updater(
+        self, name: str, rule: Rule, values: Mapping[str, float], step: int
+    ) -> Callable[[int, Array], End | None]:
+        if not rule.kind:
+            return self._upwards(super()._updater(name, rule, values, step))
+        begin = (self._called if rule.kind == FUNCTION else self._fused)(name, rule, values, step)
+        here, itemsize = self._values.data.ptr, self.layout.dtype.itemsize
+
+        def update(start: int, gradient: Array) -> End:
+            lane = self._gpu.lane()
+            first, nbytes = start * itemsize, gradient.size * itemsize
+            target = self._copy[first : first + nbytes]
+            with lane.working(f"changing variable {self.name!r}") as package, lane.current():
+                begin(package, start, gradient, lane.place(gradient)[0])
+                if self._pinned is not None:
+                    lane.download(here + first, target)
+                    return lane.finish
+                lane.fetch(here + first, nbytes)
+            return lambda: np.copyto(target, lane.finish())
+
+        return update
+
+    def _upwards(self, change: Callable[[int, Array], End | None]) -> Callable[[int, Array], End]:
+        """What makes a change in the copy, and begins to bring it up."""
+        here, itemsize = self._values.data.ptr, self.layout.dtype.itemsize
+
+        def update(start: int, gradient: Array) -> End:
+            change(start, gradient)
+            lane, first = self._gpu.lane(), start * itemsize
+            with lane.working(f"bringing variable {self.name!r} up"):
+                source = self._copy[first : first + gradient.size * itemsize]
+                lane.upload(here + first, source, pinned=self._pinned is not None)
+            return lane.finish
+
+        return update
+
+    def _fused(self, name: str, rule: Rule, values: Mapping[str, float], step: int) -> _Begin:
+        """A change by the kernel of an optimizer."""
+        param, slots = self._arrays(name, rule, self._values)
+        dtype, wide = self.layout.dtype, param.dtype
+        numbers = gpu_kernels.numbers(rule.kind, values, step, wide)
+        kernels = {  # what workers give as it is, and means of it
+            grad: self._gpu.kernel(
+                gpu_kernels.update_text(rule.kind, rule.slots, dtype, grad, rows=False)
+            )
+            for grad in {dtype, wide}
+        }
+        halves = [self._values] * self.layout.is_half
+
+        def begin(_: Any, start: int, gradient: Array, grad: Any) -> None:
+            if numbers is not None:
+                kept = [_address(array, start) for array in (*slots, *halves)]
+                places = (_address(param, start), grad.ptr, *kept)
+                kernels[gradient.dtype](gradient.size, *places, *numbers)
+
+        return begin
+
+    def _called(self, name: str, rule: Rule, values: Mapping[str, float], step: int) -> _Begin:
+        """A change by a user's function, which is given arrays of CuPy."""
+        param, slots = self._arrays(name, rule, self._values)
+        dtype, wide = self.layout.dtype, param.dtype
+        if self.layout.is_half:
+            widen = self._gpu.kernel(gpu_kernels.convert_text(dtype, wide))
+            narrow = self._gpu.kernel(gpu_kernels.convert_text(wide, dtype))
+
+        def begin(package: Any, start: int, gradient: Array, grad: Any) -> None:
+            size = gradient.size
+            here = slice(start, start + size)
+            if gradient.dtype == wide:
+                given = package.ndarray((size,), wide, grad)
+            else:
+                given = package.empty(size, wide)
+                widen(size, grad.ptr, given.data.ptr)
+            parts = [slot[here] for slot in slots]
+            rule.update(Piece(param[here], given, parts, (), values, step))
+            if self.layout.is_half:
+                narrow(size, _address(param, start), _address(self._values, start))
+
+        return begin
+
+    def _change_rows(self, name: str, changer: Callable[[int], Callable[[], None]]) -> None:
+        with self._gpu.told():
+            super()._change_rows(name, changer)
+
+    def apply_mean_of_rows(
+        self,
+        name: str,
+        rule: Rule,
+        values: Mapping[str, float],
+        each: Sequence[tuple[Array, Array]],
+    ) -> None:
+        """Local. See :meth:`OwnedShard.apply_mean_of_rows`; optimizers add up on the GPU."""
+        if not rule.kind:
+            super().apply_mean_of_rows(name, rule, values, each)
+            return
+        for ids, _ in each:
+            self.check_rows(ids)
+        given = rows_of(each, self._width)
+        self._change_rows(
+            name, lambda step: self._tables(name, rule).change(rule, values, step, given)
+        )
+
+    def _row_changer(
+        self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array, step: int
+    ) -> Callable[[], None]:
+        if rule.kind:
+            given = rows_of([(ids, rows)], self._width)
+            return self._tables(name, rule).change(rule, values, step, given)
+        change = super()._row_changer(name, rule, values, ids, rows, step)
+        tables = self._tables_with(self._values, ())
+
+        def change_here_and_there() -> None:
+            change()
+            tables.bring_up(ids)
+
+        return change_here_and_there
+
+    @property
+    def _width(self) -> int:
+        return self.layout.size // max(len(self.data), 1)
+
+    def _tables(self, name: str, rule: Rule) -> Tables:
+        return self._tables_with(*self._arrays(name, rule, self._values))
+
+    def _tables_with(self, param: Any, slots: Sequence[Any]) -> Tables:
+        values = self._values
+        copy = self._copy.view(values.dtype).reshape(len(self.data), self._width)
+        kept = (values, param, slots, copy)
+        return Tables(self._gpu, self.layout.dtype, self._width, *kept)
+
+
+def _address(array: Any, start: int) -> int:
+    return int(array.data.ptr) + start * int(array.itemsize)
