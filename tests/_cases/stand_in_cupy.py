@@ -246,18 +246,20 @@ def alloc(size, kind="device"):
 
     Only what follows on that stream finds it unused; the stream spoils what others write earlier.
     """
+    pointer = _allocate(size, kind)
+    get_current_stream().queue.add(lambda: ctypes.memset(pointer.ptr, GARBAGE, pointer.mem.size))
+    return pointer
+
+
+def _allocate(size, kind="device"):
+    """Device memory, full of garbage, which no stream has use for."""
     _check()
     if longest and size > longest[0]:
         raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
     one = stand_in_memory.allocate(size, _current_device(), kind)
     memory = UnownedMemory(one.start, one.nbytes, None, one.device)
     one.held_by(memory)
-    get_current_stream().queue.add(lambda: _spoil(one))
     return MemoryPointer(memory, 0)
-
-
-def _spoil(allocation):
-    ctypes.memset(allocation.start, GARBAGE, allocation.nbytes)
 
 
 class MemoryPool:
@@ -293,14 +295,14 @@ def _pinned_pointer(memory, offset):
 
 
 class Memory(UnownedMemory):
-    """Device memory that is given back when it is gone."""
+    """Device memory that is given back when it is gone, past the pool."""
 
     def __init__(self, size):
         if failure:
             raise CUDARuntimeError(failure[0])
         if sum(in_use.values()) + size > limit[0]:
             raise CUDARuntimeError(2)  # of the allocation
-        pointer = alloc(size)
+        pointer = _allocate(size)
         super().__init__(pointer.ptr, size, pointer.mem, _current_device())
         key = next(_pointers)
         in_use[key] = size
