@@ -102,6 +102,7 @@ class BlockPool:
         with self._lock:
             self._sort_in()
             block = self._idle_block(size) or self._late_block(size)
+            self._trim()  # what was needed is not too much
         return self._new_block(size) if block is None else block
 
     def lend(self, holder: Any, block: Block) -> None:
@@ -112,6 +113,7 @@ class BlockPool:
         """Local. How much lies idle."""
         with self._lock:
             self._sort_in()
+            self._trim()
             return self._idle_total()
 
     def drop_idle(self) -> None:
@@ -148,6 +150,8 @@ class BlockPool:
                 self._unusable.append(block)
             else:
                 self._idle.setdefault(block.nbytes, deque()).append(block)
+
+    def _trim(self) -> None:
         excess = self._idle_total() - self._idle_bytes
         for size in sorted(self._idle, reverse=True) if excess > 0 else ():
             while excess > 0 and self._idle_block(size) is not None:

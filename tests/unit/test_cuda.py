@@ -442,6 +442,15 @@ def test_what_lies_idle_is_bounded(xp):
     assert 0 < few.idle_bytes() <= 100_000
 
 
+def test_what_is_needed_again_is_not_given_up_however_large(xp):
+    made = []
+    pool = BlockPool(lambda nbytes: made.append(nbytes) or bytearray(nbytes), idle_bytes=100_000)
+    for _ in range(5):
+        pinned_bytes(pool, 300_000)
+    assert len(made) == 1
+    assert pool.idle_bytes() == 0
+
+
 def test_what_lies_idle_is_given_up_before_memory_is_short(xp):
     room = [100_000]
 

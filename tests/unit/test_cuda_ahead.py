@@ -23,9 +23,14 @@ def landed(value, dtype="f4", size=SIZE):
 
 @pytest.fixture
 def stream(xp):
-    """A current stream, for which memory has been used before."""
+    """A current stream, for which memory has been used before, and kernels been loaded.
+
+    To load one may take what all streams have to do, also one that does not go on.
+    """
     with xp.cuda.Stream(non_blocking=True) as stream:
         array = landed(0)
+        array += array
+        array += array + 1
         HostCopy(array).result()
         stream.synchronize()
         del array
