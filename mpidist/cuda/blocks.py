@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +26,9 @@ from mpidist.leases import Leases
 
 Bytes = NDArray[np.uint8]
 
-IDLE_BYTES = 512 << 20  # what is kept at most for later
+IDLE_BYTES = 512 << 20  # what is kept at most for later, if no more has been needed at once lately
+_HALF_LIFE_S = 60.0  # in which half of what was needed is forgotten
+_SLACK = 1.25  # so that what is needed again and again is not given up shortly before
 _LEAST_BYTES = 4096
 _LOOKS = 4
 NEVER = object()
@@ -86,6 +89,9 @@ class BlockPool:
         self._idle_bytes = idle_bytes
         self._idle: dict[int, deque[Block]] = {}  # those that came back first come first
         self._unusable: list[Block] = []  # devices may still write to them
+        self._taken = 0  # bytes that somebody has now
+        self._needed = 0.0  # most of those, lately
+        self._noted = time.monotonic()
         # Holders die anywhere, in this thread too while it holds the lock: what comes back waits.
         self._returned: deque[Block] = deque()
         self._leases = Leases(self._came_back)
@@ -102,8 +108,17 @@ class BlockPool:
         with self._lock:
             self._sort_in()
             block = self._idle_block(size) or self._late_block(size)
+            self._taken += size
+            self._note_need()
             self._trim()  # what was needed is not too much
-        return self._new_block(size) if block is None else block
+        if block is not None:
+            return block
+        try:
+            return self._new_block(size)
+        except BaseException:
+            with self._lock:
+                self._taken -= size
+            raise
 
     def lend(self, holder: Any, block: Block) -> None:
         """Local. Have a block back once an object is gone, and every view of it."""
@@ -146,13 +161,19 @@ class BlockPool:
     def _sort_in(self) -> None:
         while self._returned:
             block = self._returned.popleft()
+            self._taken -= block.nbytes
             if block.event is NEVER:
                 self._unusable.append(block)
             else:
                 self._idle.setdefault(block.nbytes, deque()).append(block)
 
+    def _note_need(self) -> None:
+        now = time.monotonic()
+        faded = self._needed * 0.5 ** ((now - self._noted) / _HALF_LIFE_S)
+        self._needed, self._noted = max(self._taken, faded), now
+
     def _trim(self) -> None:
-        excess = self._idle_total() - self._idle_bytes
+        excess = self._idle_total() - max(self._idle_bytes, _SLACK * self._needed - self._taken)
         for size in sorted(self._idle, reverse=True) if excess > 0 else ():
             while excess > 0 and self._idle_block(size) is not None:
                 excess -= size

@@ -9,6 +9,8 @@ theirs, as it was, until they close it: owners tell others what has gone, and th
 from __future__ import annotations
 
 import ctypes
+import itertools
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,9 +24,14 @@ if TYPE_CHECKING:
     from mpidist.cuda.device_array import DeviceArray
 
 HANDLE_BYTES = 64
-_BUFFER_ID, _IS_MANAGED, _IS_IPC_CAPABLE = 7, 8, 13  # attributes of pointers, for the driver
+_BUFFER_ID, _IS_MANAGED, _IS_IPC_CAPABLE = 7, 8, 10  # attributes of pointers, for the driver
 _NO_HANDLE = (1, 205, 801)  # invalid value, cannot be mapped, not supported
 MOST_OPEN = 256  # allocations, of all ranks together
+_LOOKS = 16
+
+
+Key = tuple[bytes, int]
+"""Handle and number of an allocation: another one may have its handle, but never its number."""
 
 
 @cache
@@ -74,7 +81,8 @@ class Exports:
                 f"memory of GPUs cannot be shared with other processes: {error}"
             ) from error
         self._number = number
-        self._told: dict[int, tuple[int, int, bytes]] = {}  # by number: addresses, lengths, handles
+        # By number: addresses, lengths, handles; those that were looked at longest ago come first.
+        self._told: OrderedDict[int, tuple[int, int, bytes]] = OrderedDict()
         self._gone: list[int] = []
 
     def describe(self, array: DeviceArray) -> Place | str:
@@ -91,10 +99,18 @@ class Exports:
             package.cuda.Event(disable_timing=True)  # gives this thread the context, for the driver
             return self._place(package, array.pointer, array.nbytes)
 
-    def gone(self, most: int) -> list[int]:
-        """Local. Numbers of allocations that were described and are no more, each told once."""
+    def gone(self, most: int) -> tuple[list[int], bool]:
+        """Local. Numbers of allocations that were described and are no more, each told once.
+
+        Args:
+            most: How many; there may be more then.
+
+        Returns:
+            They, and whether there are more.
+        """
+        self._look_for_gone(_LOOKS)
         told, self._gone = self._gone[:most], self._gone[most:]
-        return told
+        return told, bool(self._gone)
 
     def _place(self, package: Any, pointer: int, nbytes: int) -> Place | str:
         number = _asked(pointer, _BUFFER_ID)
@@ -104,7 +120,7 @@ class Exports:
             told = self._new(package, pointer)
             if isinstance(told, str):
                 return told
-            self._look_for_gone()
+            self._look_for_gone(len(self._told))  # it may lie where others have been
             self._told[number] = told
         base, length, handle = self._told[number]
         offset = pointer - base
@@ -130,12 +146,48 @@ class Exports:
                 raise
             return f"CUDA has no handle for it: {error}"
 
-    def _look_for_gone(self) -> None:
-        # When others come, for then memory has been given back, if ever.
-        gone = [n for n, (base, *_) in self._told.items() if _asked(base, _BUFFER_ID) != n]
-        for number in gone:
-            del self._told[number]
-        self._gone += gone
+    def _look_for_gone(self, count: int) -> None:
+        for number in list(itertools.islice(self._told, count)):
+            if _asked(self._told[number][0], _BUFFER_ID) == number:
+                self._told.move_to_end(number)
+            else:
+                del self._told[number]
+                self._gone.append(number)
+
+
+class Opened:
+    """Allocations of other processes that are open in this one, each once, for all groups.
+
+    CUDA opens an allocation that has the address of one before it only once that has been closed by
+    all who have it open here.
+    """
+
+    def __init__(self) -> None:
+        self._bases: dict[Key, list[int]] = {}  # addresses, and how many have it open
+        self._lock = threading.Lock()
+
+    def open(self, key: Key) -> int:
+        """Local. Where an allocation lies here; raises CUDARuntimeError if it cannot be opened."""
+        with self._lock:
+            if key not in self._bases:
+                runtime = cupy().cuda.runtime
+                flags = runtime.cudaIpcMemLazyEnablePeerAccess
+                self._bases[key] = [int(runtime.ipcOpenMemHandle(key[0], flags)), 0]
+            self._bases[key][1] += 1
+            return self._bases[key][0]
+
+    def close(self, key: Key, *, is_gone: bool) -> None:
+        """Local. Close an allocation if nobody else has it open, or its owner has freed it."""
+        with self._lock:
+            if key not in self._bases:
+                return
+            self._bases[key][1] -= 1
+            if is_gone or not self._bases[key][1]:
+                cupy().cuda.runtime.ipcCloseMemHandle(self._bases.pop(key)[0])
+
+
+opened = Opened()
+"""Of this process."""
 
 
 class Imports:
@@ -148,13 +200,15 @@ class Imports:
         rank: Of this process; its own allocations are counted, but not opened.
         number: Of the device that works with them.
         most: How many are kept; those that were not used for longest are closed first.
+        process: What this process has open.
     """
 
-    def __init__(self, rank: int, number: int, most: int) -> None:
+    def __init__(self, rank: int, number: int, most: int, process: Opened = opened) -> None:
         self._rank = rank
         self._number = number
         self._most = most
-        self._known: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._process = process
+        self._known: OrderedDict[tuple[int, int], tuple[Key, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(1 for rank, _ in self._known if rank != self._rank)
@@ -172,38 +226,36 @@ class Imports:
         Raises:
             CUDARuntimeError: It cannot be opened.
         """
-        base = 0
-        if rank != self._rank:
-            runtime = cupy().cuda.runtime
-            flags = runtime.cudaIpcMemLazyEnablePeerAccess
-            base = int(runtime.ipcOpenMemHandle(place.handle, flags))
-        self._known[rank, place.number] = base
+        key = place.handle, place.number
+        self._known[rank, place.number] = key, 0 if rank == self._rank else self._process.open(key)
 
     def address(self, rank: int, place: Place) -> int:
         """Local. Where another rank's array lies in this process."""
-        return self._known[rank, place.number] + place.offset
+        return self._known[rank, place.number][1] + place.offset
 
     def trim(self) -> None:
         """Local. Close what is too many; nothing may be at work with it."""
         while len(self._known) > self._most:
             self._close([next(iter(self._known))])
 
-    def forget(self, rank: int, numbers: Iterable[int]) -> None:
-        """Local. Close allocations that are no more, where they are open."""
-        self._close([(rank, number) for number in numbers if (rank, number) in self._known])
+    def forget(self, rank: int, numbers: Iterable[int], *, are_gone: bool) -> None:
+        """Local. Close allocations, where they are open; all groups do, if they are no more."""
+        places = [(rank, number) for number in numbers if (rank, number) in self._known]
+        self._close(places, are_gone=are_gone)
 
     def close(self) -> None:
         """Local. Close all."""
         self._close(list(self._known))
 
-    def _close(self, keys: list[tuple[int, int]]) -> None:
-        bases = [self._known.pop(key) for key in keys]
-        runtime = cupy().cuda.runtime
+    def _close(self, places: list[tuple[int, int]], *, are_gone: bool = False) -> None:
+        keys = [self._known.pop(place)[0] for place in places if place[0] != self._rank]
+        for place in places:
+            self._known.pop(place, None)
         failed: Exception | None = None
-        for base in filter(None, bases):
+        for key in keys:
             try:
-                runtime.ipcCloseMemHandle(base)
-            except runtime.CUDARuntimeError as error:
+                self._process.close(key, is_gone=are_gone)
+            except cupy().cuda.runtime.CUDARuntimeError as error:
                 failed = failed or error
         if failed is not None:
             raise failed

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from mpidist.cuda.device_array import DeviceArray
 
 _GONE = 8  # numbers in a record; more wait for the next
-_RECORD = struct.Struct(f"<?3xIQQ{HANDLE_BYTES}s{_GONE}Q")
+_RECORD = struct.Struct(f"<??2xIQQ{HANDLE_BYTES}s{_GONE}Q")
+_MOMENTARY = (2, 208)  # short of memory; another allocation is open here, at its address there
 _ALIGNED = 64  # elements: where parts of an array begin
 
 
@@ -198,7 +199,7 @@ class Ipc(Way):
         records = self._exchange(self._record(call, array, *more))
         places: list[Place | str] = []
         for rank, record in enumerate(records):
-            direct, theirs, number, offset, handle, *gone = _RECORD.unpack(record)
+            direct, _, theirs, number, offset, handle, *_ = _RECORD.unpack(record)
             if theirs != call:
                 raise DistBackendError(
                     f"{self._where}: ranks must make the same calls; rank {rank} makes another "
@@ -207,7 +208,7 @@ class Ipc(Way):
             places.append(
                 Place(handle, number, offset) if direct else handle.rstrip(b"\0").decode()
             )
-            self._imports.forget(rank, filter(None, gone))
+        self._forget_gone(records)
         for rank, place in enumerate(places):
             if isinstance(place, str):
                 raise NotDirectError(f"{name}: the memory of rank {rank} has no handle: {place}")
@@ -226,29 +227,44 @@ class Ipc(Way):
         for other in more:
             if other.number != self._device or not other.is_contiguous:
                 place = f"{other} is strided, or on another GPU"
-        gone = self._exports.gone(_GONE)
-        gone += [0] * (_GONE - len(gone))
         if isinstance(place, Place):
-            return _RECORD.pack(True, call, place.number, place.offset, place.handle, *gone)
-        reason = place.encode("ascii", "replace")[:HANDLE_BYTES]
-        return _RECORD.pack(False, call, 0, 0, reason, *gone)
+            return self._packed(True, call, place.number, place.offset, place.handle)
+        return self._packed(False, call, 0, 0, place.encode("ascii", "replace")[:HANDLE_BYTES])
+
+    def _packed(self, direct: bool, call: int, number: int, offset: int, handle: bytes) -> bytes:
+        gone, more = self._exports.gone(_GONE)
+        gone += [0] * (_GONE - len(gone))
+        return _RECORD.pack(direct, more, call, number, offset, handle, *gone)
+
+    def _forget_gone(self, records: list[bytes]) -> None:
+        """Close what is no more, before what lies there now is opened."""
+        more = False
+        for rank, record in enumerate(records):
+            _, has_more, _, _, _, _, *gone = _RECORD.unpack(record)
+            self._imports.forget(rank, filter(None, gone), are_gone=True)
+            more = more or has_more
+        if more:
+            self._forget_gone(self._exchange(self._packed(False, 0, 0, 0, b"")))
 
     def _open(self, name: str, fresh: dict[int, Place]) -> None:
         """Open memory that was not used before; all ranks know whether all could."""
-        problem = ""
+        problem, lasting = "", False
         runtime = cupy().cuda.runtime
         try:
             for rank, place in fresh.items():
                 self._imports.open(rank, place)
         except runtime.CUDARuntimeError as error:
             problem = f"GPU {self._device} cannot open the memory of rank {rank}: {error}"
-        told = problem.encode("ascii", "replace")[: _RECORD.size].ljust(_RECORD.size, b"\0")
-        problems = [one.rstrip(b"\0").decode() for one in self._exchange(told)]
+            lasting = error.status not in _MOMENTARY
+        told = bytes([lasting]) + problem.encode("ascii", "replace")[: _RECORD.size - 1]
+        answers = self._exchange(told.ljust(_RECORD.size, b"\0"))
+        problems = [one[1:].rstrip(b"\0").decode() for one in answers]
         if any(problems):
             for rank, place in fresh.items():
-                self._imports.forget(rank, [place.number])
+                self._imports.forget(rank, [place.number], are_gone=False)
             first = next(rank for rank, one in enumerate(problems) if one)
-            raise NotDirectError(f"{name}: rank {first}: {problems[first]}", lasting=True)
+            lasting = any(one[0] for one in answers)
+            raise NotDirectError(f"{name}: rank {first}: {problems[first]}", lasting=lasting)
 
     def _others(self) -> list[int]:
         """The other ranks; each begins with another."""

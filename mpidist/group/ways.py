@@ -13,7 +13,7 @@ import numpy as np
 from mpidist.arrays import host_view
 from mpidist.config import config
 from mpidist.cuda import DeviceArray, NotDirectError, Way, cupy, finish, on_device
-from mpidist.errors import DistBackendError, FailedPreconditionError, ResourceExhaustedError
+from mpidist.errors import DistBackendError, FailedPreconditionError
 from mpidist.group.device_mpi import DeviceMpi
 from mpidist.group.direct_call import Call, on_gpus
 from mpidist.group.process_group import ProcessGroup
@@ -166,19 +166,25 @@ class Ways:
         problem = None
         try:
             attempt()
-        except (DistBackendError, FailedPreconditionError, ResourceExhaustedError) as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, all are told, and go on without the way
+            problem = str(error) or repr(error)
         return self._first_of(problem)
 
     def _measure(self, staged: bool) -> None:
-        group, names = self._group, [*self._made, *([STAGED] if staged else [])]
+        """Collective. Take the times of the ways that there are."""
+        zeros: list[Any] = []
+        why = self._try(lambda: zeros.append(cupy().asarray(np.zeros(SIZES[-1] // 4, "f4"))))
+        if why is not None:
+            self.table.missing |= dict.fromkeys(self._made, why)
+            self.close()
         if not self._made:  # where one was named, each operation says so
             self.from_bytes = float("inf") if staged else LEAST_BYTES
             return
+        names = [*self._made, *([STAGED] if staged else [])]
         for size in SIZES:
-            array = cupy().ones(size // 4, np.float32)
+            array = zeros[0][: size // 4]
             times = np.array([self._time(name, array) for name in names])
-            ProcessGroup.all_reduce(group, times, "max")
+            ProcessGroup.all_reduce(self._group, times, "max")
             self.table.seconds[size] = dict(zip(names, times.tolist(), strict=True))
         direct = [size for size in SIZES if self.table.order(size)[0] != STAGED]
         # Down to where the next smaller size would be the nearer one.
@@ -187,7 +193,6 @@ class Ways:
     def _time(self, name: str, array: Any) -> float:
         group, doing, times = self._group, f"timing all_reduce by {name}", []
         for _ in range(1 + _ROUNDS):
-            array.fill(1)
             finish(self._number, doing)
             group.barrier()
             begun = time.perf_counter()

@@ -155,6 +155,6 @@ class Driver:
         if allocation is None:
             return 1
         answers = {7: allocation.number, 8: allocation.kind == "managed"}
-        answers[13] = allocation.kind == "device"
+        answers[10] = allocation.kind == "device"
         data._obj.value = answers[attribute]
         return 0

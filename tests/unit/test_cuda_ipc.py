@@ -32,7 +32,7 @@ def test_memory_without_a_handle_says_why(xp):
     assert exports.describe(over(xp, xp.cuda.malloc_managed(400), 100)) == "managed memory"
     assert "not of cudaMalloc" in exports.describe(over(xp, xp.cuda.malloc_async(400), 100))
     assert exports.describe(DeviceArray(xp.zeros((4, 4), "f4")[:, 0])) == "it is strided"
-    assert exports.gone(8) == []
+    assert exports.gone(8) == ([], False)
 
 
 def test_memory_that_cuda_does_not_know(xp):
@@ -75,7 +75,7 @@ def test_what_has_gone_is_told_once_though_its_address_is_in_use_again(xp):
         array = DeviceArray(xp.zeros(1 << 20, "f4"))
         seen.append(exports.describe(array))
         assert exports.describe(array) == seen[-1]
-        gone += exports.gone(8)
+        gone += exports.gone(8)[0]
         del array
         gc.collect()
         xp.get_default_memory_pool().free_all_blocks()
@@ -92,8 +92,50 @@ def test_more_than_fits_waits(xp):
     xp.get_default_memory_pool().free_all_blocks()
     exports.describe(DeviceArray(xp.zeros(1 << 21, "f4")))
     told = [exports.gone(2) for _ in range(4)]
-    assert [len(part) for part in told] == [2, 2, 1, 0]
-    assert {n for part in told for n in part} == {place.number for place in places}
+    assert [(len(part), more) for part, more in told] == [
+        (2, True),
+        (2, True),
+        (1, False),
+        (0, False),
+    ]
+    assert {n for part, _ in told for n in part} == {place.number for place in places}
+
+
+def test_what_has_gone_is_told_although_nothing_new_is_used(xp):
+    exports, kept = Exports(0), DeviceArray(xp.zeros(1 << 20, "f4"))
+    large = DeviceArray(xp.zeros(1 << 21, "f4"))
+    place, _ = exports.describe(large), exports.describe(kept)
+    del large
+    gc.collect()
+    xp.get_default_memory_pool().free_all_blocks()
+    exports.describe(kept)
+    assert exports.gone(8) == ([place.number], False)
+
+
+def test_groups_have_an_allocation_open_once_and_none_when_it_is_gone(xp, monkeypatch):
+    opened, closed = [], []
+    runtime = xp.cuda.runtime
+    monkeypatch.setattr(runtime, "ipcOpenMemHandle", lambda handle, _: opened.append(handle) or 7)
+    monkeypatch.setattr(runtime, "ipcCloseMemHandle", closed.append)
+    process, place = ipc.Opened(), Place(b"x", 5, 16)
+    world, part = (Imports(0, 0, 8, process) for _ in range(2))
+    for one in (world, part):
+        one.open(1, place)
+        assert one.address(1, place) == 7 + 16
+    assert opened == [b"x"]
+    world.forget(1, [5], are_gone=True)
+    assert closed == [7]
+    world.open(1, Place(b"x", 6, 0))  # another one, at the same address
+    part.close()
+    assert closed == [7]
+    world.close()
+    assert closed == [7, 7]
+    part.open(1, place)
+    world.open(1, place)
+    part.close()
+    assert len(closed) == 2
+    world.close()
+    assert len(closed) == 3
 
 
 def test_a_process_does_not_open_its_own(xp):
@@ -113,10 +155,10 @@ def test_all_ranks_close_the_same(xp, monkeypatch):
     )
     monkeypatch.setattr(xp.cuda.runtime, "ipcCloseMemHandle", closed.append)
     random = np.random.default_rng(1)
-    ranks = [Imports(rank, 0, 5) for rank in range(3)]
+    ranks = [Imports(rank, 0, 5, ipc.Opened()) for rank in range(3)]
     for _ in range(300):
         owner, number = int(random.integers(3)), int(random.integers(1, 5))
-        place = Place(b"", number, 16)
+        place = Place(bytes([owner]), number, 16)
         known = [one.knows(owner, place) for one in ranks]
         assert len(set(known)) == 1
         for rank, one in enumerate(ranks):
@@ -127,7 +169,7 @@ def test_all_ranks_close_the_same(xp, monkeypatch):
                 assert one.address(owner, place) > 16
         if random.random() < 0.1:
             for one in ranks:
-                one.forget(owner, [number])
+                one.forget(owner, [number], are_gone=True)
     assert sum(map(len, ranks)) <= 3 * 5
     for one in ranks:
         one.close()
