@@ -148,10 +148,13 @@ class Ways:
         ramp = np.arange(LEAST_BYTES // 4 + 3, dtype=np.float32) % 1000
         totals, given = package.asarray(ramp + rank), package.asarray(ramp * (rank + 1))
 
+        single = np.dtype(np.float32)
+        op, divisor = ("AVG", size) if way.reduces(single, "AVG") else ("SUM", 1)
+
         def prove() -> None:
-            way.all_reduce(DeviceArray(totals), "SUM")
+            way.all_reduce(DeviceArray(totals), op)
             way.broadcast(DeviceArray(given), size - 1)
-            expected = size * ramp + size * (size - 1) // 2, ramp * size
+            expected = (size * ramp + size * (size - 1) // 2) / divisor, ramp * size
             for array, right in zip((totals, given), expected, strict=True):
                 if not np.array_equal(host_view(array), right):
                     raise DistBackendError("it gives wrong numbers")
