@@ -45,6 +45,8 @@ class Lane:
     def working(self, doing: str) -> Iterator[Any]:
         """Local. In the block a piece of work begins; what the lane did before has ended.
 
+        Should the block fail, what has begun is over when it has.
+
         Args:
             doing: For messages.
 
@@ -58,7 +60,11 @@ class Lane:
         self.finish()
         with on_device(self._number, doing) as package:
             self._doing = doing
-            yield package
+            try:
+                yield package
+            except BaseException:  # other lanes do not wait for what has begun
+                self.finish()
+                raise
 
     def current(self) -> AbstractContextManager[None]:
         """Local. In the block, CuPy works on the lane's stream."""

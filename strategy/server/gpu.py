@@ -43,7 +43,7 @@ class Gpu:
     Raises:
         FailedPreconditionError: There is no CuPy, or it can use no GPU.
         InvalidArgumentError: There is no such GPU.
-        DistBackendError: CUDA failed.
+        InternalError: CUDA failed.
     """
 
     def __init__(self, number: int, who: str) -> None:
@@ -60,8 +60,9 @@ class Gpu:
             )
         self.number = number
         self._who = who
-        make_current(number)
-        self._lanes = [Lane(number) for _ in range(LANES)]
+        with self.told():
+            make_current(number)
+            self._lanes = [Lane(number) for _ in range(LANES)]
         self._next = 0
 
     def __str__(self) -> str:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from mpidist import errors
-from mpidist.cuda import Pinned
+from mpidist.cuda import Lane, Pinned
 from strategy.checkpoints.carried import Stored
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_rows import Tables, rows_of
 from strategy.server.owned_shard import End, OwnedShard
 from strategy.shared import gpu_kernels
 from strategy.shared.kernels import FUNCTION, Piece, Rule
-from strategy.shared.shard import WIDE, Array
+from strategy.shared.shard import WIDE, Array, Bytes
 
 _Begin = Callable[[Any, int, Array, Any], None]
 """Begins to change the values from a place on by a gradient that fits a block, given CuPy first,
@@ -79,20 +79,26 @@ class GpuShard(OwnedShard):
         )
 
     def slots_on_host(self) -> Mapping[str, Array]:
-        """Local. See :meth:`OwnedShard.slots_on_host`; copies."""
+        """Local. See :meth:`OwnedShard.slots_on_host`; copies.
+
+        Raises:
+            InternalError: CUDA failed.
+        """
         found = {}
         for key, slot in self.slots.items():
             self._check_room(key, slot.dtype)
             found[key], start = np.empty(slot.size, slot.dtype), 0
-            for piece in self._gpu.pieces_of(slot):
-                found[key][start : start + piece.size] = piece
-                start += piece.size
+            with self._gpu.told():
+                for piece in self._gpu.pieces_of(slot):
+                    found[key][start : start + piece.size] = piece
+                    start += piece.size
         return found
 
     def _restore_slot(self, key: str, stored: Stored) -> None:
-        if key not in self.slots:
-            self.slots[key] = self._room_for(key, stored.dtype)
-        self._gpu.put_pieces(self.slots[key], stored.blocks())
+        with self._gpu.told():
+            if key not in self.slots:
+                self.slots[key] = self._room_for(key, stored.dtype)
+            self._gpu.put_pieces(self.slots[key], stored.blocks())
 
     def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
         slot = self._room_for(key, dtype)
@@ -130,14 +136,23 @@ class GpuShard(OwnedShard):
             first, nbytes = start * itemsize, gradient.size * itemsize
             target = self._copy[first : first + nbytes]
             with lane.working(f"changing variable {self.name!r}") as package, lane.current():
-                begin(package, start, gradient, lane.place(gradient)[0])
-                if self._pinned is not None:
-                    lane.download(here + first, target)
-                    return lane.finish
-                lane.fetch(here + first, nbytes)
-            return lambda: np.copyto(target, lane.finish())
+                grad = lane.place(gradient)[0]
+                try:
+                    begin(package, start, gradient, grad)
+                except Exception:  # of a user's function, which may have changed something
+                    self._bring_down(lane, here + first, target)()
+                    raise
+                return self._bring_down(lane, here + first, target)
 
         return update
+
+    def _bring_down(self, lane: Lane, address: int, target: Bytes) -> End:
+        """Begin to bring values to the copy; what ends it."""
+        if self._pinned is not None:
+            lane.download(address, target)
+            return lane.finish
+        lane.fetch(address, target.nbytes)
+        return lambda: np.copyto(target, lane.finish())
 
     def _upwards(self, change: Callable[[int, Array], End | None]) -> Callable[[int, Array], End]:
         """What makes a change in the copy, and begins to bring it up."""

@@ -75,10 +75,13 @@ class Gpus:
 
         Raises:
             ResourceExhaustedError: The GPU has no memory.
+            InternalError: CUDA failed.
         """
         if number is None or not layout.is_floating:
             return None
-        return self._found[number].array(layout.size, layout.dtype, f"variable {name!r}")
+        gpu = self._found[number]
+        with gpu.told():
+            return gpu.array(layout.size, layout.dtype, f"variable {name!r}")
 
     def data_bytes(self, layout: Layout) -> int:
         """Local. What the copy of a variable takes that a worker sees."""

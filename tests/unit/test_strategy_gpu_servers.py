@@ -210,6 +210,41 @@ def test_a_function_that_fails_leaves_a_server_that_goes_on(compiling_xp):
         np.testing.assert_array_equal(v.numpy(), np.full(3 * BLOCK, 0.5))
 
 
+@pytest.mark.parametrize("size", [4, BLOCK + 4])
+def test_what_a_function_has_changed_before_it_fails_is_seen(compiling_xp, size):
+    def fail_at_first(param, grad, slots, learning_rate, step):
+        param -= grad
+        if step == 1:
+            raise ValueError("no")
+
+    def train(worker):
+        v, optimizer = variable(worker(), "v", size, 1.0, "f4"), optimizers.Function(fail_at_first)
+        with pytest.raises(InvalidArgumentError, match="no"):
+            optimizer.apply_gradients([(v.numpy(), v)]).wait()
+        values = [v.numpy()[:4]]
+        for _ in range(4):
+            optimizer.apply_gradients([(np.zeros(size, "f4"), v)]).wait()
+            values.append(v.numpy()[:4])
+        return values
+
+    assert_equal(on_both(train, workers=1))
+
+
+def test_what_fails_while_slots_come_down_is_told(compiling_xp, tmp_path):
+    if compiling_xp.__name__ == "cupy":
+        pytest.skip("devices cannot be made to fail there")
+    with served(GPU, workers=1) as worker:
+        strategy = worker()
+        v = variable(strategy, "v", 8, 1.0, "f4")
+        optimizers.Adam(0.1).apply_gradients([(v.numpy(), v)]).wait()
+        compiling_xp.failure.append(700)
+        try:
+            with pytest.raises(errors.InternalError, match=r"GPU 0"):
+                strategy.save(str(tmp_path / "saved"))
+        finally:
+            compiling_xp.failure.clear()
+
+
 @pytest.mark.parametrize("compression", ["fp16", "bf16", ("topk", 0.1)], ids=str)
 def test_compressed_gradients(compiling_xp, compression):
     def train(worker):
