@@ -5,13 +5,13 @@
 Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in microseconds a call;
 the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
 and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
-CuPy over their group, and the first pulls and pushes a variable of each kind. "between processes"
-is what CUDA IPC takes on one device, against a copy there by one of them ("of copy"). A training
-step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
-so that pulls and pushes pass by the products ("hidden": what part of their time that saves). At
-last the kernels of optimizers run alone: "of bound" is the time that their bytes would take at the
-rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take turns
-with those to variables on its host.
+CuPy over their group, those of CuPy "directly" by the fastest way, too; and the first pulls and
+pushes a variable of each kind. "between processes" is what CUDA IPC takes on one device, against a
+copy there by one of them ("of copy"). A training step pulls a matrix, multiplies it as long as the
+copies take, and pushes: one after the other, and so that pulls and pushes pass by the products
+("hidden": what part of their time that saves). At last the kernels of optimizers run alone: "of
+bound" is the time that their bytes would take at the rate of a copy within the device, over theirs;
+and pushes to variables on a GPU of the ps take turns with those to variables on its host.
 """
 
 import argparse
@@ -23,15 +23,16 @@ from _gpu_step import AT_ONCE, Steps
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.cuda import Delivery, DeviceArray, cupy, device_count, kernel
+from mpidist.cuda import Delivery, DeviceArray, NotDirectError, cupy, device_count, kernel
 from mpidist.cuda.ipc_way import Ipc
+from mpidist.errors import FailedPreconditionError
 from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.shared import gpu_kernels
 from strategy.shared.rules import RULES
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
-STEPS = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
-LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
+STEPS = [16 << 20, 64 << 20]  # products of smaller matrices are bound by their launches
+LARGE = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30]
 KERNEL_SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 LAUNCHES = 20
 
@@ -126,25 +127,33 @@ def copies(courier, nbytes):
 def reducing(args, workers):
     """all_reduce of arrays of the host and of the device."""
     package, rows = cupy(), []
+    direct = mpidist.DirectGroup(workers.comm.Dup(), "direct")
     for nbytes in sizes(args):
         on_host, on_gpu = np.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
 
-        def reduce_there(array=on_gpu):
-            workers.all_reduce(array)
+        def reduce_there(group, array=on_gpu):
+            group.all_reduce(array)
             package.cuda.get_current_stream().synchronize()
 
         # As often on both: they take part in each other's.
         times = alternate(
-            {"host": lambda a=on_host: workers.all_reduce(a), "gpu": reduce_there},
+            {
+                "host": lambda a=on_host: workers.all_reduce(a),
+                "gpu": lambda go=reduce_there: go(workers),
+                "direct": lambda go=reduce_there: go(direct),
+            },
             args.rounds,
             0,
             before=workers.barrier,
         )
         us = {name: 1e6 * seconds for name, seconds in times.items()}
-        rows.append([size_text(nbytes), us["host"], us["gpu"], us["host"] / us["gpu"]])
+        row = [size_text(nbytes), us["host"], us["gpu"], us["host"] / us["gpu"]]
+        rows.append([*row, us["direct"], us["gpu"] / us["direct"]])
     if workers.rank() == 0:
-        columns = ["size", "NumPy us", "CuPy us", "of NumPy"]
-        report("all_reduce", columns, rows, facts(), path_of(args, "all_reduce"))
+        columns = ["size", "NumPy us", "CuPy us", "of NumPy", "directly us", "of CuPy"]
+        ways = facts() | {"ways": str(direct.ways)}
+        report("all_reduce", columns, rows, ways, path_of(args, "all_reduce"))
+    direct.free()
 
 
 def between(args, workers):
@@ -157,7 +166,15 @@ def between(args, workers):
         comm.Allgather(record, records)
         return [bytes(records[n * len(record) :][: len(record)]) for n in range(size)]
 
-    way = Ipc(size, rank, 0, exchange, comm.Barrier)
+    def meet(is_well):
+        return all(one[0] for one in exchange(bytes([is_well])))
+
+    try:
+        way = Ipc(size, rank, 0, exchange, meet)
+        way.broadcast(DeviceArray(package.ones(1, "f4")), 1)
+    except (FailedPreconditionError, NotDirectError) as error:  # on both
+        print(f"between processes: not timed, for there is no CUDA IPC: {error}", flush=True)
+        return
     for nbytes in sizes(args, LARGE):
         array, other = package.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
         held = DeviceArray(array)
@@ -217,7 +234,7 @@ def stepping(args):
     """Training steps whose pulls and pushes wait for the computing, and some that pass it by."""
     rows = []
     with ParameterServerStrategy(num_gpus_per_worker=1) as strategy:
-        for nbytes in sizes(args, STEPS):
+        for nbytes in sizes(args, STEPS) or [args.largest]:
             steps = Steps(strategy, nbytes)
             times = alternate(steps.sides(), min(args.rounds, 5), 0.02)  # they are long
             us = {side: 1e6 * seconds for side, seconds in times.items()}

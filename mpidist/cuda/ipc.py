@@ -166,6 +166,9 @@ class Opened:
         self._bases: dict[Key, list[int]] = {}  # addresses, and how many have it open
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._bases)
+
     def open(self, key: Key) -> int:
         """Local. Where an allocation lies here; raises CUDARuntimeError if it cannot be opened."""
         with self._lock:

@@ -43,7 +43,7 @@ class Ipc(Way):
         rank: Of this process.
         device: The number of this rank's.
         exchange: Gives every rank the records of all, in order of rank; they are equally long.
-        meet: Returns when all ranks have called it.
+        meet: Returns when all ranks have called it, whether all have given True.
 
     Raises:
         FailedPreconditionError: There is no CuPy, or no library of the driver.
@@ -58,7 +58,7 @@ class Ipc(Way):
         rank: int,
         device: int,
         exchange: Callable[[bytes], list[bytes]],
-        meet: Callable[[], None],
+        meet: Callable[[bool], bool],
     ) -> None:
         self._size, self._rank, self._device = size, rank, device
         self._where = f"CUDA IPC, rank {rank} of {size}, GPU {device}"
@@ -67,6 +67,7 @@ class Ipc(Way):
         self._imports = Imports(rank, device, max(MOST_OPEN, size))
         self._own = OwnStream(device)
         self._broken: BaseException | None = None
+        self._is_meeting = False
         self._closed = False
 
     def reduces(self, dtype: np.dtype[Any], op: str) -> bool:
@@ -90,8 +91,7 @@ class Ipc(Way):
             if end > start:
                 parts = self._numbers(addresses, start, end - start, array.dtype)
                 combine(parts, parts[self._rank], array.dtype, op)
-            self._own.finish(f"all_reduce of {array} (rank {self._rank} of {self._size})")
-            self._meet()
+            self._end_part(f"all_reduce of {array}")
             for rank in self._others():
                 start, end = starts[rank : rank + 2]
                 self._copy(array.pointer + start, addresses[rank] + start, end - start)
@@ -155,7 +155,7 @@ class Ipc(Way):
         with on_device(self._device, "closing memory of other ranks"):
             self._imports.close()
         if self._broken is None:
-            self._meet()
+            self._meet(True)
 
     def abandon(self) -> None:
         """Local. See :class:`Way`."""
@@ -181,14 +181,33 @@ class Ipc(Way):
                 here = [one for one in (array, *more) if one.number == self._device]
                 self._own.catch_up(here, doing)
                 addresses = self._addresses(f"{name} {op}", array, read, *more)
-                with used(self._own.stream):
+                with self._failures_told(), used(self._own.stream):
                     yield addresses
-                self._own.finish(doing)
-                self._meet()
+                    self._end_part(f"{name} of {array}")
         except NotDirectError:
             raise
         except BaseException as error:  # the others wait where this rank will not come
             self._broken = error
+            raise
+
+    def _end_part(self, doing: str) -> None:
+        """Wait for one's own work, and for that of the others."""
+        self._own.finish(f"{doing} (rank {self._rank} of {self._size})")
+        self._is_meeting = True
+        all_well = self._meet(True)
+        if not all_well:
+            raise DistBackendError(f"{self._where}: another rank has failed half-way in {doing}")
+        self._is_meeting = False
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """Have the others learn of a failure when they meet, where they wait for this rank."""
+        self._is_meeting = False
+        try:
+            yield
+        except BaseException:
+            if not self._is_meeting:
+                self._meet(False)
             raise
 
     def _addresses(

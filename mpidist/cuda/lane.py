@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -80,13 +80,9 @@ class Lane:
         Returns:
             Pointers of CuPy's to each, and to the room.
         """
-        ends = np.cumsum([_padded(array.nbytes) for array in arrays], dtype=np.int64).tolist()
-        starts = [0, *ends]
+        starts = _starts(arrays)
         nbytes = starts[-1]
-        if self._there is None or self._there.nbytes < nbytes + room:
-            length, self._there = size_class(nbytes + room), None
-            kind = np.dtype(np.uint8)
-            self._there = lasting_array(self._number, length, kind, f"memory for {self._doing}")
+        self._make_room(nbytes + room)
         if nbytes:
             staged = self._staging("up", nbytes)
             for array, start in zip(arrays, starts, strict=False):
@@ -95,6 +91,17 @@ class Lane:
             self._copy(self._there.data.ptr, staged.ctypes.data, nbytes, "memcpyHostToDevice")
         memory = self._there.data.mem
         return [cupy().cuda.MemoryPointer(memory, start) for start in starts]
+
+    def reserve(self, *arrays: Array) -> None:
+        """Local. Have the memory that :meth:`place` takes for arrays like these.
+
+        Raises:
+            ResourceExhaustedError: The device has no memory.
+        """
+        with self.working("what is to come"):
+            nbytes = _starts(arrays)[-1]
+            self._make_room(nbytes)
+            self._staging("up", nbytes)
 
     def upload(self, address: int, source: Bytes, *, pinned: bool) -> None:
         """Local. Begin to copy from the host to a place on the device.
@@ -140,6 +147,12 @@ class Lane:
         fetched, self._fetched = self._fetched, None
         return _NOTHING if fetched is None else fetched
 
+    def _make_room(self, nbytes: int) -> None:
+        if self._there is None or self._there.nbytes < nbytes:
+            length, self._there = size_class(nbytes), None
+            kind = np.dtype(np.uint8)
+            self._there = lasting_array(self._number, length, kind, f"memory for {self._doing}")
+
     def _staging(self, way: str, nbytes: int) -> Bytes:
         if way not in self._pinned or self._pinned[way][0].nbytes < nbytes:
             self._pinned.pop(way, None)
@@ -154,6 +167,12 @@ class Lane:
 
 
 _NOTHING: Bytes = np.empty(0, np.uint8)
+
+
+def _starts(arrays: Sequence[Array]) -> list[int]:
+    """Where arrays begin that lie one behind the other, and where the last ends."""
+    sizes = [_padded(array.nbytes) for array in arrays]
+    return [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
 
 
 def _padded(nbytes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist.cuda import NotDirectError, Way
+from mpidist.arrays import host_view
+from mpidist.cuda import DeviceArray, NotDirectError, Way, lies_on_gpu
+from mpidist.errors import FailedPreconditionError
 from mpidist.group.direct_call import Call, on_gpus
 from mpidist.group.exchanges import are_given
 from mpidist.group.process_group import ProcessGroup
@@ -40,8 +43,8 @@ class DirectGroup(ProcessGroup):
     """
 
     def __init__(self, comm: MPI.Intracomm, name: str, timeout: Timeout = None) -> None:
-        super().__init__(comm, name, timeout)
         self._ways = Ways(self)
+        super().__init__(comm, name, timeout)
         self._direct_turn = threading.RLock()
 
     @property
@@ -57,6 +60,11 @@ class DirectGroup(ProcessGroup):
         else:
             self._ways.abandon()
         super().free()
+
+    def __del__(self) -> None:
+        # Of a group that was dropped, others must get back what they have freed.
+        if not sys.is_finalizing():
+            self._ways.abandon()
 
     def all_reduce(
         self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
@@ -239,6 +247,8 @@ def _nbytes_of(array: Any) -> int:
         length: int = math.prod(facts["shape"]) * np.dtype(facts["typestr"]).itemsize
         return length
     try:
+        if hasattr(array, "__dlpack__"):
+            return DeviceArray(array).nbytes if lies_on_gpu(array) else host_view(array).nbytes
         return memoryview(array).nbytes
-    except TypeError:
+    except (TypeError, ValueError, FailedPreconditionError):
         return 0

@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mpidist.cuda import Way, bus_id, device_memory_by_mpi_on
 from mpidist.cuda.ipc_way import Ipc
 from mpidist.cuda.nccl import Nccl, unique_id, why_not
+from mpidist.cuda.reductions import MOST
 from mpidist.group.device_mpi import DeviceMpi
 from mpidist.group.pieces import Pieces
 from mpidist.group.process_group import ProcessGroup
@@ -75,6 +78,8 @@ class _IpcMaker(WayMaker):
     def why_not_together(self, places: Sequence[Any]) -> str | None:
         if len(places) == 1:
             return "there is one rank only"
+        if len(places) > MOST:
+            return f"it is for {MOST} ranks at most, and these are {len(places)}"
         return None if len(set(places)) == 1 else "its ranks are on several nodes"
 
     def make(self) -> Way:
@@ -85,8 +90,10 @@ class _IpcMaker(WayMaker):
             group.all_gather_object(records, record)
             return records
 
-        def meet() -> None:
-            group.barrier()
+        def meet(is_well: bool) -> bool:
+            all_well = np.array([is_well])
+            group.all_reduce(all_well, "min")
+            return bool(all_well[0])
 
         return Ipc(group.size(), group.rank(), self.number, exchange, meet)
 

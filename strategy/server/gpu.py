@@ -83,6 +83,15 @@ class Gpu:
         self._next = (self._next + 1) % LANES
         return self._lanes[self._next]
 
+    def reserve(self, *arrays: Array) -> None:
+        """Local. Have each lane have the memory that it takes to place arrays like these.
+
+        Raises:
+            ResourceExhaustedError: The device has no memory.
+        """
+        for _ in range(LANES):
+            self.lane().reserve(*arrays)
+
     def array(self, size: int, dtype: np.dtype[Any], what: str) -> Any:
         """Local. A flat CuPy array, not initialized; of halves, one of their bits.
 

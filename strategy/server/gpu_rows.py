@@ -116,17 +116,27 @@ class Tables:
 
         return change
 
-    def bring_up(self, ids: Array) -> None:
-        """Local. Put rows of the copy, which have been changed, in their places on the GPU."""
+    def bringing_up(self, ids: Array) -> Callable[[], None]:
+        """Local. What puts rows of the copy, once they are changed, in their places on the GPU.
+
+        All that it needs is there when this returns: it is too late for that once they are changed.
+        """
         put = self.gpu.kernel(gpu_kernels.rows_text(self.dtype.itemsize, put=True))
-        for here, _, _ in GivenRows(ids, np.arange(len(ids) + 1), self.copy).pieces():
-            rows = np.empty((len(here), self.width), self.copy.dtype)
-            take_rows(self.copy, here, rows)
-            lane = self.gpu.lane()
-            with lane.working("bringing rows up"), lane.current():
-                places, source = (place.ptr for place in lane.place(here, rows)[:2])
-                put(rows.size, self.width, places, self.values.data.ptr, source)
-        self.gpu.settle()
+        pieces = [one for one, *_ in GivenRows(ids, np.arange(len(ids) + 1), self.copy).pieces()]
+        longest = max(map(len, pieces), default=0)
+        self.gpu.reserve(np.empty(longest, ids.dtype), self.copy[:longest])
+
+        def bring_up() -> None:
+            for here in pieces:
+                rows = np.empty((len(here), self.width), self.copy.dtype)
+                take_rows(self.copy, here, rows)
+                lane = self.gpu.lane()
+                with lane.working("bringing rows up"), lane.current():
+                    places, source = (place.ptr for place in lane.place(here, rows)[:2])
+                    put(rows.size, self.width, places, self.values.data.ptr, source)
+            self.gpu.settle()
+
+        return bring_up
 
     def _put_down(self, lane: Lane, ids: Array) -> None:
         changed = lane.finish().view(self.copy.dtype)

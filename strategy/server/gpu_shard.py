@@ -206,9 +206,11 @@ class GpuShard(OwnedShard):
                 given = package.empty(size, wide)
                 widen(size, grad.ptr, given.data.ptr)
             parts = [slot[here] for slot in slots]
-            rule.update(Piece(param[here], given, parts, (), values, step))
-            if self.layout.is_half:
-                narrow(size, _address(param, start), _address(self._values, start))
+            try:
+                rule.update(Piece(param[here], given, parts, (), values, step))
+            finally:  # as on the host
+                if self.layout.is_half:
+                    narrow(size, _address(param, start), _address(self._values, start))
 
         return begin
 
@@ -241,11 +243,11 @@ class GpuShard(OwnedShard):
             given = rows_of([(ids, rows)], self._width)
             return self._tables(name, rule).change(rule, values, step, given)
         change = super()._row_changer(name, rule, values, ids, rows, step)
-        tables = self._tables_with(self._values, ())
+        bring_up = self._tables_with(self._values, ()).bringing_up(ids)
 
         def change_here_and_there() -> None:
             change()
-            tables.bring_up(ids)
+            bring_up()
 
         return change_here_and_there
 

@@ -258,8 +258,10 @@ class OwnedShard(SlottedShard):
                     grad = wide[: grad.size]
                 parts = [slot[here] for slot in slots]
                 work = [array[: grad.size] for array in scratch]
-                rule.update(Piece(param[here], grad, parts, work, values, step))
-                if param is not self.flat:
-                    np.copyto(self.flat[here], param[here], casting="same_kind")
+                try:
+                    rule.update(Piece(param[here], grad, parts, work, values, step))
+                finally:  # what a user's rule has changed before it failed is to be seen at once
+                    if param is not self.flat:
+                        np.copyto(self.flat[here], param[here], casting="same_kind")
 
         return update

@@ -1,21 +1,30 @@
 """Operations of groups that go from GPU to GPU, by each way, against NumPy."""
 
 import dataclasses
+import gc
 
 import numpy as np
 import pytest
-from _cases import stand_in_cupy
+from _cases import stand_in_cupy, stand_in_nccl
 from _cases.endpoints import wait_until
 
 from mpidist import DirectGroup, ProcessGroup, ReduceOp
-from mpidist.cuda import NotDirectError, aware, device_memory_by_mpi, pinned_pool
+from mpidist.cuda import (
+    NotDirectError,
+    aware,
+    device_memory_by_mpi,
+    ipc,
+    ipc_way,
+    pinned_pool,
+)
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
     FailedPreconditionError,
     GroupBrokenError,
+    ResourceExhaustedError,
 )
-from mpidist.group import direct_call, pieces, ways
+from mpidist.group import direct_call, pieces, way_makers, ways
 
 COUNT = (1 << 15) + 12  # elements: several pieces, of which the last is not whole
 MOVES = ("broadcast", "all_gather_into_tensor", "all_to_all_single")
@@ -310,7 +319,6 @@ def test_a_way_that_gives_wrong_numbers_is_not_gone(group, xp, say, monkeypatch)
 @pytest.mark.ranks(2)
 def test_a_way_that_fails_on_one_member_is_gone_by_none(group, xp, say, monkeypatch):
     say(gpu_mpi="0")
-    from mpidist.group import way_makers
 
     def fail(_):
         raise DistBackendError("no handle")
@@ -324,6 +332,117 @@ def test_a_way_that_fails_on_one_member_is_gone_by_none(group, xp, say, monkeypa
     other = DirectGroup(group.comm.Dup(), "other")
     with pytest.raises(FailedPreconditionError, match=r"MPIDIST_GPU_WAY=ipc, but .*no handle"):
         other.all_reduce(array)
+
+
+def fails(monkeypatch, place, name, error):
+    """Have something fail here."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(place, name, fail)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_kernel_that_fails_while_a_way_is_proven(group, xp, say, monkeypatch, everywhere):
+    say(gpu_mpi="0")
+    if everywhere or group.rank() == 1:
+        fails(monkeypatch, ipc_way, "combine", RuntimeError("no compiler"))
+    array = xp.ones(COUNT, "f4")
+    group.all_reduce(array)
+    assert xp.asnumpy(array)[0] == 2
+    assert "ipc" in group.ways.missing
+    assert "pieces" not in group.ways.missing
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_nccl_that_fails_at_its_first_operation(group, xp, say, monkeypatch, everywhere):
+    if xp is not stand_in_cupy:
+        pytest.skip("it cannot be made to fail there")
+    say(gpu_mpi="0")
+    if everywhere or group.rank() == 1:
+        place = stand_in_nccl.NcclCommunicator
+        fails(monkeypatch, place, "allReduce", stand_in_nccl.NcclError(2))
+    array = xp.ones(COUNT, "f4")
+    group.all_reduce(array)
+    assert xp.asnumpy(array)[0] == 2
+    assert "nccl" in group.ways.missing
+    assert "ipc" not in group.ways.missing
+
+
+@pytest.mark.ranks(2)
+def test_a_member_without_room_for_numbers_to_prove_ways_by(group, xp, say, monkeypatch):
+    say(gpu_mpi="0")
+    array = xp.ones(COUNT, "f4")
+    with monkeypatch.context() as patch:
+        if group.rank() == 1:
+            fails(patch, xp, "asarray", MemoryError("short"))
+        group.all_reduce(array)
+    assert xp.asnumpy(array)[0] == 2
+    assert set(group.ways.missing) >= {"ipc", "pieces"}
+    group.all_reduce(array)
+    assert xp.asnumpy(array)[0] == 4
+
+
+@pytest.mark.ranks(2)
+def test_who_fails_in_the_middle_tells_the_others(group, xp, say, monkeypatch):
+    say(gpu_way="ipc")
+    array = xp.ones(COUNT, "f4")
+    group.all_reduce(array)
+    if group.rank() == 1:
+        fails(monkeypatch, ipc_way, "combine", MemoryError("short"))
+    expected = "short" if group.rank() else "another rank has failed half-way"
+    with pytest.raises((ResourceExhaustedError, DistBackendError), match=expected):
+        group.all_reduce(array)
+    with pytest.raises(GroupBrokenError, match="left halfway"):
+        group.all_reduce(array)
+
+
+@pytest.mark.ranks(2)
+def test_more_members_than_a_kernel_takes(group, xp, say, monkeypatch):
+    say(gpu_mpi="0")
+    monkeypatch.setattr(way_makers, "MOST", 1)
+    array = xp.ones(COUNT, "f4")
+    group.all_reduce(array)
+    assert xp.asnumpy(array)[0] == 2
+    assert group.ways.missing["ipc"] == "it is for 1 ranks at most, and these are 2"
+
+
+class Foreign:
+    """An array that has DLPack, and tells nothing else of itself."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.ranks(2)
+def test_arrays_that_have_dlpack_alone(group, say, xp):
+    say(gpu_mpi="0")
+    mine = np.ones(COUNT, "f4")
+    group.all_reduce(Foreign(mine) if group.rank() else mine)
+    assert mine[-1] == 2
+
+
+@pytest.mark.ranks(2)
+def test_a_group_that_is_dropped_leaves_nothing_open(world, xp, say, group):
+    say(gpu_way="ipc")
+    before = len(ipc.opened)
+    array = xp.ones(COUNT, "f4")
+    dropped = DirectGroup(world.Dup(), "dropped")
+    dropped.all_reduce(array)
+    assert len(ipc.opened) > before
+    world.Barrier()
+    del dropped
+    gc.collect()
+    assert len(ipc.opened) == before
 
 
 @pytest.mark.ranks(2)

@@ -210,20 +210,40 @@ def test_a_function_that_fails_leaves_a_server_that_goes_on(compiling_xp):
         np.testing.assert_array_equal(v.numpy(), np.full(3 * BLOCK, 0.5))
 
 
+def test_rows_without_room_on_the_gpu_stay_as_they_are(compiling_xp, monkeypatch):
+    if compiling_xp.__name__ == "cupy":
+        pytest.skip("it would have to fill the GPU")
+    ids = np.arange(20_000)
+    rows = IndexedSlices(np.ones((20_000, 64), "f4"), ids)
+    with served(GPU, workers=1) as worker:
+        v = variable(worker(), "v", (20_000, 64), 1.0, "f4")
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling_xp, "limit", [sum(compiling_xp.in_use.values())])
+            with pytest.raises(errors.ResourceExhaustedError, match="GPU 0"):
+                optimizers.SGD(0.5).apply_gradients([(rows, v)]).wait()
+        np.testing.assert_array_equal(v.numpy(), np.ones((20_000, 64)))
+        optimizers.SGD(0.5).apply_gradients([(rows, v)]).wait()
+        np.testing.assert_array_equal(v.numpy(), np.full((20_000, 64), 0.5))
+        nothing = np.zeros((20_000, 64), "f4")
+        optimizers.SGD(0.5, momentum=0.5).apply_gradients([(nothing, v)]).wait()
+        np.testing.assert_array_equal(v.numpy(), np.full((20_000, 64), 0.5))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("size", [4, BLOCK + 4])
-def test_what_a_function_has_changed_before_it_fails_is_seen(compiling_xp, size):
+def test_what_a_function_has_changed_before_it_fails_is_seen(compiling_xp, size, dtype):
     def fail_at_first(param, grad, slots, learning_rate, step):
         param -= grad
         if step == 1:
             raise ValueError("no")
 
     def train(worker):
-        v, optimizer = variable(worker(), "v", size, 1.0, "f4"), optimizers.Function(fail_at_first)
+        v, optimizer = variable(worker(), "v", size, 1.0, dtype), optimizers.Function(fail_at_first)
         with pytest.raises(InvalidArgumentError, match="no"):
             optimizer.apply_gradients([(v.numpy(), v)]).wait()
         values = [v.numpy()[:4]]
         for _ in range(4):
-            optimizer.apply_gradients([(np.zeros(size, "f4"), v)]).wait()
+            optimizer.apply_gradients([(np.zeros(size, dtype), v)]).wait()
             values.append(v.numpy()[:4])
         return values
 
