@@ -109,7 +109,14 @@ class Ways:
 
         Args:
             number: Of the GPU of this member.
+
+        Raises:
+            FailedPreconditionError: ``MPIDIST_GPU_WAY`` is not the same on all members.
         """
+        said = self._all(config.gpu_way)
+        if len(set(said)) > 1:
+            each = dict(zip(self._group.ranks, said, strict=True))
+            raise FailedPreconditionError(f"MPIDIST_GPU_WAY differs between ranks: {each}")
         self._number = number
         wanted = NAMES if config.gpu_way == "auto" else (config.gpu_way,)
         missing = self.table.missing

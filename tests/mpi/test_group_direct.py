@@ -410,6 +410,13 @@ def test_more_members_than_a_kernel_takes(group, xp, say, monkeypatch):
     assert group.ways.missing["ipc"] == "it is for 1 ranks at most, and these are 2"
 
 
+@pytest.mark.ranks(2)
+def test_ranks_that_want_different_ways(group, xp, say):
+    say(gpu_way=("ipc", "pieces")[group.rank()])
+    with pytest.raises(FailedPreconditionError, match="differs between ranks: {0: 'ipc', 1: 'pie"):
+        group.all_reduce(xp.ones(COUNT, "f4"))
+
+
 class Foreign:
     """An array that has DLPack, and tells nothing else of itself."""
 
