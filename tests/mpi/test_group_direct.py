@@ -413,7 +413,7 @@ def test_more_members_than_a_kernel_takes(group, xp, say, monkeypatch):
 @pytest.mark.ranks(2)
 def test_ranks_that_want_different_ways(group, xp, say):
     say(gpu_way=("ipc", "pieces")[group.rank()])
-    with pytest.raises(FailedPreconditionError, match="differs between ranks: {0: 'ipc', 1: 'pie"):
+    with pytest.raises(FailedPreconditionError, match=r"differs between .*'ipc', 1: 'pie"):
         group.all_reduce(xp.ones(COUNT, "f4"))
 
 
