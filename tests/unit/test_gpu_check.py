@@ -145,12 +145,12 @@ def test_a_part_that_is_stopped_leaves_nothing_of_its_group(check, tmp_path):
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     child = f"""
 import signal
-signal.alarm(120)
+signal.alarm(60)
 held = open({str(fifo)!r}, "wb", 0)
 held.write(b"x")
 signal.pause()
 """
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
     command = [sys.executable, "-c", parent]
     status, _ = check.finish(command, check.STOP_S + 3, tmp_path / "output.txt")
     assert status is None
