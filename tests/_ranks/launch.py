@@ -66,6 +66,10 @@ class Launches:
             self.close()
         return merge(item, count, outcome)
 
+    def stacks(self):
+        """The stacks of the ranks that are there, by rank."""
+        return {} if self._launch is None else self._launch.stacks()
+
     def close(self):
         """End the world, if there is one."""
         if self._launch is not None:
@@ -165,16 +169,22 @@ class Launch:
     def _end(self, outcome, trouble):
         """End the world, with the stacks of the ranks that are still there."""
         outcome.trouble = trouble
-        if not self._lost:
-            for pid in self._pids.values():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, STACKS_SIGNAL)
-            time.sleep(STACKS_S)
-            for rank in self._pids:
-                outcome.stacks[rank] = stacks_path(self._folder, rank).read_text(errors="replace")
+        outcome.stacks = self.stacks()
         outcome.output = self.output()  # before the launcher tells of its own ending
         self._stop()
         return outcome
+
+    def stacks(self):
+        """The stacks of all ranks, by rank; none if one is lost."""
+        if self._lost:
+            return {}
+        for pid in self._pids.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, STACKS_SIGNAL)
+        time.sleep(STACKS_S)
+        return {
+            rank: stacks_path(self._folder, rank).read_text(errors="replace") for rank in self._pids
+        }
 
     def _wait(self, deadline, enough):
         """Take what the ranks say until it is enough, the time is over, or one is lost."""

@@ -8,6 +8,7 @@ import pytest
 
 from _ranks import inner
 from _ranks.launch import Key, Launches
+from _ranks.merge import own_frames
 
 DEFAULT_COUNTS = (2, 3)
 DEFAULT_TIMEOUT_S = 60.0
@@ -112,6 +113,12 @@ class Outer:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def pytest_keyboard_interrupt(self):
+        """Show where the ranks are, before their world ends."""
+        writer = self._config.get_terminal_writer()
+        for rank, text in sorted(self._launches.stacks().items()):
+            writer.line(f"\nrank {rank}: stacks\n{own_frames(text)}")
 
     def pytest_sessionfinish(self):
         self._launches.close()

@@ -125,15 +125,32 @@ def test_long(world):
     pass
 """
 
+INTERRUPTED = """
+import os, signal
+import pytest
 
-def start(folder, *words):
+os.environ.setdefault("OUTER", str(os.getpid()))  # ranks have it from there
+
+
+@pytest.mark.ranks(2)
+def test_waits(world):
+    if world.rank == 0:
+        world.send(0, 1)
+    else:
+        world.recv(source=0)
+        os.kill(int(os.environ["OUTER"]), signal.SIGINT)
+    world.recv(source=1 - world.rank)
+"""
+
+
+def start(folder, *words, project=PROJECT):
     """Run the project's tests; gives the process, and outcomes and texts by test."""
     (folder / "conftest.py").write_text(
         f"import sys\nsys.path.insert(0, {str(TESTS)!r})\npytest_plugins = ['_ranks.plugin']\n"
         + (TESTS / "mpi" / "conftest.py").read_text()
     )
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-    (folder / "test_project.py").write_text(PROJECT)
+    (folder / "test_project.py").write_text(project)
     results = folder / "results.xml"
     shown = subprocess.run(
         [sys.executable, "-m", "pytest", f"--junitxml={results}", "test_project.py", *words],
@@ -247,3 +264,12 @@ def test_long_tests_run_when_asked(tmp_path):
     shown, outcomes = start(tmp_path, "--long")
     assert outcomes == {"test_long[n2]": ("passed", "")}, shown.stdout
     assert shown.returncode == 0
+
+
+def test_interrupt_shows_the_stacks_of_all_ranks(tmp_path):
+    shown, _ = start(tmp_path, "-v", project=INTERRUPTED)
+    assert shown.returncode == pytest.ExitCode.INTERRUPTED, shown.stdout
+    _, first, second = re.split(r"rank \d: stacks", shown.stdout)
+    for text in (first, second):
+        assert "in test_waits" in text
+        assert "/_pytest/" not in text.partition("KeyboardInterrupt")[0]
