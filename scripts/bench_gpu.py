@@ -24,7 +24,7 @@ import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
 from mpidist.cuda import Delivery, DeviceArray, NotDirectError, cupy, device_count, kernel
-from mpidist.cuda.ipc_way import Ipc
+from mpidist.cuda.ways.ipc_way import Ipc
 from mpidist.errors import FailedPreconditionError
 from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.shared import gpu_kernels

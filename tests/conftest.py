@@ -27,7 +27,7 @@ def xp_module(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", stand_in_cupy)
         patch.setitem(sys.modules, "cupy.cuda.nccl", stand_in_nccl)
-        pointers = importlib.import_module("mpidist.cuda.ipc")
+        pointers = importlib.import_module("mpidist.cuda.ways.ipc")
         patch.setattr(pointers, "libcuda", stand_in_memory.Driver)
         yield stand_in_cupy
 

@@ -23,9 +23,9 @@ from mpidist.cuda.library import (
     on_device,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
-from mpidist.cuda.own_stream import OwnStream
 from mpidist.cuda.streams import current_stream, finish, mark, wait_for
 from mpidist.cuda.ways import NotDirectError, Way
+from mpidist.cuda.ways.own_stream import OwnStream
 
 __all__ = [
     "Awareness",

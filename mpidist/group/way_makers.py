@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpidist.cuda import Way, bus_id, device_memory_by_mpi_on
-from mpidist.cuda.ipc_way import Ipc
-from mpidist.cuda.nccl import Nccl, unique_id, why_not
-from mpidist.cuda.reductions import MOST
+from mpidist.cuda.ways.ipc_way import Ipc
+from mpidist.cuda.ways.nccl import Nccl, unique_id, why_not
+from mpidist.cuda.ways.reductions import MOST
 from mpidist.group.device_mpi import DeviceMpi
 from mpidist.group.pieces import Pieces
 from mpidist.group.process_group import ProcessGroup

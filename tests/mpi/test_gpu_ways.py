@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpidist.cuda import DeviceArray, streams, tail
-from mpidist.cuda.ipc_way import Ipc
-from mpidist.cuda.nccl import Nccl, unique_id, why_not
-from mpidist.cuda.ways import NotDirectError
+from mpidist.cuda import DeviceArray, streams
+from mpidist.cuda.ways import NotDirectError, tail
+from mpidist.cuda.ways.ipc_way import Ipc
+from mpidist.cuda.ways.nccl import Nccl, unique_id, why_not
 from mpidist.errors import DeadlineExceededError, DistBackendError, FailedPreconditionError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -427,7 +427,7 @@ def test_an_error_of_nccl_that_comes_late(world, xp, devices, monkeypatch, statu
 def test_ranks_that_do_not_come_to_the_communicator(world, xp, devices, monkeypatch, caplog):
     if is_true(xp):
         pytest.skip("a thread would wait there for ever")
-    from mpidist.cuda import nccl_library
+    from mpidist.cuda.ways import nccl_library
 
     impatient = dataclasses.replace(streams.config, stall_s=0.1, stall_abort_s=0.3)
     if world.rank == 0:

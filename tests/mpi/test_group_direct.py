@@ -13,10 +13,9 @@ from mpidist.cuda import (
     NotDirectError,
     aware,
     device_memory_by_mpi,
-    ipc,
-    ipc_way,
     pinned_pool,
 )
+from mpidist.cuda.ways import ipc, ipc_way
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
@@ -302,7 +301,7 @@ def test_different_calls_are_told_on_all_members(group, xp, say):
 def test_a_way_that_gives_wrong_numbers_is_not_gone(group, xp, say, monkeypatch):
     say(gpu_mpi="0")
     right = direct_call.Call.go
-    from mpidist.cuda.ipc_way import Ipc
+    from mpidist.cuda.ways.ipc_way import Ipc
 
     def wrong(way, array, op):
         array.flat.fill(group.rank())

@@ -7,10 +7,11 @@ import types
 import numpy as np
 import pytest
 
-from mpidist.cuda import DeviceArray, ipc
-from mpidist.cuda.ipc import Exports, Imports, Place
-from mpidist.cuda.nccl import unique_id, why_not
-from mpidist.cuda.nccl_library import connected
+from mpidist.cuda import DeviceArray
+from mpidist.cuda.ways import ipc
+from mpidist.cuda.ways.ipc import Exports, Imports, Place
+from mpidist.cuda.ways.nccl import unique_id, why_not
+from mpidist.cuda.ways.nccl_library import connected
 from mpidist.errors import DistBackendError, FailedPreconditionError
 
 

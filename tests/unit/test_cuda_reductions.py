@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpidist.cuda import DeviceArray
-from mpidist.cuda.reductions import (
+from mpidist.cuda.ways.reductions import (
     MOST,
     can_reduce,
     combine,

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist.cuda.ipc import HANDLE_BYTES, MOST_OPEN, Exports, Imports, Place
 from mpidist.cuda.library import cupy, on_device
-from mpidist.cuda.own_stream import OwnStream
-from mpidist.cuda.reductions import MOST, can_reduce, combine, numbers, numbers_at, stored_as
 from mpidist.cuda.streams import used
-from mpidist.cuda.ways import NotDirectError, Way
+from mpidist.cuda.ways.ipc import HANDLE_BYTES, MOST_OPEN, Exports, Imports, Place
+from mpidist.cuda.ways.own_stream import OwnStream
+from mpidist.cuda.ways.reductions import MOST, can_reduce, combine, numbers, numbers_at, stored_as
+from mpidist.cuda.ways.way import NotDirectError, Way
 from mpidist.errors import DistBackendError, FailedPreconditionError
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.cuda.library import cupy, on_device
-from mpidist.cuda.nccl_library import connected, nccl_errors, unique_id, usable, why_not
-from mpidist.cuda.own_stream import OwnStream
-from mpidist.cuda.reductions import can_reduce, divided, is_half, numbers, widened
 from mpidist.cuda.streams import mark
-from mpidist.cuda.tail import Tail
-from mpidist.cuda.ways import Way
+from mpidist.cuda.ways.nccl_library import connected, nccl_errors, unique_id, usable, why_not
+from mpidist.cuda.ways.own_stream import OwnStream
+from mpidist.cuda.ways.reductions import can_reduce, divided, is_half, numbers, widened
+from mpidist.cuda.ways.tail import Tail
+from mpidist.cuda.ways.way import Way
 from mpidist.errors import DistBackendError, FailedPreconditionError
 
 __all__ = ["Nccl", "unique_id", "why_not"]
