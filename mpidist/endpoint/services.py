@@ -172,7 +172,8 @@ class Services:
             return
         self._closed = True
         self._arrived.set()
-        if self._thread is not None:
+        # What is collected may be closed on any thread, on the one that is about to serve as well.
+        if self._thread not in (None, threading.current_thread()):
             self._thread.join()
         self._refuse_waiting()
         end()

@@ -283,6 +283,7 @@ def test_all_workers_have_rings_in_one_sided_memory(world):
     def train(strategy, server):
         made = create(strategy, ["large"], 100_000, 0)
         push_all(made, 1.0, 1)
+        made[0].read_value()  # all own pushes are applied: what follows the barrier sees them
         server.job_group("worker").barrier()
         rings = [connection._ring is not None for connection in strategy._connections]
         rings += [remote.shared is not None for v in made for remote in v.remotes]

@@ -1,5 +1,6 @@
 """Addresses, protocol names, and what endpoints leave behind."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -162,6 +163,31 @@ def test_the_thread_serves_again_after_others_have(pair):
     server.close()
     name = f"mpidist-endpoint-{server.address.port}"
     assert name not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_thread_that_is_about_to_serve_may_close_it():
+    """As where the endpoint is collected just then."""
+    server = open_endpoint("inproc")
+    problems = []
+
+    def close(frame, event, argument):
+        if frame.f_code.co_name == "serve":
+            sys.setprofile(None)
+            try:
+                server.close()
+            except RuntimeError as error:
+                problems.append(error)
+
+    threading.setprofile(close)
+    try:
+        server.serve_in_thread()
+    finally:
+        threading.setprofile(None)
+    for thread in threading.enumerate():
+        if thread.name == f"mpidist-endpoint-{server.address.port}":
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+    assert problems == []
 
 
 def test_errors_of_notices_are_logged(pair, caplog):
