@@ -37,7 +37,13 @@ sys.modules["cupy"] = stand_in_cupy
 """
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[c for c, _ in COMMANDS])
+def case(command, shown):
+    """Ranks of benchmarks spin: where others want the cores too, they take ten times as long."""
+    marks = [pytest.mark.alone] if "scripts/bench_" in command else []
+    return pytest.param(command, shown, id=command, marks=marks)
+
+
+@pytest.mark.parametrize(("command", "shown"), [case(*each) for each in COMMANDS])
 def test_command(command, shown, tmp_path):
     for name, text in SCRIPTS.items():
         (tmp_path / name).write_text(text)
