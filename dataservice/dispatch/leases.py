@@ -82,8 +82,7 @@ class Leases:
             if part.task is None and not part.finished and not part.given_out:
                 fit = [w for w in able if part.home in (-1, self._homes.of(w.address))]
                 if fit:
-                    avoided = part.avoided
-                    worker = min(fit, key=lambda w: (w.id == avoided, load[w.id]))
+                    worker = min(fit, key=lambda w: _reluctance(part, w, load))
                     load[worker.id] += 1
                     self._lease(part, worker)
         for worker in able:
@@ -199,6 +198,15 @@ def may_read(client: Client, worker: Worker) -> bool:
 def by_worker(terms: pb.Terms) -> bool:
     """Local. Whether every worker that is configured has a part of its own."""
     return terms.policy in _BY_WORKER and terms.reading not in _NUMBERED
+
+
+def _reluctance(part: Part, worker: Worker, load: dict[int, int]) -> tuple[bool, bool, int]:
+    """How little a worker suits a part.
+
+    One that was there before the dispatcher was started again may have ended with it: every part
+    that it got would be waited for until consumers have found that out.
+    """
+    return worker.id == part.avoided, not worker.is_known_to_live, load[worker.id]
 
 
 def _can_serve(worker: Worker, iteration: Iteration) -> bool:

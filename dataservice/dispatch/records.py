@@ -50,6 +50,7 @@ class Worker:
         process: Its process.
         tags: Its tags.
         last_seen: When it was last heard of.
+        is_known_to_live: Not until it is heard of, if the journal alone has told of it.
         work: What it has done for its tasks, as it says.
     """
 
@@ -58,6 +59,7 @@ class Worker:
     process: str
     tags: tuple[str, ...]
     last_seen: float
+    is_known_to_live: bool = True
     work: list[pb.TaskWork] = field(default_factory=list)
 
 

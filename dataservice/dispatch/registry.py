@@ -79,6 +79,7 @@ class Registry(Clients):
         if worker is None:
             raise NotFoundError(f"worker {request.worker_id} is not registered; register again")
         worker.last_seen = now
+        worker.is_known_to_live = True
         worker.work = list(request.work)
         for progress in request.progress:
             task = self.leases.tasks.get(progress.task_id)

@@ -193,7 +193,9 @@ def _restore_worker(registry: Registry, key: int, data: bytes, now: float) -> No
     living = [each.address for each in registry.workers.values()]
     _check_free("worker at", worker.address, living)
     registry.homes.admit(worker.address, living)
-    registry.workers[key] = Worker(key, worker.address, worker.process, tuple(worker.tags), now)
+    restored = Worker(key, worker.address, worker.process, tuple(worker.tags), now)
+    restored.is_known_to_live = False
+    registry.workers[key] = restored
 
 
 def _restore_job(registry: Registry, key: int, data: bytes, _: float) -> None:

@@ -62,6 +62,7 @@ class Consumer:
         self._state = pb.IterationState()
         self._over = False
         self._came_late = True
+        self._said_why = False
         now = time.monotonic()
         self._starved_since = self._heard = now
         self._lease_s = 0.0
@@ -297,14 +298,20 @@ class Consumer:
         self._came_late &= not self._requests.tasks
         if self._came_late and state.finished and not self._over:
             self._over = True
-            # A first iteration that is over was rarely meant: later ones may just be short.
-            logger.log(
-                logging.INFO if self._repetition else logging.WARNING,
-                "iteration %d of its job was over before this consumer came, which gets no "
-                "elements; a loop over epochs must not apply distribute() anew each time, and a "
-                "run that shall read all again needs another job_name",
-                self._repetition,
-            )
+            self._say_why_nothing_comes()
+
+    def _say_why_nothing_comes(self) -> None:
+        if self._said_why:
+            return
+        self._said_why = True
+        # A first iteration that is over was rarely meant: later ones may just be short.
+        logger.log(
+            logging.INFO if self._repetition else logging.WARNING,
+            "iteration %d of its job was over before this consumer came, which gets no "
+            "elements; a loop over epochs must not apply distribute() anew each time, and a "
+            "run that shall read all again needs another job_name",
+            self._repetition,
+        )
 
     def _all_ended(self) -> bool:
         if self._state.waiting or self._state.settle or (self._shares and self._stream.held):
@@ -320,6 +327,8 @@ class Consumer:
 
     def _look_for_end(self) -> None:
         if self._over:
+            if self._stream.lacks_elements:
+                self._say_why_nothing_comes()
             self._stream.finish()
         elif self._all_ended() and not self._beat_is_last and self._beat is not None:
             # The dispatcher holds a heartbeat that was sent before; the next one decides.

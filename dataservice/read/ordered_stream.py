@@ -176,6 +176,13 @@ class OrderedStream(Stream):
         with self._changed:
             return None if self._is_here() else self._order.part
 
+    @property
+    def lacks_elements(self) -> bool:
+        """Local. See :class:`Stream`; another consumer of the same index has had them."""
+        with self._changed:
+            due = self._order.missing() is None and not self._order.over
+            return due and not self.closed and not self._is_here()
+
     def state(self) -> Any:
         """Local. See :meth:`Order.state`, in indices of elements."""
         with self._changed:

@@ -113,6 +113,11 @@ class Stream(ABC):
         """Local. The part without which nothing can be used; None if any will do."""
         return None
 
+    @property
+    def lacks_elements(self) -> bool:
+        """Local. Whether elements should come that are not there, where nothing comes any more."""
+        return False
+
     def finish(self, error: BaseException | None = None) -> None:
         """Local. Nothing comes after the frames, or this error does; the first call counts."""
         with self._changed:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```(python|bash|console)\n(.*?)```", re.DOTALL)
 
 
 def scripts_and_commands():
-    """Python blocks by the name in their first line; commands with the output shown, in order."""
+    """Scripts by the name in their first line; commands with the output shown, in order."""
     scripts, commands = {}, []
     for language, text in BLOCK.findall((ROOT / "README.md").read_text()):
-        if language == "python":
+        if language != "console":
             scripts[text.split("\n", 1)[0].removeprefix("# ")] = text
         else:
             for part in text.split("$ ")[1:]:

@@ -234,3 +234,22 @@ def test_a_state_is_good_for_other_numbers(make_service, name, event):
         EVENTS[event](service, 0)
         rest = in_turn([readers[1], readers[0]])
     assert [np.asarray(first[0]).tolist(), *rest] == expected[900:]
+
+
+def test_who_comes_again_when_all_has_been_used_is_told_so(make_service, caplog):
+    """As in a run that begins anew, with the journal of the last one."""
+    service = make_service(2)
+    with reading(*consumers("map", service.target, 2, length=4)) as readers:
+        assert in_turn(readers, 4) == [0, 3, 6, 9]
+    with reading(*consumers("map", service.target, 2, length=4)) as readers:
+        assert [list(reader) for reader in readers] == [[], []]
+    told = [
+        record for record in caplog.records if "was over before this consumer" in record.message
+    ]
+    assert [record.levelname for record in told] == ["WARNING", "WARNING"]
+
+
+def test_consumers_for_whom_there_is_nothing_are_told_nothing(make_service, caplog):
+    with reading(*consumers("map", make_service(2).target, 5, length=3)) as readers:
+        assert in_turn(readers) == [0, 3, 6]
+    assert not caplog.records

@@ -3,7 +3,7 @@
 import copy
 import itertools
 
-from _cases.data_registry import TIMEOUTS, Play, address_of, ranges, terms_of
+from _cases.data_registry import TIMEOUTS, Play, address_of, places, ranges, terms_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -156,6 +156,9 @@ class Restarts(RuleBasedStateMachine):
         # Nobody knows how long they have not been used.
         for dataset in self.registries[0].datasets.values():
             dataset.last_used = float("inf")
+        # They are heard of before anything is placed; parts would else go to new ones first.
+        for worker in self.registries[1].workers.values():
+            worker.is_known_to_live = True
 
     @rule(number=st.integers(1, 3), process=st.sampled_from(PROCESSES), colocated=st.booleans())
     def add_worker(self, number, process, colocated):
@@ -270,3 +273,39 @@ class Restarts(RuleBasedStateMachine):
 
 Restarts.TestCase.settings = settings(deadline=None, stateful_step_count=30)
 TestRestarts = Restarts.TestCase
+
+
+def restarted(play):
+    """A play with the registry that a restart finds in the journal of another's."""
+    journal = Journal()
+    journal.parcels = {play.dataset.id: Parcel(b"pickled", ())}
+    journal.write(play.registry.take_outcome())
+    registry = Registry(TIMEOUTS, itertools.count(1000))
+    restore(registry, journal.tables, 0.0)
+    return Play(registry=registry)
+
+
+def test_parts_of_the_lost_go_to_workers_that_are_known_to_live():
+    """All workers of before have ended with the dispatcher, of which one has been found out."""
+    before = Play(workers=3)
+    before.join_ordered(shards=9)
+    play = restarted(before)
+    client = next(iter(play.registry.clients.values()))
+    play.add_worker(9, now=1.0)
+    lost = next(iter(play.registry.workers.values()))
+    parts = {part for part, port in places(play.beat(client, 1.0)) if port == 1}
+    play.lose(lost)
+    assert len(parts) > 1
+    assert parts <= {part for part, port in places(play.beat(client, 1.0)) if port == 9}
+
+
+def test_workers_that_are_heard_of_after_a_restart_share_the_parts_of_the_lost():
+    before = Play(workers=3)
+    before.join_ordered(shards=6)
+    play = restarted(before)
+    client = next(iter(play.registry.clients.values()))
+    lost, *others = play.registry.workers.values()
+    for worker in others:
+        play.heartbeat(worker, 1.0)
+    play.lose(lost)
+    assert sorted(port for _, port in places(play.beat(client, 1.0))) == [2, 2, 2, 3, 3, 3]
