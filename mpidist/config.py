@@ -13,6 +13,8 @@ Variable                        Meaning                                         
 ``MPIDIST_ARENA_BYTES``         address space that a ps reserves at first, in bytes       16 GiB
 ``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
                                 four times as many are shared with processes of the host
+``MPIDIST_DEBUG``               ``detail``: groups compare every collective before they   off
+                                carry it out, and calls that differ are errors
 ``MPIDIST_GPU_MPI``             whether MPI is given memory of GPUs: 0 never, 1 without   auto
                                 trying whether it takes it, auto where a trial says so
 ``MPIDIST_GPU_WAY``             way between GPUs: ``auto``, ``staged``, ``nccl``,         auto
@@ -34,6 +36,7 @@ GPU_WAYS = ("auto", "staged", "nccl", "ipc", "mpi", "pieces")
 PER_NODE, COLOCATED = "per_node", "colocated"
 """What a job layout may say in place of how many tasks a job has."""
 _GPU_MPI = ("auto", "0", "1")
+_DEBUG = ("off", "detail")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Config:
     stall_abort_s: float = float("inf")
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
+    debug: str = "off"
     gpu_mpi: str = "auto"
     gpu_way: str = "auto"
     secret: str | None = field(default=None, repr=False)
@@ -92,9 +96,9 @@ class Config:
             return int(value)
 
         def one_of(name: str, known: tuple[str, ...]) -> str:
-            text = env.get(name) or known[0]
+            text = (env.get(name) or known[0]).lower()
             if text not in known:
-                raise ValueError(f"{name}={text!r} is none of {', '.join(known)}")
+                raise ValueError(f"{name}={env[name]!r} is none of {', '.join(known)}")
             return text
 
         return cls(
@@ -107,6 +111,7 @@ class Config:
             stall_abort_s=number("MPIDIST_STALL_ABORT_S", cls.stall_abort_s),
             arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
             credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
+            debug=one_of("MPIDIST_DEBUG", _DEBUG),
             gpu_mpi=one_of("MPIDIST_GPU_MPI", _GPU_MPI),
             gpu_way=one_of("MPIDIST_GPU_WAY", GPU_WAYS),
             secret=env.get("MPIDIST_SECRET") or None,

@@ -22,6 +22,7 @@ RESERVED_TAGS = range(29000, 32768)
 # Bytes from which a part that goes from one rank to another is a message of its own. So it needs no
 # place behind the others' parts: no copy, wherever the arrays lie.
 WORTH_A_MESSAGE = 1 << 16
+_OTHER_SIDE = {"send": "to", "recv": "from"}
 _NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
 
 
@@ -108,8 +109,10 @@ class Op:
 
     def describe(self) -> str:
         """Local. The operation, in words."""
-        number = f" number {self.sequence}" if self.sequence else ""
-        return f"{self.name}{number} of group {self.group.name!r}"
+        which = f" number {self.sequence}" if self.sequence else ""
+        if self.name in _OTHER_SIDE and self.root >= 0:
+            which = f" {_OTHER_SIDE[self.name]} rank {self.peer}"
+        return f"{self.name}{which} of group {self.group.name!r}"
 
     def __repr__(self) -> str:
         buffer = self.recv if self.recv is not None else self.send

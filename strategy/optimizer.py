@@ -105,8 +105,9 @@ class Optimizer:
 
         Gradients are any arrays, also on a GPU or on their way from there
         (:func:`to_host_ahead`), of their variables' shapes; None is left out. They may be used
-        again when the call returns. Several replicas meet here: the means of their
-        gradients are pushed once, and all get the same Work.
+        again when the call returns, which may be before they are applied: this worker's later reads
+        wait for that, and so does the Work; others see them then. Several replicas meet here: the
+        means of their gradients are pushed once, and all get the same Work.
 
         Args:
             grads_and_vars: Pairs of gradient and variable, all variables of one strategy.

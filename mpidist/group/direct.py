@@ -15,6 +15,7 @@ import numpy as np
 from mpidist.arrays import host_view
 from mpidist.cuda import DeviceArray, NotDirectError, Way, lies_on_gpu
 from mpidist.errors import FailedPreconditionError
+from mpidist.group.agreement import different
 from mpidist.group.direct_call import Call, on_gpus
 from mpidist.group.exchanges import are_given
 from mpidist.group.process_group import ProcessGroup
@@ -232,8 +233,7 @@ class DirectGroup(ProcessGroup):
         if least != -most or lowest != -highest:
             calls: list[Any] = [None] * self._size
             self.all_gather_object(calls, f"{call} of {nbytes} bytes")
-            told = "; ".join(f"rank {r} {c}" for r, c in zip(self.ranks, calls, strict=True))
-            raise ValueError(f"the members of group {self.name!r} call different things: {told}")
+            raise different(f"group {self.name!r}", self.ranks, calls)
         return [least, most, lowest, highest, *common]
 
 

@@ -254,7 +254,7 @@ class Exits:
                 self._reported = id(operation), since
                 logger.warning(
                     "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
-                    "are stuck themselves",
+                    "are stuck themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
                     self.identity,
                     operation.describe(),
                     now - since,

@@ -205,7 +205,7 @@ work_on()
     ),
     "leaves a message": fails(
         WORK + "if not odd:\n    group.recv(np.ones(2), ODD)\n", "",
-        says=ended("recv of group 'world' waits for rank ODD, whose script has ended", OTHER),
+        says=ended("recv from rank ODD of group 'world' waits for rank ODD, whose script", OTHER),
     ),
     "leaves a call": fails(
         WORK + SERVICE + "if not odd:\n    endpoint.call(addresses[ODD], 'a/Never').wait()\n", "",

@@ -164,9 +164,11 @@ group.barrier()
     [
         ("group.all_reduce(np.zeros(2))", "all_reduce number 2 of group 'world'"),
         ("group.barrier(timeout=60)", "barrier number 2 of group 'world'"),
-        ("group.recv(np.zeros(1), 1)", "recv of group 'world'"),
+        ("group.recv(np.zeros(1), 1)", "recv from rank 1 of group 'world'"),
         ("group.recv(np.zeros(1))", "recv of group 'world'"),
-        pytest.param("group.irecv(np.zeros(1), 1).wait(60)", "recv of group 'world'", marks=LONG),
+        pytest.param(
+            "group.irecv(np.zeros(1), 1).wait(60)", "recv from rank 1 of group 'world'", marks=LONG
+        ),
         pytest.param(
             "group.all_reduce(np.zeros(2), async_op=True).wait()",
             "all_reduce number 2 of group 'world'",

@@ -289,7 +289,9 @@ def test_on_another_gpu_than_the_ways_of_the_group_arrays_go_through_the_host(gr
 def test_different_calls_are_told_on_all_members(group, xp, say):
     array = xp.ones(COUNT, "f4")
     call = group.broadcast if group.rank() else group.all_reduce
-    with pytest.raises(ValueError, match=r"rank 0 all_reduce\(op SUM\) .*rank 1 broadcast\(root 0"):
+    who = "rank 1" if group.size() == 2 else "ranks 1, 2"
+    said = rf"rank 0 all_reduce\(op SUM\) .*; {who} broadcast\(root 0\)"
+    with pytest.raises(ValueError, match=said):
         call(array)
     with pytest.raises(ValueError, match="call different things"):
         group.all_reduce(np.ones(COUNT + group.rank(), "f4"))
@@ -447,8 +449,12 @@ def test_a_group_that_is_dropped_leaves_nothing_open(world, xp, say, group):
     assert len(ipc.opened) > before
     world.Barrier()
     del dropped
-    gc.collect()
-    assert len(ipc.opened) == before
+
+    def is_closed():
+        gc.collect()  # the watchdog may have just had a look at an operation of the group
+        return len(ipc.opened) == before
+
+    wait_until(is_closed)
 
 
 @pytest.mark.ranks(2)

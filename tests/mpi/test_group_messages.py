@@ -189,7 +189,9 @@ def test_arguments_that_cannot_be(group):
 def test_receive_with_a_time_limit(group, world):
     into = np.zeros(1)
     if group.rank() == 0:
-        with pytest.raises(TimeoutError, match=r"recv of group 'test' .* within 0.05 s on rank 0"):
+        with pytest.raises(
+            TimeoutError, match=r"recv from rank 1 of group 'test' .* within 0.05 s on rank 0"
+        ):
             group.recv(into, 1, tag=4, timeout=0.05)
         world.send("late", 1)
         world.recv(source=1)

@@ -23,6 +23,7 @@ TEXTS = {
     "MPIDIST_SECRET": "secret",
 }
 CHOICES = {
+    "MPIDIST_DEBUG": ("off", "detail"),
     "MPIDIST_GPU_MPI": ("auto", "0", "1"),
     "MPIDIST_GPU_WAY": ("auto", "staged", "nccl", "ipc", "mpi", "pieces"),
 }
@@ -86,6 +87,7 @@ def test_choices(name, words):
     field = name.removeprefix("MPIDIST_").lower()
     for text in words:
         assert getattr(Config.from_env({name: text}), field) == text
-    assert getattr(Config.from_env({name: ""}), field) == words[0] == "auto"
-    with pytest.raises(ValueError, match=f"{name}='yes' is none of auto, "):
-        Config.from_env({name: "yes"})
+        assert getattr(Config.from_env({name: text.upper()}), field) == text
+    assert getattr(Config.from_env({name: ""}), field) == words[0]
+    with pytest.raises(ValueError, match=f"{name}='Yes' is none of {words[0]}, "):
+        Config.from_env({name: "Yes"})

@@ -281,13 +281,15 @@ def test_ranks_of_different_versions():
         _check_versions(["1.2", "1.2", "1.3", "1.2"])
 
 
-def test_what_was_printed_last_is_read_before_the_end():
+def test_what_was_printed_last_is_read_before_the_end(monkeypatch):
     reading, writing = os.pipe()
     os.write(writing, b"last words")
     got = []
     reader = threading.Thread(target=lambda: got.append(os.read(reading, 100)))
     threading.Timer(0.05, reader.start).start()
-    streams.wait_until_read(writing)
+    with monkeypatch.context() as patched:
+        patched.setattr(streams, "_LIMIT_S", 30.0)
+        streams.wait_until_read(writing)
     reader.join()
     assert got == [b"last words"]
     os.write(writing, b"nobody reads this")

@@ -35,9 +35,18 @@ def test_a_living_commands_folder_is_kept(shared_files):
     assert Path(shared_files.folder).is_dir()
 
 
-def test_a_killed_commands_folder_is_removed():
-    script = "from mpidist.cli.shared_files import SharedFiles\nprint(SharedFiles([]).folder)"
-    command = [sys.executable, "-c", script]  # ends without close()
+ABANDON = """
+import pathlib, sys
+from mpidist.cli import shared_files
+shared_files._FOLDER = pathlib.Path(sys.argv[1])
+print(shared_files.SharedFiles([]).folder)
+"""
+
+
+def test_a_killed_commands_folder_is_removed(tmp_path, monkeypatch):
+    """In a place where no other command looks for abandoned ones."""
+    monkeypatch.setattr("mpidist.cli.shared_files._FOLDER", tmp_path)
+    command = [sys.executable, "-c", ABANDON, str(tmp_path)]  # ends without close()
     folder = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout[:-1])
     assert folder.is_dir()
     SharedFiles([]).close()

@@ -85,7 +85,9 @@ def test_workers_that_are_read_from(make_cluster, local, remote, target, name):
     service = make_cluster(local, remote)
     readable = local if target == "LOCAL" else local + remote
     dataset = Dataset.range(12).map(who)
-    remote = dataset.apply(apply_of(service, OFF, target, job_name=name, start_timeout_s=0.2))
+    # It is the limit for every call, too.
+    limit = {} if readable else {"start_timeout_s": 1.0}
+    remote = dataset.apply(apply_of(service, OFF, target, job_name=name, **limit))
     if readable:
         assert sorted(makers(remote).values()) == [12] * readable
     else:

@@ -255,5 +255,6 @@ def test_a_consumer_and_a_worker_with_another_secret(make_cluster, secret):
     config = WorkerConfig(cluster.target, protocol="tcp", dispatcher_timeout_ms=1000)
     with pytest.raises(UnavailableError, match="no dispatcher answers"):
         stranger.process.run(lambda _: WorkerServer(config))
-    known = Reader(cluster.add_process("consumer"), dataset)
+    patient = Dataset.range(10).apply(distribute("parallel_epochs", cluster.target))
+    known = Reader(cluster.add_process("consumer"), patient)
     assert known.rest() == list(range(10))

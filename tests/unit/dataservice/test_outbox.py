@@ -1,6 +1,7 @@
 """What all outboxes do, and elements for whoever asks first."""
 
 import threading
+import time
 from itertools import permutations
 
 import numpy as np
@@ -151,7 +152,9 @@ def test_a_runner_waits_for_room_and_is_freed_by_reading_or_closing(box):
     # Two lie there, the third waits; reading one lets the third in, and the fourth wait.
     while len(box.ask(hold=False).elements) == 0:
         pass
-    runner.join(0.05)
+    deadline = time.monotonic() + 20
+    while box.outbox.produced < 3 or box.outbox._has_room():
+        assert time.monotonic() < deadline
     assert runner.is_alive()
     box.outbox.close(CancelledError("stopped"))
     runner.join(10)

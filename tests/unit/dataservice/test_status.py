@@ -55,10 +55,13 @@ def test_a_service_with_work_to_do(make_service):
             next(elements)
             status = service_status(service.target)
             (only,) = status.jobs
-            return status if only.consumers[0].elements > 20 else None
+            told = all(each.elements and each.busy and each.stages for each in status.workers)
+            found.append(status)
+            return told and only.consumers[0].elements > 20
 
-        wait_until(lambda: seen() is not None)
-        status = service_status(service.target)
+        found = []
+        wait_until(seen)
+        status = found[-1]
     (train,) = status.jobs
     assert (train.name, train.dataset) == ("train", dataset.node.summary())
     assert (train.parts, train.finished, train.waiting) == (2, 0, 0)
