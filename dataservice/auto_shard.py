@@ -177,8 +177,13 @@ def _below(node: Node) -> dict[str, tuple[Node, ...]]:
     }
 
 
+def nodes_below(node: Node) -> list[Node]:
+    """Local. The nodes whose elements a node is made of."""
+    return [one for nodes in _below(node).values() for one in nodes]
+
+
 def _sources(node: Node) -> list[Node]:
-    below = [one for nodes in _below(node).values() for one in nodes]
+    below = nodes_below(node)
     return [source for one in below for source in _sources(one)] if below else [node]
 
 

@@ -174,7 +174,10 @@ def check_usable(view: Array, write: bool) -> None:
     if not write or (view.flags.writeable and layout.flags.c_contiguous):
         return
     if not view.flags.writeable:
-        raise ValueError("the array receives a result but is read-only; pass a writable copy")
+        raise ValueError(
+            "the array receives a result but is read-only; pass a writable copy (in place of a "
+            "scalar an array without axes, np.array(value))"
+        )
     if _overlaps_itself(layout):
         raise ValueError(
             f"the array receives a result, but elements of it share memory (shape {layout.shape}, "

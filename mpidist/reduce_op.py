@@ -238,6 +238,7 @@ def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]
     else:
         possible = False
     if not possible:
-        raise TypeError(f"arrays of dtype {name} cannot be reduced with {op.name}")
+        hint = "; SUM, and divide, or give a floating dtype" if op is ReduceOp.AVG else ""
+        raise TypeError(f"arrays of dtype {name} cannot be reduced with {op.name}{hint}")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return _WIDER.get(native.name, native)

@@ -63,6 +63,9 @@ class ArrayLike(NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> Any:
         return self.read_value()[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise self._not_in_place("[...] =", "assign(...), or scatter_update(...) for rows")
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a variable without axes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -104,8 +105,8 @@ class Variables:
             raise ValueError(f"a variable needs a name without ':', not {name!r}")
         if not all(isinstance(axis, int | np.integer) and axis >= 0 for axis in shape):
             raise ValueError(
-                f"variable {name!r} cannot have the shape {tuple(shape)}: its axes are as long as "
-                "integers from 0 say"
+                f"variable {name!r} cannot have the shape {reprlib.repr(tuple(shape))}: its axes "
+                "are as long as integers from 0 say; a first value is the argument initializer"
             )
         try:
             layout = Layout(shape, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field
 
-from dataservice.auto_shard import auto_shard
+from dataservice.auto_shard import auto_shard, nodes_below
 from dataservice.calls import Caller
 from dataservice.config import ShardingPolicy
 from dataservice.dataset.node import Node
@@ -37,7 +37,7 @@ class Registration:
         """Local. See above, without the pickle."""
         if self._request is None:
             assert self.node is not None
-            self._parcel = pack_dataset(self.node)
+            self._parcel = _packed(self.node)
             self._request = _request_of(self.node, self._parcel, self.name, self.described)
         return self._request
 
@@ -70,6 +70,31 @@ class Registration:
 
     def __reduce__(self) -> tuple[type[Registration], tuple[Node | None, str, bool]]:
         return Registration, (self.node, self.name, self.described)
+
+
+def _packed(node: Node) -> Parcel:
+    """A description as workers get it; an error names the step that cannot be sent."""
+    try:
+        return pack_dataset(node)
+    except Exception as error:
+        step = _first_unpicklable(node) or node
+        raise TypeError(
+            f"{step.summary()} cannot be sent to data workers: its last step refers to what cannot "
+            f"be pickled ({error}). Make that inside the function, or keep it in a module that "
+            "workers can import"
+        ) from error
+
+
+def _first_unpicklable(node: Node) -> Node | None:
+    for below in nodes_below(node):
+        found = _first_unpicklable(below)
+        if found is not None:
+            return found
+    try:
+        pack_dataset(node)
+    except Exception:
+        return node
+    return None
 
 
 def _request_of(

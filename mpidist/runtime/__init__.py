@@ -2,6 +2,7 @@
 
 from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
+from mpidist.runtime.early import tell_failures
 from mpidist.runtime.exits import exits, this_rank
 from mpidist.runtime.metrics import TaskMetrics, task_metrics
 from mpidist.runtime.together import together
@@ -21,3 +22,5 @@ __all__ = [
     "together",
     "world",
 ]
+
+tell_failures()

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -192,6 +193,49 @@ def test_rank_that_ends_badly(tmp_path, end, status, reason):
     assert job.end(10) == status
     assert job.last.startswith("mpidist run: worker 1 (rank 1, pid ")
     assert f"failed first: {reason}; all 2 ranks were ended" in job.last
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "import mpidist\nmpidist.init_process_group('nccl')",
+            "ValueError: unknown backend 'nccl'",
+        ),
+        ("import mpidist\nmpidist.barrier()", "ValueError: there is no default group"),
+        ("import mpidist\nmpidist.Server\nimport no_such_module", "ModuleNotFoundError: No module"),
+    ],
+)
+def test_what_fails_before_mpi_is_started_is_the_reason(tmp_path, script, reason):
+    job = Job(tmp_path, script, "-n", "2")
+    assert job.end(10) == 1
+    assert re.search(rf"rank [01] \(pid \d+ on \S+\) failed first: {reason}", job.last), job.last
+
+
+CHILD = """
+import mpidist, multiprocessing, os
+mpidist.Server
+
+def fail():
+    raise RuntimeError("of a child alone")
+
+if __name__ == "__main__":
+    for kind in ("spawn", "fork"):
+        child = multiprocessing.get_context(kind).Process(target=fail)
+        child.start()
+        child.join()
+        assert child.exitcode == 1
+    pid = os.fork()
+    if not pid:
+        raise RuntimeError("of a child alone")
+    assert os.waitpid(pid, 0)[1] == 256
+"""
+
+
+def test_what_fails_in_a_child_is_no_failure_of_the_rank(tmp_path):
+    job = Job(tmp_path, CHILD, "-n", "2")
+    assert job.end(30) == 0
+    assert "of a child alone" in job.err
 
 
 def test_rank_that_leaves_without_ending_mpi(tmp_path):

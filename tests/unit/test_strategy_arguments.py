@@ -82,6 +82,7 @@ def test_parts_go_by_the_name_of_the_variable(strategy):
     [
         ({"shape": (2.5, 3)}, ValueError, r"'v' cannot have the shape \(2.5, 3\)"),
         ({"shape": (None, 3)}, ValueError, r"'v' cannot have the shape \(None, 3\)"),
+        ({"shape": np.full(99, 0.5)}, ValueError, r"\.\.\.\).*first value is .*initializer"),
         ({"shape": 2, "dtype": "flaot32"}, TypeError, "variable 'v': 'flaot32' is no dtype"),
         ({"name": 3, "shape": 2}, TypeError, "name is a str, not int: 3"),
         ({"name": None, "shape": 2}, TypeError, "name is a str, not NoneType"),
@@ -90,6 +91,13 @@ def test_parts_go_by_the_name_of_the_variable(strategy):
 def test_what_makes_no_variable(strategy, arguments, kind, message):
     with pytest.raises(kind, match=message):
         get_variable(**{"name": "v"} | arguments)
+
+
+def test_items_are_not_assigned(strategy):
+    v = get_variable("v", 4, initializer=1)
+    with pytest.raises(TypeError, match=r"'v' lives on a ps.*use assign.*scatter_update"):
+        v[0] = 3
+    np.testing.assert_array_equal(v, np.ones(4))
 
 
 def test_an_initializer_without_arguments(strategy):

@@ -93,6 +93,20 @@ def test_wrong_compressions(compression):
         register_dataset("localhost:1", Dataset.range(3), compression)
 
 
+@pytest.mark.parametrize("behind", [lambda ds: ds, lambda ds: ds.batch(2).map(lambda x: x + 1)])
+def test_what_cannot_be_sent_is_named(make_service, behind):
+    lock = threading.Lock()
+    locked = Dataset.range(9).filter(lambda x: x > 1).map(lambda x: (lock, x)[1])
+    both = Dataset.range(9).map(lambda x: x)
+    dataset = behind(Dataset.zip((both, locked)).map(lambda x, y: x + y))
+    service = make_service(1)
+    said = (
+        r"^range\(0, 9, 1\)\.filter\(\S*\)\.map\(\S*\) cannot be sent .*cannot pickle '_thread.lock"
+    )
+    with pytest.raises(TypeError, match=said):
+        list(dataset.apply(distribute(OFF, service.target)))
+
+
 def test_no_dispatcher():
     with pytest.raises(UnavailableError, match="no dispatcher answers"):
         from_dataset_id(OFF, "inproc://localhost:4898", "d", start_timeout_s=0.05)
