@@ -61,8 +61,9 @@ def distribute(
             them. The k-th iteration of the result pairs with their k-th, so apply it once, outside
             the loop over epochs: a new result begins with the job's first iteration, which may be
             over. What a consumer that leaves or dies has fetched and not used, others get, and
-            while one that died is waited for, the last of them does not end. None: a stream of our
-            own.
+            while one that died is waited for, the last of them does not end. They must give the
+            same dataset: that is compared as its text, in which functions are names, so the first
+            one's functions serve all. None: a stream of our own.
         consumer_index: Which of ``num_consumers`` this is.
         num_consumers: How many consumers the job has, from 0 on. Without ``deterministic``, reads
             are coordinated: in every round each consumer gets one element of the same part of the
