@@ -12,7 +12,7 @@ from dataservice.dataset.node import Node
 from dataservice.dataset.spec import Spec
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.wire import Parcel, pack_dataset
-from mpidist.errors import FailedPreconditionError, UnimplementedError
+from mpidist.errors import Error, FailedPreconditionError, UnimplementedError
 
 
 @dataclass(eq=False)
@@ -76,6 +76,8 @@ def _packed(node: Node) -> Parcel:
     """A description as workers get it; an error names the step that cannot be sent."""
     try:
         return pack_dataset(node)
+    except Error:  # of a step of ours, which tells more
+        raise
     except Exception as error:
         step = _first_unpicklable(node) or node
         raise TypeError(
