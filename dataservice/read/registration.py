@@ -73,7 +73,7 @@ class Registration:
 
 
 def _packed(node: Node) -> Parcel:
-    """A description as workers get it; an error names the step that cannot be sent."""
+    """A description as workers get it; TypeError names the step that cannot be sent."""
     try:
         return pack_dataset(node)
     except Error:  # of a step of ours, which tells more

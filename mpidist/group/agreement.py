@@ -11,6 +11,7 @@ import numpy as np
 from mpidist.arrays import Array
 from mpidist.op import Op
 from mpidist.reduce_op import ReduceOp
+from mpidist.runtime import together
 
 _REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter"))
 # What is as long on all members: what they give, or what they get.
@@ -23,9 +24,6 @@ class Question(Op):
 
     Args:
         asked: The operation, which has its number.
-
-    Attributes:
-        call: What this rank calls, and where, in words.
     """
 
     def __init__(self, asked: Op) -> None:
@@ -34,15 +32,20 @@ class Question(Op):
         numbers = np.array([number, -number], np.int64)
         super().__init__("all_reduce", asked.group, None, numbers, ReduceOp.MIN)
         self.sequence = asked.sequence
-        self.call = f"{what}{_line_of_script()}"
+        self._call = f"{what}{_line_of_script()}"
         self._asked = asked
 
-    @property
-    def agreed(self) -> bool:
-        """Local. Whether all call the same; known once it has been carried out."""
+    def check(self) -> None:
+        """Collective. ValueError on all members if they do not, once it has been carried out."""
         assert self.recv is not None
         lowest, negative = self.recv.tolist()
-        return bool(lowest == -negative)
+        if lowest == -negative:
+            return
+        name, comm = self.group.name, self.group.comm
+        with together(f"telling what group {name!r} calls", comm.Get_group()):
+            calls = comm.allgather(self._call)
+        what = f"group {name!r}, in its collective number {self.sequence},"
+        raise different(what, self.group.ranks, calls)
 
     def describe(self) -> str:
         """Local. What is being waited for: that the others call it, too."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mpidist.config import config
 from mpidist.errors import DeadlineExceededError, GroupBrokenError
 from mpidist.executor import HostExecutor, RequestWork, backend_error
-from mpidist.group.agreement import Question, different
+from mpidist.group.agreement import Question
 from mpidist.op import Op
 from mpidist.runtime import Waits, World, exits, fork, together, world
 from mpidist.work import Timeout, Work, gather_works, seconds
@@ -57,9 +57,8 @@ class Core:
         self._rank, self._size = comm.rank, comm.size
         self.name = name
         with together(f"making group {name!r}", comm.Get_group()):
-            number = next(_counter) * here.size + here.rank
-            self.number: int
-            self.number, self._compares = comm.bcast((number, config.debug == "detail"))
+            self.number: int = comm.bcast(next(_counter) * here.size + here.rank)
+            self._compares: bool = comm.bcast(config.debug == "detail")
         group = comm.Get_group()
         translated = group.Translate_ranks(list(range(comm.size)), here.comm.Get_group())
         self.ranks = tuple(int(rank) for rank in translated)
@@ -202,18 +201,15 @@ class Core:
     def _compare(self, op: Op, limit: float | None) -> None:
         """Raise ValueError on all members if they do not call the same operation."""
         question = Question(op)
-        if limit is None:
-            self._run(question)
-        else:
-            try:
+        try:
+            if limit is None:
+                self._run(question)
+            else:
                 self._wait_within(question, self._begin(question), limit)
-            except DeadlineExceededError:
-                self._tear(op)  # others may go on to the operation itself
-                raise
-        if not question.agreed:
-            calls = self._comm.allgather(question.call)
-            what = f"group {self.name!r}, in its collective number {op.sequence},"
-            raise different(what, self.ranks, calls)
+        except BaseException:
+            self._tear(op)  # others may go on to the operation itself
+            raise
+        question.check()
 
     def _at_once(self, op: Op) -> None:
         """Carry out a collective of which the caller needs the result."""

@@ -23,4 +23,5 @@ __all__ = [
     "world",
 ]
 
+# As soon as anything of the package is used; what fails once MPI is started is told by exits.
 tell_failures()

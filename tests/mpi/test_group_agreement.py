@@ -8,19 +8,24 @@ import pytest
 import mpidist as dist
 from mpidist import errors
 from mpidist.config import config
+from mpidist.group.agreement import Question
 
 HERE = re.escape(__file__)
 
 
-@pytest.fixture(params=[None, 60.0], ids=["no limit", "limit"])
-def group(world, request):
+def make(debug, timeout=None):
+    """The default group, made where the variable says so."""
     before = config.debug
-    object.__setattr__(config, "debug", "detail")
+    object.__setattr__(config, "debug", debug)
     try:
-        made = dist.init_process_group(timeout=request.param)
+        return dist.init_process_group(timeout=timeout)
     finally:
         object.__setattr__(config, "debug", before)
-    yield made
+
+
+@pytest.fixture(params=[None, 60.0], ids=["no limit", "limit"])
+def group(world, request):
+    yield make("detail", request.param)
     dist.destroy_process_group()
 
 
@@ -137,13 +142,36 @@ def test_who_does_not_come_in_time(world, group):
 
 
 @pytest.mark.ranks(2)
+def test_who_is_interrupted_as_calls_are_compared_makes_no_other(group, monkeypatch):
+    """The others go on to the operation itself, for which the next call must not be taken."""
+    group.set_timeout(0.1)  # the others', who wait for it
+    run, begin = type(group)._run, type(group)._begin
+
+    def interrupted(original):
+        def then_raise(self, op):
+            result = original(self, op)
+            if isinstance(op, Question):
+                raise KeyboardInterrupt
+            return result
+
+        return then_raise
+
+    if group.rank() == 0:
+        monkeypatch.setattr(type(group), "_run", interrupted(run))
+        monkeypatch.setattr(type(group), "_begin", interrupted(begin))
+        with pytest.raises(KeyboardInterrupt):
+            group.all_reduce(np.ones(3))
+        with pytest.raises(errors.GroupBrokenError, match="an interrupt"):
+            group.all_reduce(np.ones(3))
+    else:
+        with pytest.raises(errors.DeadlineExceededError):
+            group.all_reduce(np.ones(3))
+
+
+@pytest.mark.ranks(2)
 def test_the_first_member_decides_for_all(world):
     """A variable that only some ranks have makes nobody wait."""
-    object.__setattr__(config, "debug", "detail" if world.rank == 1 else "off")
-    try:
-        group = dist.init_process_group()
-    finally:
-        object.__setattr__(config, "debug", "off")
+    group = make("detail" if world.rank == 1 else "off")
     total = np.ones(2)
     group.all_reduce(total)
     dist.destroy_process_group()
