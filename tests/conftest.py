@@ -1,5 +1,6 @@
 """Loads the plugin for rank tests, for all tests: it also orders and selects them."""
 
+import gc
 import importlib
 import sys
 from pathlib import Path
@@ -16,6 +17,12 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 pytest_plugins = ["_ranks.plugin"]
+
+
+def pytest_collection_finish():
+    """Keep the thousands of tests out of what the garbage collector looks at in each of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["stand-in", pytest.param("gpu", marks=pytest.mark.gpu)], scope="module")
