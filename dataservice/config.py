@@ -72,8 +72,11 @@ class DispatcherConfig:
         job_gc_check_interval_ms: How often to look for what is abandoned; None means 1,000.
         job_gc_timeout_ms: After how long an iteration without consumers is forgotten; None means
             300,000; -1 never.
-        worker_timeout_ms: After how long a silent worker counts as lost; None means 60,000.
+        worker_timeout_ms: After how long a silent worker counts as lost; None means 60,000. More
+            than the workers' ``heartbeat_interval_ms``.
         client_timeout_ms: After how long a silent consumer counts as gone; None means 300,000.
+            A consumer is heard of four times a second, so that less than 1,000 gives up healthy
+            ones.
         worker_max_concurrent_snapshots: How many parts of snapshots a worker writes at a time;
             0 means 3.
 

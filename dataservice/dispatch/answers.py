@@ -23,8 +23,10 @@ from mpidist.errors import DistNetworkError, ResourceExhaustedError
 
 logger = logging.getLogger(__name__)
 
-# A consumer that knows everything is answered after so long, if nothing happens before.
+# A consumer that knows everything is answered after so long, if nothing happens before, but often
+# enough to be heard of in the time after which a silent one counts as gone.
 _LONGEST_HOLD_S = 1.0
+_HOLDS_PER_TIMEOUT = 4
 # A disk that is full often has room again soon, when something has been cleaned up. Nobody is told
 # before so long: less than the minute for which consumers and workers wait for a dispatcher that
 # is gone, and than the 12 s after which consumers doubt a worker that waits for an answer.
@@ -111,6 +113,7 @@ class Answers:
         self._outcome.changed.update(outcome.changed)
         self._outcome.removals += outcome.removals
         self._outcome.departures += outcome.departures
+        self._outcome.losses += outcome.losses
         self._answer_parked(now)
         if self._journal is None:
             self._outcome.changed.clear()
@@ -189,6 +192,10 @@ class Answers:
             )
         return now - self._full_since < _PATIENCE_S
 
+    @property
+    def _longest_hold_s(self) -> float:
+        return min(_LONGEST_HOLD_S, self._registry.timeouts.client_s / _HOLDS_PER_TIMEOUT)
+
     def _answer_parked(self, now: float | None) -> None:
         """Answer heartbeats of consumers for which there is something new, or that wait long."""
         parked, self._parked = self._parked, []
@@ -197,7 +204,7 @@ class Answers:
             if client is None:
                 entry.request.fail(self._registry.unknown_client(entry.client_id))
                 continue
-            waited_long = now is not None and now - entry.since >= _LONGEST_HOLD_S
+            waited_long = now is not None and now - entry.since >= self._longest_hold_s
             news = client.iteration.version != entry.version or waited_long
             if not (decide(client) or news or is_asked_for(client)):
                 self._parked.append(entry)
@@ -209,7 +216,10 @@ class Answers:
                 self._unwritten.append((entry.request, reply))
 
     def _carry_out(self) -> None:
-        """Tell workers what they shall forget."""
+        """Tell workers what they shall forget, and the log who is lost."""
+        losses, self._outcome.losses = self._outcome.losses, []
+        for loss in losses:
+            logger.warning("%s", loss)
         removals, self._outcome.removals = self._outcome.removals, []
         departures, self._outcome.departures = self._outcome.departures, []
         for removal in removals:

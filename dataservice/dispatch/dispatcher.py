@@ -289,10 +289,7 @@ class Dispatcher:
         with self._lock:
             self._registry.lose_clients(process)
             for worker_id in self._workers_of.pop(process, set()):
-                worker = self._registry.workers.get(worker_id)
-                if worker is not None:
-                    logger.info("worker %s is gone", worker.address)
-                    self._registry.unregister_worker(worker_id)
+                self._registry.lose_worker(worker_id, "its connection broke")
             self._answers.settle(None, LATER)
 
     def _finish(self, body: pb.WorkerRequest) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataservice.dispatch.clients import Clients
 from dataservice.dispatch.endings import is_away, is_waited_for
 from dataservice.dispatch.homes import Homes
-from dataservice.dispatch.records import Outcome, Task, Timeouts, Worker
+from dataservice.dispatch.records import Client, Outcome, Task, Timeouts, Worker
 from dataservice.dispatch.splits import Passes
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist.errors import FailedPreconditionError, NotFoundError
@@ -103,6 +103,20 @@ class Registry(Clients):
             self._drop_worker(worker)
             self._place_all()
 
+    def lose_worker(self, worker_id: int, why: str) -> None:
+        """Local. A worker is gone without a word: that is told if it was at work."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        tasks = [task for task in self.leases.tasks.values() if task.worker is worker]
+        parts = sum(not (task.lost or task.part.finished) for task in tasks)
+        self.unregister_worker(worker_id)
+        if parts:
+            self._outcome.losses.append(
+                f"data worker {worker.address} is lost ({why}) with {parts} unfinished part"
+                f"{'s' * (parts > 1)}; {len(self.workers)} left"
+            )
+
     def report_unreachable(self, task_id: int, now: float, patience_s: float) -> None:
         """Local. A client cannot reach a task: another worker, or the same one anew, gets its part.
 
@@ -112,7 +126,7 @@ class Registry(Clients):
         if task is None or task.lost:
             return
         if now - task.worker.last_seen > patience_s:
-            self.unregister_worker(task.worker.id)
+            self.lose_worker(task.worker.id, "silent, and a consumer cannot reach it")
             return
         task.part.avoided = task.worker.id
         self.leases.lose(task)
@@ -188,11 +202,11 @@ class Registry(Clients):
         """Local. Give up on those who have been silent for too long."""
         for worker in list(self.workers.values()):
             if now - worker.last_seen > self.timeouts.worker_s:
-                self.unregister_worker(worker.id)
+                self.lose_worker(worker.id, f"silent for {self.timeouts.worker_s:g} s")
         for client in list(self.clients.values()):
             missed = is_away(client, now) and is_waited_for(client)
             if missed or now - client.last_seen > self.timeouts.client_s:
-                self.release_client(pb.ClientRequest(client_id=client.id), now)
+                self._give_up(client, now)
         for iteration in list(self.iterations.values()):
             if now - iteration.left > self.timeouts.iteration_s:
                 self._forget(iteration)
@@ -205,6 +219,16 @@ class Registry(Clients):
         for iteration in self.iterations.values():
             if iteration.wanted:
                 self.leases.place(iteration, self.workers.values())
+
+    def _give_up(self, client: Client, now: float) -> None:
+        iteration = client.iteration
+        if not (iteration.finished or client.over):
+            job = f"job {iteration.job.name!r}" if iteration.job.name else "a job without a name"
+            self._outcome.losses.append(
+                f"a consumer of {job}, in process {client.process}, is given up: nothing was heard "
+                f"of it for {now - client.last_seen:.3g} s"
+            )
+        self.release_client(pb.ClientRequest(client_id=client.id), now)
 
     def _drop_worker(self, worker: Worker) -> None:
         del self.workers[worker.id]

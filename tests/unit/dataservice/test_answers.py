@@ -2,11 +2,13 @@
 
 import threading
 from types import SimpleNamespace
+from unittest import mock
+from unittest.mock import MagicMock
 
 import pytest
 
 from dataservice.dispatch.answers import Answers
-from dataservice.dispatch.records import Outcome
+from dataservice.dispatch.records import Outcome, Timeouts
 from mpidist import LATER, Reply
 from mpidist.errors import ResourceExhaustedError
 
@@ -59,6 +61,23 @@ def test_no_answer_overtakes_what_it_rests_on(problem):
     journal.problem = None
     answers.write(0.0)
     assert again.answer == b"a split"
+
+
+@pytest.mark.parametrize(("timeout_s", "held_s"), [(300.0, 1.0), (1.0, 0.25)])
+def test_heartbeats_are_answered_well_before_who_sends_them_counts_as_gone(timeout_s, held_s):
+    iteration = SimpleNamespace(version=3, job=SimpleNamespace(terms=None), clients={})
+    client = MagicMock(id=1, iteration=iteration, at_end_since=None, over=False)
+    registry = SimpleNamespace(
+        take_outcome=Outcome, clients={1: client}, timeouts=Timeouts(client_s=timeout_s)
+    )
+    answers, asked = Answers(None, registry, {}, None, threading.RLock()), []
+    with mock.patch("dataservice.dispatch.answers.told_client"):
+        answers.park(SimpleNamespace(reply=asked.append), client, 100.0)
+        for now in (100.0, 100.0 + 0.9 * held_s):
+            answers.settle(None, LATER, now)
+            assert not asked
+        answers.settle(None, LATER, 100.0 + held_s)
+        assert len(asked) == 1
 
 
 class Disk:

@@ -1,5 +1,7 @@
 """Workers that fall silent, start again, or serve some consumers only."""
 
+import re
+
 import pytest
 from _cases.data_registry import Play, address_of, places, ranges, terms_of, waiting
 
@@ -20,6 +22,29 @@ def test_a_silent_worker_is_lost_and_has_to_register_again():
     assert places(play.beat(client)) == [(0, 2), (1, 2)]
     with pytest.raises(NotFoundError, match="register again"):
         play.heartbeat(play.workers[0], 12)
+
+
+def test_who_is_lost_at_work_is_told():
+    play = Play(workers=3)
+    client = play.join()
+    play.start(client)
+    play.registry.unregister_worker(play.workers[0].id)  # it leaves
+    assert play.registry.take_outcome().losses == []
+    play.registry.lose_worker(play.workers[1].id, "its connection broke")
+    (loss,) = play.registry.take_outcome().losses
+    parts = r"1 unfinished part|2 unfinished parts"
+    address = address_of(2)
+    assert re.fullmatch(
+        rf"data worker {address} is lost \(its connection broke\) with ({parts}); 1 left", loss
+    )
+    play.registry.expire(now=1000)
+    told = play.registry.take_outcome().losses
+    assert [text.partition(":")[0] for text in told[-1:]] == [
+        "a consumer of a job without a name, in process trainer/1-a, is given up"
+    ]
+    assert "silent for 10 s" in told[0]
+    play.registry.lose_worker(play.workers[2].id, "again")
+    assert play.registry.take_outcome().losses == []
 
 
 def test_the_part_of_a_worker_that_a_consumer_cannot_reach_goes_to_another():
