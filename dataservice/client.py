@@ -294,7 +294,7 @@ def distributed_save(
 
 def _with_dispatcher(service: str | tuple[str, str], what: Callable[[Caller], Any]) -> Any:
     protocol, address = service_of(service)
-    with open_endpoint(protocol) as endpoint:
+    with open_endpoint(protocol, peer=address) as endpoint:
         return what(Caller(endpoint, address, "dispatcher", lambda: False))
 
 

@@ -19,11 +19,12 @@ _REGISTRATION_GRACE_S = 5.0
 class _Server(ABC):
     """Life of a server: made, started, stopped."""
 
-    def __init__(self, protocol: str | None, port: int) -> None:
+    def __init__(self, protocol: str | None, port: int, peer: str | None = None) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or port < 0:
             raise ValueError(f"port must be 0, for a free one, or positive, not {port!r}")
         self._protocol = protocol
         self._port = port
+        self._peer = peer
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._stopped = threading.Event()
@@ -43,7 +44,7 @@ class _Server(ABC):
                 )
             if self._endpoint is not None:
                 return
-            endpoint = open_endpoint(self._protocol, self._port or None)
+            endpoint = open_endpoint(self._protocol, self._port or None, peer=self._peer)
             try:
                 self._serve(endpoint)
             except BaseException:
@@ -95,7 +96,8 @@ class DispatchServer(_Server):
     Args:
         port: Number of its endpoint; 0 takes a free one. Or a DispatcherConfig.
         protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, or a name of the TensorFlow interface, which
-            is kept in ``target``; None takes mpi in a launched world, inproc in a plain process.
+            is kept in ``target``. ``"grpc"`` is mpi in a launched world, tcp in a plain process;
+            None is mpi in a launched world, and inproc, for this process alone, in a plain one.
             After a config, this place is that of ``start``.
         start: Whether to start it at once.
         config: In place of port and protocol.
@@ -163,7 +165,8 @@ class WorkerServer(_Server):
             a config, this place is that of ``start``.
         worker_address: What others shall call it, as ``host:port``; ``%port%`` stands for its
             port. None takes the endpoint's address.
-        protocol: As for :class:`DispatchServer`.
+        protocol: As for :class:`DispatchServer`; None takes that of the dispatcher: in a plain
+            process tcp, unless the dispatcher is in this process, over inproc.
         start: Whether to start it at once; that waits until the dispatcher knows it.
         config: In place of the arguments before.
 
@@ -191,7 +194,7 @@ class WorkerServer(_Server):
         elif config is None:
             config = WorkerConfig(dispatcher_address, worker_address, port, protocol)
         _check_config(config, WorkerConfig)
-        super().__init__(config.protocol or protocol, config.port)
+        super().__init__(config.protocol or protocol, config.port, config.dispatcher_address)
         self._config = config
         self._worker: DataWorker | None = None
         if start:

@@ -118,7 +118,7 @@ def service_status(service: str | tuple[str, str], *, timeout_s: float = 10.0) -
         ValueError: The service is no address.
     """
     protocol, address = service_of(service)
-    with open_endpoint(protocol) as endpoint:
+    with open_endpoint(protocol, peer=address) as endpoint:
         dispatcher = Caller(endpoint, address, "dispatcher", lambda: False)
         status = dispatcher.ask_patiently(
             "dispatcher/GetStatus", pb.ClientRequest(), pb.Status, timeout_s

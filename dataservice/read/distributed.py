@@ -130,7 +130,7 @@ class DistributedIterator(ElementIterator):
     def __init__(self, node: Distributed, repetition: int, scope: Scope | None) -> None:
         # Opened on this thread, because over mpi the first endpoint starts MPI.
         self._node = node
-        self._endpoint: Endpoint | None = open_endpoint(node.protocol)
+        self._endpoint: Endpoint | None = open_endpoint(node.protocol, peer=node.service)
         self._request = pb.IterationRequest(
             terms=node.terms.job,
             job_name=node.job_name or "",
@@ -188,7 +188,7 @@ class DistributedIterator(ElementIterator):
         _check_parts(begin, self._node.terms.job)
         if self._fetch is not None:
             self.close()
-            self._endpoint = open_endpoint(self._node.protocol)
+            self._endpoint = open_endpoint(self._node.protocol, peer=self._node.service)
             self._finalizer = weakref.finalize(self, self._endpoint.close)
             self._fetch = None
         self._request.state.CopyFrom(begin)

@@ -15,7 +15,7 @@ from mpidist.cluster.services import Service, make_services
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
 from mpidist.cluster.started import forget, make_room, set_started
 from mpidist.config import config as settings
-from mpidist.endpoint import Endpoint, open_endpoint, transport_of
+from mpidist.endpoint import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.errors import (
     AlreadyExistsError,
     DistBackendError,
@@ -72,7 +72,10 @@ class Server:
         self._definition: ServerDef = definition
         self._spec = ClusterSpec(definition.cluster)
         self._task: Task = (definition.job_name, definition.task_index)
-        self._transport = transport_of(definition.protocol or None, launched=launched())
+        named = definition.protocol or None
+        # The names of other systems for a network: outside of a world all tasks are in one process.
+        alone = named in REMOTE_ALIASES and not launched()
+        self._transport = transport_of(None if alone else named, launched=launched())
         if self._transport == "tcp":
             raise ValueError(
                 "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "

@@ -1,6 +1,13 @@
 """Request and reply between tasks: one interface over ``inproc``, ``mpi`` and ``tcp``."""
 
-from mpidist.endpoint.address import Address, check_protocol, parse, transport_of
+from mpidist.endpoint.address import (
+    REMOTE_ALIASES,
+    TRANSPORTS,
+    Address,
+    check_protocol,
+    parse,
+    transport_of,
+)
 from mpidist.endpoint.endpoint import Endpoint
 from mpidist.endpoint.inproc import inproc_transport
 from mpidist.endpoint.mpi import mpi_transport
@@ -9,6 +16,7 @@ from mpidist.runtime import launched
 
 __all__ = [
     "LATER",
+    "REMOTE_ALIASES",
     "Address",
     "Endpoint",
     "Reply",
@@ -21,13 +29,18 @@ __all__ = [
 ]
 
 
-def open_endpoint(protocol: str | None = None, number: int | None = None) -> Endpoint:
+def open_endpoint(
+    protocol: str | None = None, number: int | None = None, *, peer: str | None = None
+) -> Endpoint:
     """Local. An endpoint over the transport that a protocol name means here.
 
     Args:
         protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, a TensorFlow name, or None for the default:
-            mpi in a launched world, inproc in a plain process.
+            mpi in a launched world, inproc in a plain process. ``"grpc"`` and ``"grpc+verbs"`` are
+            mpi in a launched world and tcp in a plain process, ``"grpc+local"`` is inproc.
         number: Its number; None takes a free one.
+        peer: Whom it is for, as ``[protocol://]host:port``: where no transport is named, one in a
+            plain process is over inproc to whom this process serves, and over tcp to others.
 
     Returns:
         The endpoint; close it after use.
@@ -36,9 +49,20 @@ def open_endpoint(protocol: str | None = None, number: int | None = None) -> End
         DistNetworkError: The number is in use, or does not belong to this rank.
         ValueError: The protocol is unknown.
     """
-    transport = transport_of(protocol, launched=launched())
+    if peer is None:
+        transport = transport_of(protocol, launched=launched())
+    else:
+        transport = _transport_to(peer, protocol)
     if transport == "tcp":
         from mpidist.endpoint.tcp import tcp_transport  # its library is slow to import
 
         return Endpoint(tcp_transport(), number)
     return Endpoint(mpi_transport() if transport == "mpi" else inproc_transport(), number)
+
+
+def _transport_to(peer: str, protocol: str | None) -> str:
+    scheme, _, place = peer.rpartition("://")
+    named = protocol if protocol in TRANSPORTS else scheme or protocol
+    if launched() or not (named is None or named in REMOTE_ALIASES):
+        return transport_of(named, launched=launched())
+    return "inproc" if inproc_transport().serves(parse(place, "inproc")) else "tcp"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from functools import lru_cache
 
 TRANSPORTS = ("mpi", "tcp", "inproc")
 # Names of the TensorFlow interface; they are kept in what users see and mean one of ours.
-ALIASES = ("grpc", "grpc+verbs", "grpc+local")
+REMOTE_ALIASES = ("grpc", "grpc+verbs")
+ALIASES = (*REMOTE_ALIASES, "grpc+local")
 _LARGEST_NUMBER = 0xFFFFFFFF  # what a message has room for
 
 
@@ -71,6 +73,16 @@ def check_protocol(protocol: str) -> str:
     return protocol
 
 
+def is_loopback(host: str) -> bool:
+    """Local. Whether a host's name or number means this host, whichever it is."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def transport_of(protocol: str | None, *, launched: bool) -> str:
     """Local. The transport that a protocol name means here.
 
@@ -84,10 +96,9 @@ def transport_of(protocol: str | None, *, launched: bool) -> str:
     Raises:
         ValueError: The name is unknown.
     """
-    default = "mpi" if launched else "inproc"
     if protocol is None:
-        return default
+        return "mpi" if launched else "inproc"
     check_protocol(protocol)
-    if protocol == "grpc+local":
-        return "inproc"
-    return default if protocol in ALIASES else protocol
+    if protocol in REMOTE_ALIASES:
+        return "mpi" if launched else "tcp"
+    return protocol if protocol in TRANSPORTS else "inproc"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import index
 
 from mpidist.config import config
-from mpidist.endpoint.address import Address, parse, transport_of
+from mpidist.endpoint.address import REMOTE_ALIASES, Address, parse, transport_of
 from mpidist.endpoint.calls import Calls
 from mpidist.endpoint.message import (
     NOTICE,
@@ -255,10 +255,14 @@ class Endpoint:
     # Inside
 
     def _check_protocol(self, receiver: Address) -> None:
-        if transport_of(receiver.protocol, launched=launched()) != self._transport.protocol:
+        named = receiver.protocol
+        transport = self._transport.protocol
+        if named in REMOTE_ALIASES and transport != "mpi" and not launched():
+            return  # there they are names of what this process serves, too
+        if transport_of(named, launched=launched()) != transport:
             raise DistNetworkError(
                 f"{receiver} cannot be reached from {self._name}: open an endpoint over "
-                f"{receiver.protocol} for it"
+                f"{named} for it"
             )
 
     def _check_open(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from mpidist.endpoint.address import Address
+from mpidist.endpoint.address import Address, is_loopback
 from mpidist.endpoint.message import REPLY, REQUEST, Message
 from mpidist.errors import DistNetworkError, UnavailableError
 from mpidist.proto.mpidist_pb2 import Failure
@@ -53,6 +54,10 @@ class InprocTransport:
     def host(self) -> str:
         """Local. Always ``localhost``: the addresses mean nothing outside the process."""
         return "localhost"
+
+    def serves(self, address: Address) -> bool:
+        """Local. Whether an address is one of an endpoint here, whatever its protocol."""
+        return address.port in self._endpoints and _is_here(address.host)
 
     def resolve(self, address: Address) -> int:
         """Local. See :class:`Transport`; an address without an endpoint is a DistNetworkError."""
@@ -102,6 +107,10 @@ class InprocTransport:
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """Local. Always False: those who wait are woken by the delivery itself."""
         return False
+
+
+def _is_here(host: str) -> bool:
+    return is_loopback(host) or host == socket.gethostname()
 
 
 @cache

@@ -10,7 +10,6 @@ Large buffers between processes of one host that see each other travel through s
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import itertools
 import os
 import socket
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 import zmq
 
 from mpidist.config import config
-from mpidist.endpoint.address import Address
+from mpidist.endpoint.address import Address, is_loopback
 from mpidist.endpoint.curve import Keys
 from mpidist.endpoint.doorbell import Doorbell
 from mpidist.endpoint.message import Message
@@ -107,7 +106,7 @@ class TcpTransport:
 
     def resolve(self, address: Address) -> Link:
         """Local. The connection to an address, made if there is none."""
-        if self._keys is None and not _is_loopback(address.host):
+        if self._keys is None and not is_loopback(address.host):
             raise PermissionDeniedError(
                 f"{address} is on another host: over tcp that needs a secret that both sides know; "
                 "set MPIDIST_SECRET there and here"
@@ -232,15 +231,6 @@ class TcpTransport:
 
 def _new_shelves() -> Shelves:
     return Shelves(config.shelf_bytes)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @cache

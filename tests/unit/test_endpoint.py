@@ -160,4 +160,28 @@ def test_unknown_protocols():
         open_endpoint("udp")
     with open_endpoint() as default, open_endpoint("grpc") as alias:
         assert isinstance(default, Endpoint)
-        assert default.address.protocol == alias.address.protocol == "inproc"
+        assert (default.address.protocol, alias.address.protocol) == ("inproc", "tcp")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "peer", "transport"),
+    [
+        (None, "localhost:{here}", "inproc"),
+        ("grpc", "127.0.0.1:{here}", "inproc"),
+        (None, "grpc+verbs://localhost:{here}", "inproc"),
+        (None, "elsewhere:{here}", "tcp"),
+        (None, "localhost:{there}", "tcp"),
+        ("grpc", "localhost:{there}", "tcp"),
+        (None, "grpc://localhost:{there}", "tcp"),
+        (None, "tcp://localhost:{here}", "tcp"),
+        ("tcp", "localhost:{here}", "tcp"),
+        ("inproc", "localhost:{there}", "inproc"),
+        ("grpc+local", "localhost:{there}", "inproc"),
+    ],
+)
+def test_what_reaches_a_peer(protocol, peer, transport):
+    with open_endpoint("inproc") as served:
+        here = served.address.port
+        address = peer.format(here=here, there=here + 1000)
+        with open_endpoint(protocol, peer=address) as endpoint:
+            assert endpoint.address.protocol == transport

@@ -15,7 +15,14 @@ from _cases.data_cluster import DataCluster, Reader
 from _cases.endpoints import wait_until
 from _cases.slurm_keeper import descendants
 
-from dataservice import Dataset, DispatcherConfig, DispatchServer, distribute, service_status
+from dataservice import (
+    Dataset,
+    DispatcherConfig,
+    DispatchServer,
+    WorkerServer,
+    distribute,
+    service_status,
+)
 from mpidist.errors import DistNetworkError, UnavailableError
 
 MODES = ["parallel_epochs", "distributed_epoch"]
@@ -249,6 +256,18 @@ def test_a_worker_in_place_of_a_dispatcher(cluster):
     with pytest.raises(UnavailableError, match=f"dispatcher .*{target[6:]}"):
         list(Dataset.range(3).apply(apply))
     works(cluster)
+
+
+@pytest.mark.parametrize("protocol", [None, "grpc"])
+def test_processes_that_name_no_transport_of_ours(make_cluster, protocol):
+    """Whom this process does not serve is reached over tcp."""
+    cluster = make_cluster(1, dispatcher={"protocol": "grpc"}, worker={"protocol": protocol})
+    address = cluster.target.removeprefix("tcp://")
+    with WorkerServer(dispatcher_address=address, protocol=protocol):
+        for service in (address, f"grpc://{address}", f"grpc+verbs://{address}"):
+            dataset = Dataset.range(9).apply(distribute("parallel_epochs", service))
+            assert sorted(dataset) == sorted(2 * list(range(9)))
+        assert len(service_status(address).workers) == 2
 
 
 def test_no_dispatcher_then_one_then_no_workers_then_one(cluster):

@@ -132,8 +132,8 @@ def test_a_worker_without_a_dispatcher_yet(stall_after, reports):
     with ExitStack() as stack:
         reports.then = lambda: stack.enter_context(DispatchServer(port=4812))
         stall_after(0.05)
-        with WorkerServer(dispatcher_address="localhost:4812"):
+        with WorkerServer(dispatcher_address="inproc://localhost:4812"):
             (text,) = reports.texts
     assert text.startswith("data worker inproc://localhost:")
-    assert "s for the dispatcher at localhost:4812, which does not answer" in text
+    assert "s for the dispatcher at inproc://localhost:4812, which does not answer" in text
     assert text.endswith("This fails after 60 s")
