@@ -9,8 +9,13 @@ from abc import ABC, abstractmethod
 from dataservice.config import DispatcherConfig, WorkerConfig, seconds_of
 from dataservice.dispatch.dispatcher import Dispatcher
 from dataservice.work.worker import DataWorker
-from mpidist import Endpoint, open_endpoint
-from mpidist.errors import FailedPreconditionError
+from mpidist import Endpoint, launched, open_endpoint
+from mpidist.errors import (
+    AlreadyExistsError,
+    DistNetworkError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
 
 # The thread that registers gives up first, and says why.
 _REGISTRATION_GRACE_S = 5.0
@@ -21,7 +26,7 @@ class _Server(ABC):
 
     def __init__(self, protocol: str | None, port: int, peer: str | None = None) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or port < 0:
-            raise ValueError(f"port must be 0, for a free one, or positive, not {port!r}")
+            raise InvalidArgumentError(f"port must be 0, for a free one, or positive, not {port!r}")
         self._protocol = protocol
         self._port = port
         self._peer = peer
@@ -34,7 +39,7 @@ class _Server(ABC):
 
         Raises:
             FailedPreconditionError: It has been stopped.
-            DistNetworkError: The port is in use, or belongs to another rank.
+            AlreadyExistsError: The port is in use, or belongs to another rank.
             UnavailableError: A worker finds no dispatcher in time.
         """
         with self._lock:
@@ -44,7 +49,7 @@ class _Server(ABC):
                 )
             if self._endpoint is not None:
                 return
-            endpoint = open_endpoint(self._protocol, self._port or None, peer=self._peer)
+            endpoint = self._open()
             try:
                 self._serve(endpoint)
             except BaseException:
@@ -74,6 +79,16 @@ class _Server(ABC):
                 atexit.unregister(self.stop)
             self._stopped.set()
 
+    def _open(self) -> Endpoint:
+        protocol = self._protocol
+        # Who names a port in a plain process is to be found there by others.
+        if (protocol, self._peer) == (None, None) and self._port and not launched():
+            protocol = "tcp"
+        try:
+            return open_endpoint(protocol, self._port or None, peer=self._peer)
+        except DistNetworkError as error:
+            raise AlreadyExistsError(f"a {type(self).__name__} cannot start: {error}") from error
+
     def _address(self, endpoint: Endpoint) -> str:
         address = endpoint.address
         return f"{self._protocol or address.protocol}://{address.host}:{address.port}"
@@ -94,16 +109,18 @@ class DispatchServer(_Server):
     process group on all of them before a DispatchServer on one.
 
     Args:
-        port: Number of its endpoint; 0 takes a free one. Or a DispatcherConfig.
+        port: Number of its endpoint; 0 takes a free one. Over mpi the numbers of a rank are those
+            that give its rank when divided by the size of the world. Or a DispatcherConfig.
         protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, or a name of the TensorFlow interface, which
             is kept in ``target``. ``"grpc"`` is mpi in a launched world, tcp in a plain process;
-            None is mpi in a launched world, and inproc, for this process alone, in a plain one.
+            None is mpi in a launched world; in a plain process it is tcp if there is a port, and
+            inproc, for this process alone, without.
             After a config, this place is that of ``start``.
         start: Whether to start it at once.
         config: In place of port and protocol.
 
     Raises:
-        DistNetworkError: The port is in use, or belongs to another rank.
+        AlreadyExistsError: The port is in use, or belongs to another rank.
         UnimplementedError: The config asks for something that this version cannot do.
         ValueError: The port is negative, or the protocol unknown.
     """
@@ -160,7 +177,7 @@ class WorkerServer(_Server):
     """Makes elements for the consumers of a data service.
 
     Args:
-        port: Number of its endpoint; 0 takes a free one. Or a WorkerConfig.
+        port: Number of its endpoint, as for :class:`DispatchServer`. Or a WorkerConfig.
         dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``. After
             a config, this place is that of ``start``.
         worker_address: What others shall call it, as ``host:port``; ``%port%`` stands for its
@@ -171,7 +188,7 @@ class WorkerServer(_Server):
         config: In place of the arguments before.
 
     Raises:
-        DistNetworkError: The port is in use, or belongs to another rank.
+        AlreadyExistsError: The port is in use, or belongs to another rank.
         UnavailableError: No dispatcher answers in time.
         ValueError: The dispatcher's address is missing or is none, the port negative, or the
             protocol unknown.

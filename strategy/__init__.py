@@ -15,6 +15,7 @@ from strategy.parameter_server_strategy import ParameterServerStrategy
 from strategy.reading import read_values
 from strategy.reductions import PerReplica
 from strategy.replicas import ReplicaContext, get_replica_context, in_cross_replica_context
+from strategy.replicated import Strategy
 from strategy.scopes import AUTO_REUSE, get_variable_scope, variable_scope
 from strategy.sharded_variable import ShardedVariable
 from strategy.slices import IndexedSlices
@@ -33,6 +34,7 @@ __all__ = [
     "RandomStrategy",
     "ReplicaContext",
     "ShardedVariable",
+    "Strategy",
     "ValueContext",
     "Variable",
     "VariableAggregation",

@@ -26,7 +26,7 @@ from strategy.local import LocalHost, local_host
 from strategy.membership import Member
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.replicated import Replicated, current_strategy
+from strategy.replicated import Strategy, current_strategy
 from strategy.shared.host import (
     Host,
     check_alone,
@@ -34,6 +34,7 @@ from strategy.shared.host import (
     chosen_servers,
     given_spec,
     local_gpu,
+    needs_no_server,
     workers_of,
 )
 from strategy.shared.numbers import whole_number
@@ -46,7 +47,7 @@ _strategies: WeakKeyDictionary[Host, int] = WeakKeyDictionary()
 _counting = threading.Lock()
 
 
-class ParameterServerStrategy(Replicated, Member, Durable):
+class ParameterServerStrategy(Strategy, Member, Durable):
     """Local. Puts variables on the ps tasks of the cluster and trains asynchronously.
 
     Every worker makes its own, and creates the same variables in the same order. Pulls and
@@ -55,10 +56,10 @@ class ParameterServerStrategy(Replicated, Member, Durable):
     its ps alone, is served by messages, and the ps says so once. Several strategies of a worker
     share variables as those of several workers do; each waits for its own pushes only.
 
-    Without a cluster and a started Server, in an evaluator, and given a cluster without jobs, it is
-    in local mode: the variables live in this process. Options that need other tasks then have no
-    effect: no backup workers, and all places are the one there is. A cluster with ps tasks in
-    TF_CONFIG counts as given.
+    Without a cluster and a started Server, in an evaluator, given a cluster without jobs, and where
+    that of the Server has this one task, it is in local mode: the variables live in this process.
+    Options that need other tasks then have no effect: no backup workers, and all places are the one
+    there is. A cluster with ps tasks in TF_CONFIG counts as given.
 
     What it holds is given back by :meth:`close`, or at the end of its ``with`` block.
 
@@ -185,7 +186,9 @@ class ParameterServerStrategy(Replicated, Member, Durable):
         task_id: int | None,
     ) -> None:
         """Become a worker of a cluster, or of none."""
-        if host is None:
+        if host is not None and needs_no_server(host, spec):
+            host = None
+        elif host is None:
             check_alone(spec, task_type)
         else:
             check_task(host, spec, task_type, task_id)

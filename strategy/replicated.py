@@ -36,8 +36,8 @@ current_strategy: ContextVar[ParameterServerStrategy | None] = ContextVar("strat
 _device: ContextVar[Device] = ContextVar("device", default=Device())  # noqa: B039 - it is frozen
 
 
-class Replicated(ABC):
-    """The part of a strategy that deals with replicas.
+class Strategy(ABC):
+    """What all strategies have: it runs, feeds and joins the replicas of a worker.
 
     Args:
         replicas: How many each worker has.

@@ -21,6 +21,7 @@ from mpidist.errors import (
     DistBackendError,
     DistNetworkError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
 )
 from mpidist.group import ProcessGroup, group_of
@@ -77,7 +78,7 @@ class Server:
         alone = named in REMOTE_ALIASES and not launched()
         self._transport = transport_of(None if alone else named, launched=launched())
         if self._transport == "tcp":
-            raise ValueError(
+            raise InvalidArgumentError(
                 "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "
                 "ranks of one MPI world ('mpi'), or all in one process ('inproc')"
             )
@@ -172,11 +173,13 @@ class Server:
         """Local. Serve until the work of the cluster is done.
 
         Returns when a task has closed or left and every other is in ``join`` itself or is an
-        evaluator; otherwise when :meth:`stop` is called.
+        evaluator; otherwise when :meth:`stop` is called, at once if it has been.
 
         Raises:
             FailedPreconditionError: The server has not been started.
         """
+        if self._stopped:
+            return
         endpoint, members = self.endpoint, self._members
         if members is not None:
             members.announce(TaskState.JOINING)
@@ -218,7 +221,9 @@ class Server:
     @property
     def endpoint(self) -> Endpoint:
         """The endpoint that serves this task; FailedPreconditionError before ``start``."""
-        if self._endpoint is None or self._stopped:
+        if self._stopped:
+            raise FailedPreconditionError(f"the Server {self.target} was stopped; make a new one")
+        if self._endpoint is None:
             raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
         return self._endpoint
 

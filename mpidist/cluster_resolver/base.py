@@ -48,16 +48,22 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Local. Accelerators of this host that this process may use, by kind.
+        """Local. Accelerators that a task may use, by kind.
 
         Args:
-            task_type: Not used: every task is asked on its own host.
-            task_id: Not used.
+            task_type: Its job; by default this process's.
+            task_id: Its index; by default this process's. Only this process's own accelerators are
+                known: all tasks are taken to have as many.
             config_proto: Not used: there is no session.
 
         Returns:
             ``{"GPU": 4}``, or ``{}``.
+
+        Raises:
+            ValueError: There is no such task.
         """
+        if task_type is not None and task_id is not None:
+            self.cluster_spec().task_address(task_type, task_id)
         count = len(visible_gpus())
         return {"GPU": count} if count else {}
 

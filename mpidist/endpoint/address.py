@@ -6,6 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mpidist.errors import InvalidArgumentError
+
 TRANSPORTS = ("mpi", "tcp", "inproc")
 # Names of the TensorFlow interface; they are kept in what users see and mean one of ours.
 REMOTE_ALIASES = ("grpc", "grpc+verbs")
@@ -66,10 +68,10 @@ def parse(text: str, protocol: str) -> Address:
 
 
 def check_protocol(protocol: str) -> str:
-    """Local. The name, if it is known; otherwise a ValueError that lists the known ones."""
+    """Local. The name, if it is known; else an InvalidArgumentError that lists the known ones."""
     if protocol not in TRANSPORTS + ALIASES:
         known = ", ".join(repr(name) for name in TRANSPORTS + ALIASES)
-        raise ValueError(f"unknown protocol {protocol!r}; the known ones are {known}")
+        raise InvalidArgumentError(f"unknown protocol {protocol!r}; the known ones are {known}")
     return protocol
 
 

@@ -77,6 +77,8 @@ class TcpTransport:
         with self._sockets:
             if number is None:
                 number = next(self._numbers)
+            elif number in self._endpoints:
+                raise DistNetworkError(f"tcp://{self.host()}:{number} is in use already")
             else:
                 self._listen(number, number)
             self._endpoints[number] = endpoint

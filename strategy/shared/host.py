@@ -124,7 +124,10 @@ def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> dict[int
     """
     servers = [index for job, index in spec.tasks() if job == "ps"]
     if not servers:
-        raise ValueError(f"the cluster has no ps task: {spec!r}")
+        raise ValueError(
+            f"the cluster has no ps task: {spec!r} (a strategy of this process alone is given "
+            "cluster_spec={})"
+        )
     if devices is None:
         return dict.fromkeys(servers)
     known = {f"/job:ps/task:{index}": index for index in servers}
@@ -246,6 +249,19 @@ def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
             "mpidist.Server(spec, job_name, task_index) before the strategy; a strategy of this "
             "process alone is given cluster_spec={}"
         )
+
+
+def needs_no_server(host: Host, spec: ClusterSpec | None) -> bool:
+    """Local. Whether a strategy is in local mode though a Server has been started.
+
+    Args:
+        host: The Server.
+        spec: The cluster that the strategy is given; one without jobs asks for local mode, as None
+            does where the Server's has this one task.
+    """
+    if spec is not None:
+        return not spec.jobs
+    return host.job_name != "ps" and len(list(host.cluster_spec.tasks())) == 1
 
 
 def check_task(

@@ -12,7 +12,7 @@ import mpidist
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from mpidist import open_endpoint
 from mpidist.config import Config
-from mpidist.errors import DistNetworkError, UnavailableError, UnknownError
+from mpidist.errors import AlreadyExistsError, UnavailableError, UnknownError
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -218,7 +218,7 @@ def test_a_dispatcher_that_is_stopped_is_missed_although_its_rank_answers_nobody
 def test_ports_belong_to_ranks(world):
     with service(world):
         other = 1000 * world.size + (world.rank + 1) % world.size
-        with pytest.raises(DistNetworkError, match="belongs to rank"):
+        with pytest.raises(AlreadyExistsError, match="belongs to rank"):
             DispatchServer(port=other)
         with DispatchServer(port=1000 * world.size + world.rank) as dispatcher:
             assert dispatcher.target.endswith(f":{1000 * world.size + world.rank}")

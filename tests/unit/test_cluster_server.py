@@ -66,7 +66,8 @@ def test_starting_twice_and_stopping_twice():
     assert server.endpoint is endpoint
     server.stop()
     server.stop()
-    for use in (server.start, server.join, lambda: server.endpoint):
+    server.join()
+    for use in (server.start, lambda: server.endpoint):
         with pytest.raises(errors.FailedPreconditionError):
             use()
 

@@ -69,6 +69,9 @@ def test_arguments_by_name(resolver):
     task = {"task_type": "worker", "task_id": 0}
     assert resolver.num_accelerators() == {"GPU": 2}
     assert resolver.num_accelerators(**task, config_proto=None) == {"GPU": 2}
+    if not isinstance(resolver, (SimpleClusterResolver, UnionResolver, SlurmClusterResolver)):
+        with pytest.raises(ValueError, match="9"):
+            resolver.num_accelerators("worker", 9)
     for name, value in {**task, "config_proto": object()}.items():
         assert resolver.num_accelerators(**{name: value}) == {"GPU": 2}
     spec = resolver.cluster_spec()

@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -24,6 +25,7 @@ from mpidist.cluster_resolver import (
 from mpidist.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 from strategy import (
     ParameterServerStrategy,
+    Strategy,
     get_variable,
     optimizers,
     parameter_server_strategy,
@@ -231,7 +233,6 @@ def test_the_cluster_may_be_given_in_many_ways(server):
         ({"cluster_spec": {"ps": ["a:1"], "worker": ["b:2"]}}, "the started Server is of"),
         ({"task_type": "chief"}, "task_type is 'chief', and that of the started Server 'worker'"),
         ({"task_id": 1}, "task_id is 1, and that of the started Server 0"),
-        ({"cluster_resolver": {}}, "the started Server is of"),
     ],
 )
 @pytest.mark.usefixtures("server")
@@ -241,11 +242,31 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_a_cluster_without_ps():
-    with (
-        mpidist.Server({"worker": ["localhost:0"]}),
-        pytest.raises(ValueError, match="the cluster has no ps task"),
-    ):
-        ParameterServerStrategy()
+    cluster = {"worker": ["localhost:0", "localhost:1"]}
+    with pytest.raises(ValueError, match=r"the cluster has no ps task.*cluster_spec=\{\}"):
+        ParameterServerStrategy(
+            server=SimpleNamespace(
+                cluster_spec=ClusterSpec(cluster), job_name="worker", task_index=0
+            )
+        )
+
+
+@pytest.mark.parametrize("given", [{}, {"cluster_spec": {}}, {"cluster_resolver": {}}])
+@pytest.mark.parametrize("job", ["local", "worker"])
+def test_a_server_of_this_process_alone(job, given):
+    server = mpidist.Server({job: ["localhost:0"]})
+    with server, ParameterServerStrategy(**given) as strategy:
+        assert strategy.extended.parameter_devices == ("/device:CPU:0",)
+        with strategy.scope():
+            v = get_variable("v", 3, initializer=7.0)
+        v.assign_add(np.ones(3, np.float32))
+        np.testing.assert_array_equal(v.numpy(), [8, 8, 8])
+
+
+def test_without_jobs_a_strategy_is_of_this_process_alone():
+    with mpidist.Server(CLUSTER, "worker", 0), ParameterServerStrategy(cluster_spec={}) as strategy:
+        assert strategy.extended.parameter_devices == ("/device:CPU:0",)
+        assert isinstance(strategy, Strategy)
 
 
 def test_a_task_that_does_not_train():

@@ -41,7 +41,8 @@ class Service:
     def restart_dispatcher(self):
         """Stop the dispatcher, and start one on the same port, from its journal if it has one."""
         self.dispatcher.stop()
-        config = replace(self._config, port=int(self.target.rpartition(":")[2]))
+        port = int(self.target.rpartition(":")[2])
+        config = replace(self._config, port=port, protocol="inproc")
         self.dispatcher = self._stack.enter_context(DispatchServer(config))
 
 

@@ -139,7 +139,7 @@ def test_a_worker_writes_few_snapshots_at_a_time(tmp_path, limit, most):
 
 def test_a_dispatcher_that_is_started_again(tmp_path):
     config = DispatcherConfig(
-        port=4821, work_dir=str(tmp_path / "journal"), fault_tolerant_mode=True
+        port=4821, protocol="inproc", work_dir=str(tmp_path / "journal"), fault_tolerant_mode=True
     )
 
     def wait(i):

@@ -231,7 +231,7 @@ def test_servers_come_after_the_consumer(reading_as):
     found = []
     reader = threading.Thread(target=lambda: found.extend(numbers(dataset)))
     reader.start()
-    with DispatchServer(port=4841), WorkerServer(dispatcher_address=target):
+    with DispatchServer(port=4841, protocol="inproc"), WorkerServer(dispatcher_address=target):
         reader.join(30)
         check(found, reading_as, 1)
 

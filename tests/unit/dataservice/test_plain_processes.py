@@ -23,7 +23,7 @@ from dataservice import (
     distribute,
     service_status,
 )
-from mpidist.errors import DistNetworkError, UnavailableError
+from mpidist.errors import AlreadyExistsError, UnavailableError
 
 MODES = ["parallel_epochs", "distributed_epoch"]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -291,9 +291,9 @@ def test_a_port_in_use_is_refused_and_its_owner_goes_on(cluster, silent_port):
     taken = [cluster.dispatcher.port, cluster.workers[0].port, silent_port]
     for port in taken:
         config = DispatcherConfig(port=port, protocol="tcp")
-        with pytest.raises(DistNetworkError, match=r"Address already in use.*another port"):
+        with pytest.raises(AlreadyExistsError, match=r"Address already in use.*another port"):
             DispatchServer(config)
-        with pytest.raises(DistNetworkError, match="choose another port"):
+        with pytest.raises(AlreadyExistsError, match="choose another port"):
             cluster.add_worker(port=port)
     assert list(elements) == list(range(100))
     works(cluster)

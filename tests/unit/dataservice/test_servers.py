@@ -1,4 +1,5 @@
 import queue
+import socket
 import threading
 
 import pytest
@@ -18,8 +19,8 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.runner import Runner
 from mpidist import LATER, Reply, open_endpoint
 from mpidist.errors import (
+    AlreadyExistsError,
     CancelledError,
-    DistNetworkError,
     FailedPreconditionError,
     NotFoundError,
     UnavailableError,
@@ -44,8 +45,8 @@ def test_protocols_that_there_are_not(protocol):
 
 def test_both_call_styles():
     for make_dispatcher in (
-        lambda: DispatchServer(4801),
-        lambda: DispatchServer(DispatcherConfig(port=4801)),
+        lambda: DispatchServer(4801, "inproc"),
+        lambda: DispatchServer(DispatcherConfig(port=4801, protocol="inproc")),
         lambda: DispatchServer(config=DispatcherConfig(port=4801, protocol="inproc")),
     ):
         dispatcher = make_dispatcher()
@@ -63,13 +64,29 @@ def test_both_call_styles():
         dispatcher.stop()
 
 
-def test_a_port_in_use():
-    with DispatchServer(port=4803), pytest.raises(DistNetworkError, match="in use"):
-        DispatchServer(port=4803)
+@pytest.mark.parametrize("protocol", ["inproc", "tcp", "grpc"])
+def test_a_port_in_use(protocol):
+    with DispatchServer(port=4803, protocol=protocol) as first:
+        with pytest.raises(AlreadyExistsError, match="in use"):
+            DispatchServer(port=4803, protocol=protocol)
+        with WorkerServer(dispatcher_address=first.target):
+            dataset = Dataset.range(3).apply(distribute("parallel_epochs", first.target))
+            assert list(dataset) == [0, 1, 2]
+
+
+def test_who_names_a_port_is_found_there_by_others():
+    with DispatchServer(port=4809) as dispatcher:
+        assert dispatcher.target == "tcp://localhost:4809"
+        with socket.create_connection(("localhost", 4809), timeout=10):
+            pass
+        with WorkerServer(dispatcher_address="localhost:4809"):
+            for service in ("localhost:4809", "grpc://localhost:4809", dispatcher.target):
+                dataset = Dataset.range(3).apply(distribute("parallel_epochs", service))
+                assert list(dataset) == [0, 1, 2]
 
 
 def test_starting_and_stopping():
-    dispatcher = DispatchServer(port=4804, start=False)
+    dispatcher = DispatchServer(port=4804, protocol="inproc", start=False)
     for use in (dispatcher.join, lambda: dispatcher.target):
         with pytest.raises(FailedPreconditionError, match="started"):
             use()
@@ -80,7 +97,7 @@ def test_starting_and_stopping():
     dispatcher.join()
     with pytest.raises(FailedPreconditionError, match="cannot be started after stopped"):
         dispatcher.start()
-    with DispatchServer(port=4804):  # the port is free again
+    with DispatchServer(port=4804, protocol="inproc"):  # the port is free again
         pass
 
 
@@ -192,11 +209,11 @@ def test_a_dispatcher_that_starts_at_the_address_of_another(caplog):
 
     apply = distribute("parallel_epochs", "inproc://localhost:4806")
     config = WorkerConfig("localhost:4806", heartbeat_interval_ms=20)
-    with DispatchServer(port=4806) as first, WorkerServer(config):
+    with DispatchServer(port=4806, protocol="inproc") as first, WorkerServer(config):
         before = iter(endless(0))
         assert next(before) == 0
         first.stop()
-        with DispatchServer(port=4806):
+        with DispatchServer(port=4806, protocol="inproc"):
             wait_until(lambda: caplog.text.count("registered") == 2)
             after = iter(endless(100))
             assert [int(next(after)) for _ in range(4)] == [100, 101, 102, 100]
@@ -232,7 +249,7 @@ class Dispatcher:
 def registering():
     """A worker that registers again, the id that it had, and the second dispatcher."""
     config = WorkerConfig("localhost:4807", heartbeat_interval_ms=20)
-    with DispatchServer(port=4807) as first:
+    with DispatchServer(port=4807, protocol="inproc") as first:
         worker = WorkerServer(config)
         worker_id = worker._worker._worker_id
         first.stop()

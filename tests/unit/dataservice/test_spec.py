@@ -42,7 +42,7 @@ def test_start_false():
 
 def test_join_blocks_until_the_server_has_shut_down():
     dispatcher = DispatchServer(port=5050)
-    assert dispatcher.target == "inproc://localhost:5050"
+    assert dispatcher.target == "tcp://localhost:5050"
     joined = threading.Thread(target=dispatcher.join)
     joined.start()
     joined.join(0.05)

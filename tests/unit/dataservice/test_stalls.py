@@ -117,7 +117,7 @@ def test_no_dispatcher_yet(stall_after, reports):
     with ExitStack() as stack:
 
         def start():
-            stack.enter_context(DispatchServer(port=4811))
+            stack.enter_context(DispatchServer(port=4811, protocol="inproc"))
             stack.enter_context(WorkerServer(dispatcher_address=target))
 
         reports.then = start
@@ -130,7 +130,7 @@ def test_no_dispatcher_yet(stall_after, reports):
 
 def test_a_worker_without_a_dispatcher_yet(stall_after, reports):
     with ExitStack() as stack:
-        reports.then = lambda: stack.enter_context(DispatchServer(port=4812))
+        reports.then = lambda: stack.enter_context(DispatchServer(port=4812, protocol="inproc"))
         stall_after(0.05)
         with WorkerServer(dispatcher_address="inproc://localhost:4812"):
             (text,) = reports.texts
