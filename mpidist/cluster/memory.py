@@ -71,6 +71,7 @@ class Memory:
         comm = here.comm.Create_group(here.comm.Get_group().Incl(members.ranks()))
         split = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         node = cast("MPI.Intracomm", split)
+        comm.Free()  # there are some two thousand; each Server that is started takes them
         ranks = [int(r) for r in node.Get_group().Translate_ranks(None, here.comm.Get_group())]
         owners = {
             index: members.rank_of(("ps", index))
@@ -86,6 +87,8 @@ class Memory:
                 self._add(self._own, 0, Window.private(settings.arena_bytes), 0)
                 self.warn_unshared(error.message)
             return
+        finally:
+            node.Free()  # the window has its own
         self._first = window
         for index, rank in owners.items():
             self._add(index, 0, window, ranks.index(rank))

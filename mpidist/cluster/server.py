@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -278,7 +279,7 @@ class Server:
             if not any(task in self._own_tasks for task in tasks):
                 raise ValueError(f"{self.target} is not in job {job!r}")
             comm = world().comm
-            ranks = list(range(comm.size))
+            ranks = [comm.rank]
             if self._members is not None:
                 ranks = [self._members.rank_of(task) for task in tasks]
             self._groups[job] = group_of(comm, ranks, job)
@@ -334,9 +335,10 @@ class Server:
             return
         self._stopped = True
         forget(self)
-        for service in reversed(self._services):
-            service.close()
-        if self._endpoint is not None:
-            if self._members is not None:
-                self._members.announce(TaskState.CLOSED)
-            self._endpoint.close()
+        with contextlib.ExitStack() as rest:  # all of it, whatever fails; the last comes first
+            if self._endpoint is not None:
+                rest.callback(self._endpoint.close)
+                if self._members is not None:
+                    rest.callback(self._members.announce, TaskState.CLOSED)
+            for service in self._services:
+                rest.callback(service.close)

@@ -56,7 +56,7 @@ class RequestWork(Work):
 
     def _drive_requests(self, work: Work, deadline: float) -> None:
         op = self._op
-        key = id(op)
+        key = id(op) ^ threading.get_ident() << 64  # several threads may wait for one operation
         self._waits.current[key] = op
         del op  # an error that is kept keeps this frame
         try:

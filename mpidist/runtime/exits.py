@@ -16,7 +16,6 @@ import atexit
 import builtins
 import contextlib
 import io
-import logging
 import os
 import signal
 import sys
@@ -26,22 +25,14 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from mpidist.config import config
 from mpidist.errors import UnavailableError
 from mpidist.runtime import fork, metrics, records, streams
 from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.waits import Waiting, Waits, missing_rank
+from mpidist.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mpidist.runtime.world import World
 
-logger = logging.getLogger(__name__)
-
-_PERIOD_S = 0.1
-_METRICS_PERIOD_S = 1.0
-_TAG = 1
 # MPI_Abort can itself hang on a broken network; a rank that vanishes is noticed all the same.
 _ABORT_LIMIT_S = 3.0
 # When MPI fails, or what another rank served is gone, it is mostly because that rank has failed, or
@@ -92,13 +83,11 @@ class Exits:
         self._finalize = finalize
         self.identity = records.Identity(world.rank, os.getpid(), world.host)
         self._started = time.time()
-        self.waits = Waits()
-        self.left: dict[int, float] = {}
-        self._counts_of_left: dict[int, dict[int, int]] = {}
-        self._reported = 0, 0.0  # what was told last, by its id and when it was first seen
-        self._stop = threading.Event()
         self._failing = threading.Lock()
-        self._watchdog = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
+        self._leaving = False
+        self._watchdog = Watchdog(world, self.identity, self.fail)
+        self.waits, self.left = self._watchdog.waits, self._watchdog.left
+        self._hooks_before = sys.excepthook, threading.excepthook
 
     def start(self) -> None:
         """Local. Install the hooks and start the watchdog."""
@@ -107,13 +96,13 @@ class Exits:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # In whole lines and at once: the launcher puts the output of all ranks together.
             sys.stdout.reconfigure(line_buffering=True, write_through=False)
-        before = (sys.excepthook, threading.excepthook, sys.exit, builtins.exit, builtins.quit)
+        before = (sys.exit, builtins.exit, builtins.quit)
 
         def forget() -> None:
             global _exits
             _exits = None
-            sys.excepthook, threading.excepthook, sys.exit = before[:3]
-            builtins.exit, builtins.quit = before[3:]
+            sys.excepthook, threading.excepthook = self._hooks_before
+            sys.exit, builtins.exit, builtins.quit = before
             atexit.unregister(self._leave)
 
         fork.in_parent_only(forget)
@@ -144,8 +133,10 @@ class Exits:
             threading.Event().wait()  # another thread is ending the job
         reason = reason.strip().partition("\n")[0]
         text = trace.rstrip() + "\n" if trace.strip() else ""
-        with contextlib.suppress(OSError, ValueError):  # a closed stderr must not stop the abort
+        # Whatever a script has made of its streams, it must not stop the abort.
+        with contextlib.suppress(Exception):
             sys.stdout.flush()
+        with contextlib.suppress(Exception):
             sys.stderr.write(f"{text}mpidist: {self.identity} ends the job: {reason}\n")
             sys.stderr.flush()
         records.write_failure(self.identity, reason, trace, code)
@@ -161,6 +152,9 @@ class Exits:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        if self._is_prompt():
+            self._hooks_before[0](kind, error, trace)
+            return
         _ignore_interrupts()
         if isinstance(error, KeyboardInterrupt):
             self._interrupted()
@@ -173,19 +167,28 @@ class Exits:
         self.fail("interrupted (Ctrl-C)", "", 130)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        if not issubclass(args.exc_type, SystemExit):
+        # A daemon that outlives a script that has ended well finds closed what it uses.
+        if self._is_prompt() or (self._leaving and args.thread and args.thread.daemon):
+            self._hooks_before[1](args)
+        elif not issubclass(args.exc_type, SystemExit):
             error = args.exc_value or args.exc_type()
             self._uncaught(args.exc_type, error, args.exc_traceback)
+
+    def _is_prompt(self) -> bool:
+        """Whether somebody types what this process does, and no other rank waits for it."""
+        return self.world.size == 1 and hasattr(sys, "ps1")
 
     # Leaving
 
     def _leave(self) -> None:
         from mpi4py import MPI
 
+        self._leaving = True
         if MPI.Is_finalized():
             fork.end_mpi()
             return
-        if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        last = getattr(sys, "last_value", None)
+        if isinstance(last, KeyboardInterrupt) and not self._is_prompt():
             self._interrupted()  # a second Ctrl-C has ended the hook as it began
         try:
             self._leave_with_all()
@@ -198,88 +201,18 @@ class Exits:
 
         for callback in reversed(self.world.before_leave):
             callback()
-        self._stop.set()
-        self._watchdog.join()
-        self._write_metrics()
-        notes = self._send_notes()
+        self._watchdog.stop()
+        notes = self._watchdog.send_notes()
         self.left[self.world.rank] = time.monotonic()
         backoff = Backoff(longest_s=5e-3)
         while len(self.left) < self.world.size or not MPI.Request.Testall(notes):
-            if not self._read_note():
+            if not self._watchdog.read_note():
                 backoff.pause()
         fork.end_mpi()
         for callback in reversed(self.world.at_leave):
             callback()
         if self._finalize:
             MPI.Finalize()
-
-    def _send_notes(self) -> list[Any]:
-        note = np.array(sorted(self.waits.counts.items()), np.int64).reshape(-1)
-        others = [rank for rank in range(self.world.size) if rank != self.world.rank]
-        return [self.world.control.Isend(note, dest=other, tag=_TAG) for other in others]
-
-    def _read_note(self) -> bool:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        message = self.world.control.Improbe(tag=_TAG, status=status)
-        if message is None:
-            return False
-        note = np.empty(status.Get_count(MPI.INT64_T), np.int64)
-        message.Recv(note)
-        self._counts_of_left[status.source] = {int(g): int(n) for g, n in note.reshape(-1, 2)}
-        self.left[status.source] = time.monotonic()
-        return True
-
-    # Watching
-
-    def _watch(self) -> None:
-        from mpi4py import MPI
-
-        written = time.monotonic()
-        while not self._stop.wait(_PERIOD_S) and not MPI.Is_finalized():
-            while self._read_note():
-                pass
-            now = time.monotonic()
-            if now - written >= _METRICS_PERIOD_S:
-                written = now
-                self._write_metrics()
-            self._look_at_waits(now)
-
-    def _look_at_waits(self, now: float) -> None:
-        # No name of an operation outlives this: its arrays may be large.
-        for operation, since in self.waits.observe(now):
-            self._check(operation, since, now)
-            if now - since > config.stall_s and self._reported != (id(operation), since):
-                self._reported = id(operation), since
-                logger.warning(
-                    "%s: %s has waited for %.0f s; the other ranks have not made the call, or "
-                    "are stuck themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
-                    self.identity,
-                    operation.describe(),
-                    now - since,
-                )
-
-    def _write_metrics(self) -> None:
-        tasks = metrics.snapshot()
-        if tasks:  # process groups have none
-            records.write_metrics(self.identity, tasks)
-        metrics.write_timeline()
-
-    def _check(self, operation: Waiting, since: float, now: float) -> None:
-        gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
-        if gone is not None:
-            self.fail(
-                f"{operation.describe()} waits for rank {gone}, whose script has ended; every "
-                "rank of a group must make the same calls",
-                _stacks(),
-            )
-        if now - since > config.stall_abort_s:
-            self.fail(
-                f"{operation.describe()} has waited for {now - since:.0f} s, the limit set by "
-                "MPIDIST_STALL_ABORT_S",
-                _stacks(),
-            )
 
 
 _exits: Exits | None = None
@@ -342,12 +275,3 @@ def _abort(code: int) -> None:
 def _exit_later(code: int) -> None:
     time.sleep(_ABORT_LIMIT_S)
     os._exit(code)
-
-
-def _stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
-        if ident != threading.get_ident()
-    )

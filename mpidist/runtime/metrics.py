@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,8 +89,12 @@ def task_metrics(job: str, index: int) -> TaskMetrics:
 
 
 def snapshot() -> dict[str, dict[str, float]]:
-    """Local. The numbers of all tasks of this process, by job and index."""
-    return {name: dict(task.values) for name, task in list(_tasks.items())}
+    """Local. The numbers of all tasks of this process, by job and index; NumPy's become floats."""
+    now = {name: dict(task.values) for name, task in list(_tasks.items())}
+    return {
+        name: {str(what): float(value) for what, value in values.items()}
+        for name, values in now.items()
+    }
 
 
 class Timeline:
@@ -104,7 +108,7 @@ class Timeline:
     def __init__(self, folder: str, rank: int) -> None:
         self._path = os.path.join(folder, f"timeline-{rank}.json")
         self._rank = rank
-        self._events: list[dict[str, Any]] = []
+        self._events: deque[dict[str, Any]] = deque()  # other threads add while one takes
         self._named: set[str] = set()
         self._before: dict[str, dict[str, float]] = {}
         self._writing = threading.Lock()
@@ -123,7 +127,7 @@ class Timeline:
         Of staleness that is the mean of the changes since then, as in ``mpidist top``.
         """
         with self._writing:
-            events, self._events = self._events, []
+            events = [self._events.popleft() for _ in range(len(self._events))]
             events += self._counters()
             lines = [json.dumps({"pid": self._rank, **event}) + ",\n" for event in events]
             try:
@@ -168,6 +172,13 @@ def start_timeline(rank: int) -> None:
         logger.warning("no timeline is drawn: MPIDIST_TIMELINE=%s: %s", config.timeline, error)
     else:
         atexit.register(write_timeline)
+        os.register_at_fork(after_in_child=_forget_timeline)
+
+
+def _forget_timeline() -> None:
+    global _timeline
+    _timeline = None
+    atexit.unregister(write_timeline)
 
 
 def write_timeline() -> None:

@@ -43,7 +43,7 @@ class Waits:
     """The operations that threads of this rank are in, and the collectives of each group so far.
 
     Attributes:
-        current: The operations by ``id``; whoever blocks puts its own in, and takes it out after.
+        current: The operations, each by a key of the thread that blocks, which takes it out after.
         counts: Collectives begun, by group number.
     """
 

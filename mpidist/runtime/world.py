@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,7 +99,12 @@ def world() -> World:
             ended.
     """
     fork.check_mpi()
-    return _world()
+    with _starting:
+        return _world()
+
+
+# MPI may be started once, and lets other threads run meanwhile.
+_starting = threading.RLock()
 
 
 @cache

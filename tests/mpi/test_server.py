@@ -34,8 +34,9 @@ def test_life(world):
     server.stop()
     with pytest.raises(errors.FailedPreconditionError, match="was stopped cannot start"):
         server.start()
-    with pytest.raises(errors.FailedPreconditionError, match="is not running"):
-        server.join()
+    with pytest.raises(errors.FailedPreconditionError, match="was stopped; make a new one"):
+        _ = server.endpoint
+    server.join()
     assert before is None
     assert during is server
     assert started_server() is None

@@ -1,0 +1,146 @@
+"""Looks, on a thread of its own, whether what this rank waits for can still come."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpidist.config import config
+from mpidist.runtime import metrics, records
+from mpidist.runtime.waits import Waiting, Waits, missing_rank
+
+if TYPE_CHECKING:
+    from mpidist.runtime.world import World
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S = 0.1
+_METRICS_PERIOD_S = 1.0
+_TAG = 1
+
+
+class Watchdog:
+    """The thread, and the leave notes of all ranks, which it reads until it is stopped.
+
+    Args:
+        world: The MPI world.
+        identity: Who this rank is.
+        fail: Ends the job; gets a reason and the stacks of all threads.
+
+    Attributes:
+        waits: What this rank waits for; kept by those who block.
+        left: When the leave note of each rank that has left arrived.
+    """
+
+    def __init__(
+        self, world: World, identity: records.Identity, fail: Callable[[str, str], Any]
+    ) -> None:
+        self.waits = Waits()
+        self.left: dict[int, float] = {}
+        self._control = world.control
+        self._ranks = [rank for rank in range(world.size) if rank != world.rank]
+        self._identity = identity
+        self._fail = fail
+        self._counts_of_left: dict[int, dict[int, int]] = {}
+        self._told: set[tuple[int, float]] = set()  # waits, by id and when they were first seen
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Local. Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Local. End the thread; from now on whoever calls :meth:`read_note` reads the notes."""
+        self._stop.set()
+        self._thread.join()
+        self.write_metrics()
+
+    def send_notes(self) -> list[Any]:
+        """Local. Tell all others that this rank has left; the requests of the messages."""
+        note = np.array(sorted(self.waits.counts.items()), np.int64).reshape(-1)
+        return [self._control.Isend(note, dest=other, tag=_TAG) for other in self._ranks]
+
+    def read_note(self) -> bool:
+        """Local. Take up one leave note; whether there was one."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self._control.Improbe(tag=_TAG, status=status)
+        if message is None:
+            return False
+        note = np.empty(status.Get_count(MPI.INT64_T), np.int64)
+        message.Recv(note)
+        self._counts_of_left[status.source] = {int(g): int(n) for g, n in note.reshape(-1, 2)}
+        self.left[status.source] = time.monotonic()
+        return True
+
+    def write_metrics(self) -> None:
+        """Local. Write the numbers of this rank's tasks, and the timeline, for who looks on."""
+        tasks = metrics.snapshot()
+        if tasks:  # process groups have none
+            records.write_metrics(self._identity, tasks)
+        metrics.write_timeline()
+
+    def _watch(self) -> None:
+        from mpi4py import MPI
+
+        written = time.monotonic()
+        while not self._stop.wait(_PERIOD_S) and not MPI.Is_finalized():
+            while self.read_note():
+                pass
+            now = time.monotonic()
+            if now - written >= _METRICS_PERIOD_S:
+                written = now
+                self.write_metrics()
+            self._look_at_waits(now)
+
+    def _look_at_waits(self, now: float) -> None:
+        # No name of an operation outlives this: its arrays may be large.
+        told, self._told = self._told, set()
+        for operation, since in self.waits.observe(now):
+            self._check(operation, since, now)
+            if now - since > config.stall_s:
+                self._told.add((id(operation), since))
+                if (id(operation), since) not in told:
+                    self._tell(operation, now - since)
+
+    def _tell(self, operation: Waiting, waited_s: float) -> None:
+        logger.warning(
+            "%s: %s has waited for %.0f s; the other ranks have not made the call, or are stuck "
+            "themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
+            self._identity,
+            operation.describe(),
+            waited_s,
+        )
+
+    def _check(self, operation: Waiting, since: float, now: float) -> None:
+        gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
+        if gone is not None:
+            self._fail(
+                f"{operation.describe()} waits for rank {gone}, whose script has ended; every "
+                "rank of a group must make the same calls",
+                _stacks(),
+            )
+        if now - since > config.stall_abort_s:
+            self._fail(
+                f"{operation.describe()} has waited for {now - since:.0f} s, the limit set by "
+                "MPIDIST_STALL_ABORT_S",
+                _stacks(),
+            )
+
+
+def _stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    )
