@@ -1,5 +1,8 @@
 """How ranks leave and jobs end, under the library's own launcher: no ``mpidist run`` helps."""
 
+import subprocess
+import sys
+
 import pytest
 from _cases.jobs import run_job, run_ranks
 
@@ -74,6 +77,95 @@ wait_for_ever()
     assert reason_of(ended).startswith("mpidist: rank 0 on ")
     assert reason_of(ended).endswith("KeyError: 'lost'")
     assert "in worker" in ended.err
+
+
+def test_streams_that_are_something_else(run):
+    ended = run("""
+class Tee:
+    def write(self, text):
+        return len(text)
+sys.stdout = Tee()
+if rank == 1:
+    raise ValueError("the true reason")
+wait_for_ever()
+""")
+    assert ended.status == 1, ended.err
+    assert reason_of(ended).endswith("ValueError: the true reason")
+
+
+def test_several_threads_wait_for_one_operation(run):
+    ended = run("""
+if rank == 0:
+    work = group.irecv(np.zeros(1), 1)
+    thread = threading.Thread(target=work.wait)
+    thread.start()
+    try:
+        work.wait(timeout=0.2)
+    except TimeoutError:
+        say("not yet")
+    thread.join()
+""")
+    assert ended.status == 1, ended.err
+    assert "not yet" in ended.out
+    assert "waits for rank 1, whose script has ended" in reason_of(ended)
+
+
+def test_several_threads_start_mpi(tmp_path):
+    ended = run_ranks(
+        tmp_path,
+        2,
+        """
+        import threading
+        from mpidist.runtime import world
+        ready, worlds = threading.Barrier(2), []
+        def begin():
+            ready.wait()
+            worlds.append(world())
+        thread = threading.Thread(target=begin)
+        thread.start()
+        begin()
+        thread.join()
+        assert worlds[0] is worlds[1]
+        print("one world")
+        """,
+    )
+    assert (ended.status, ended.out) == (0, "one world\n" * 2), ended.err
+
+
+def test_daemons_that_outlive_a_script_that_ends_well(run, tmp_path):
+    ended = run(f"""
+over = {str(tmp_path / "over")!r}
+endpoint = dist.open_endpoint()
+def beat():
+    try:
+        while True:
+            endpoint.notify(endpoint.address, "a/B")
+            time.sleep(0.001)
+    finally:
+        open(over, "w").close()
+if rank == 0:
+    threading.Thread(target=beat, daemon=True).start()
+else:
+    while not os.path.exists(over):
+        time.sleep(0.01)
+""")
+    assert ended.status == 0, ended.err
+    assert "ends the job" not in ended.err
+
+
+def test_a_prompt_goes_on_after_an_error(tmp_path):
+    begin = "import mpidist; mpidist.init_process_group()"
+    ended = subprocess.run(
+        [sys.executable, "-i", "-c", begin],
+        input="mistyped(1)\nprint('goes', 'on')\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr
+    assert "NameError" in ended.stderr
 
 
 def test_who_was_served_leaves_the_word_to_who_served(run):

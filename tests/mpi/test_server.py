@@ -90,6 +90,16 @@ def test_addresses_of_another_kind(world):
     assert memory is not None
 
 
+@pytest.mark.ranks(2)
+def test_the_job_group_of_a_server_of_one_process(world):
+    with Server.create_local_server() as server:
+        group = server.job_group("local")
+        array = np.array([1.0 + world.rank])
+        group.all_reduce(array)
+    assert group.size() == 1
+    assert array[0] == 1.0 + world.rank
+
+
 @pytest.mark.ranks(3)
 def test_job_groups(world):
     spec = spec_of(world, 1)

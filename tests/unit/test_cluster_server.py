@@ -237,6 +237,8 @@ class Service:
 
     def close(self):
         self.log.append("closed")
+        if "stuck" in self.log:
+            raise errors.InternalError("the disk is full")
 
 
 @pytest.fixture
@@ -268,6 +270,17 @@ def test_a_service_that_cannot_start(services):
     services.clear()
     with Server(CLUSTER, "worker"):
         pass
+
+
+def test_a_service_that_cannot_be_closed(services):
+    server = Server(CLUSTER, "worker")
+    endpoint = server.endpoint
+    services.append("stuck")
+    with pytest.raises(errors.InternalError, match="the disk is full"):
+        server.stop()
+    assert started_server() is None
+    with pytest.raises(errors.CancelledError, match="is closed"):
+        endpoint.call(endpoint.address, "thing/Ask")
 
 
 def test_a_service_that_is_not_installed(monkeypatch):

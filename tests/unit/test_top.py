@@ -5,8 +5,10 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
 
 from mpidist.cli import main, records
@@ -98,6 +100,32 @@ def test_a_timeline_that_cannot_be_drawn(tmp_path, caplog, monkeypatch):
     metrics.start_timeline(0)
     assert "no timeline is drawn: MPIDIST_TIMELINE=" in caplog.text
     metrics.write_timeline()
+
+
+def test_numbers_of_any_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "_tasks", {})
+    values = metrics.task_metrics("worker", 0).values
+    values["loss"] += np.float32(1.5)
+    values["steps"] += np.int64(2)
+    metrics.Timeline(str(tmp_path), 0).write()
+    now = metrics.snapshot()
+    assert json.loads(json.dumps(now)) == {"worker 0": {"loss": 1.5, "steps": 2.0}}
+
+
+def test_a_forked_child_does_not_write_the_timeline(tmp_path):
+    source = """
+import os, sys
+from mpidist import task_metrics
+task_metrics("worker", 0).note("step", 0.0)
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+sys.exit(0)
+"""
+    env = {**os.environ, "MPIDIST_TIMELINE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", source], env=env, check=True, timeout=60)
+    (path,) = tmp_path.iterdir()
+    assert [event["name"] for event in events_of(path)].count("step") == 1
 
 
 def test_staleness_in_a_timeline_is_a_mean(tmp_path, monkeypatch):

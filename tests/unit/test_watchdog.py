@@ -1,0 +1,36 @@
+"""What the watchdog tells, on waits that a test makes."""
+
+import threading
+from types import SimpleNamespace
+
+from mpidist.config import Config
+from mpidist.runtime import watchdog
+from mpidist.runtime.records import Identity
+
+
+def wait_of(name):
+    return SimpleNamespace(
+        sequence=1, peer=-1, group_number=0, members=(0, 1), describe=lambda: name
+    )
+
+
+def test_each_long_wait_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(watchdog, "config", Config(stall_s=1.0))
+    failed = []
+    world = SimpleNamespace(control=None, size=2, rank=0)
+    dog = watchdog.Watchdog(world, Identity(0, 1, "h"), lambda *why: failed.append(why))
+    operations = dog.waits.current
+    operations[1], operations[2] = wait_of("first"), wait_of("second")
+    for now in range(100, 110):
+        dog._look_at_waits(float(now))
+    operations[1] = wait_of("third")
+    for now in range(110, 120):
+        dog._look_at_waits(float(now))
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split(" has waited")[0].split(": ")[1] for text in told] == [
+        "first",
+        "second",
+        "third",
+    ]
+    assert not failed
+    assert not any(each.name == "mpidist-watchdog" for each in threading.enumerate())
