@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
-        subparsers.choices[words[0]].error(f"unrecognized arguments: {' '.join(unknown)}")
+        subparsers.choices.get(words[0], parser).error(
+            f"unrecognized arguments: {' '.join(unknown)}"
+        )
     try:
         status: int = namespace.run(namespace)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -26,6 +27,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
 _PROBE_S = 90.0  # in which two ranks may have others try memory of GPUs, for a minute
 _SYSTEM_S = 10.0
+_CLEAN_UP_S = 10.0
 _PROBE, _GPU_PROBE, _WAY_PROBE = (
     str(Path(__file__).absolute().with_name(name))
     for name in ("probe.py", "gpu_probe.py", "way_probe.py")
@@ -336,10 +338,19 @@ def _in_time(call: Callable[[], _T]) -> _T:
 
 
 def _child(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except BaseException:  # it ends what it has started, and removes its files
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_CLEAN_UP_S)
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _last_line(text: str) -> str:

@@ -7,7 +7,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mpidist.host_list import expand_hosts
@@ -15,6 +16,7 @@ from mpidist.host_list import expand_hosts
 Slots = list[tuple[str, int | None]]
 _MOST_LOOKED_UP = 64  # each by a thread
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _LINE = re.compile(r"([^\s:]+)(?:\s*:\s*([0-9]+)|\s+slots\s*=\s*([0-9]+))?(?:\s+max[-_]slots\S*)?")
 
 
@@ -137,3 +139,35 @@ def place(slots: Iterable[tuple[str, int | None]], ranks: int) -> tuple[tuple[st
         placed.append((host, taken))
         left -= taken
     return tuple((host, number) for host, number in placed if number)
+
+
+def ranks_together(
+    ranks: int, places: Sequence[tuple[str, int]], environ: Mapping[str, str]
+) -> int:
+    """Local. How many ranks the fullest host has.
+
+    Args:
+        ranks: Of the job.
+        places: Hosts, and how many ranks each takes; by default a batch job's around this process,
+            which launchers fill one after the other.
+        environ: What the batch system says of those.
+    """
+    if places:
+        return max(number for _, number in places)
+    slots = _allocated(environ)
+    if not slots:
+        return ranks
+    return max(min(ranks, max(slots)), -(-ranks // len(slots)))
+
+
+def _allocated(environ: Mapping[str, str]) -> list[int]:
+    """How many ranks each host of the batch job around has room for; none without one."""
+    slurm = _SLURM_COUNT.findall(environ.get("SLURM_TASKS_PER_NODE", ""))
+    if slurm:
+        return [int(count) for count, times in slurm for _ in range(int(times or 1))]
+    lsf = environ.get("LSB_MCPU_HOSTS", "").split()
+    if lsf:
+        return [int(count) for count in lsf[1::2] if count.isdecimal()]
+    with contextlib.suppress(OSError, KeyError):
+        return list(Counter(Path(environ["PBS_NODEFILE"]).read_text().split()).values())
+    return []

@@ -33,6 +33,8 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the rank knows what they mean
+_ALL = (*_FORWARDED, *_PASSED_ON)
 _SAME_SIGNAL_S = 0.05
 # A line that is not ended so long, or longer, is handed on as if it were: who asks for an answer on
 # the same line is waiting for it.
@@ -133,9 +135,9 @@ def _become(command: list[str], parent: int, libc: ctypes.CDLL, outputs: list[_L
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-    for number in (*_FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (*_ALL, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
     try:
         os.execv(command[0], command)
     except OSError as error:
@@ -183,7 +185,7 @@ def main(arguments: list[str]) -> None:
     received: list[int] = []
     asking: list[int] = []  # those that came while the rank still ran
     # Blocked until the child is known, so that no signal is forwarded to nobody.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
     child = os.fork()
     if child == 0:
         _become(command, keeper, libc, outputs)
@@ -198,25 +200,30 @@ def main(arguments: list[str]) -> None:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
     # Waits without reaping, so that the number of the child stays its own while forward() may run.
     seen = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     ended = time.time()
     if seen is not None and seen.si_status != 0 and not asking:
         time.sleep(_SAME_SIGNAL_S)  # a signal to the whole group may reach the child first
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
     _, status = os.waitpid(child, 0)
     for output in outputs:
         output.finish()
     # Any other signal comes because the rank has ended: the launcher ends the rest.
     asked = bool(asking) or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in received)
-    _record(os.environ[variable], child, status, asked, ended)
+    try:
+        _record(os.environ[variable], child, status, asked, ended)
+    except OSError as error:  # the launcher is to see how the rank ended all the same
+        sys.stderr.write(f"mpidist run: how rank {os.environ[variable]} ended: {error}\n")
     if os.WIFSIGNALED(status):
         fatal = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has left its own core already
         if fatal != signal.SIGKILL:
             signal.signal(fatal, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
         os.kill(keeper, fatal)
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128)
 

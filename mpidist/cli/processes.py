@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -65,8 +66,8 @@ class Process:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 # The name, in parentheses, may hold anything.
                 fields = file.read().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return None  # there is none, or it is another user's, of whom /proc tells nothing
         return cls(pid, int(fields[1]), fields[0], int(fields[19]))
 
     def send(self, number: int) -> bool:
@@ -117,13 +118,17 @@ def descendants(pid: int | None = None) -> list[Process]:
     return found
 
 
-def reap() -> None:
-    """Local. Collect the children of this process that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0] != 0:
-            pass
-    except ChildProcessError:
-        return  # there are no children at all
+def reap(but: int = 0) -> None:
+    """Local. Collect the children of this process that have ended.
+
+    Args:
+        but: The number of one that somebody else collects; once it has ended, no more are.
+    """
+    with contextlib.suppress(ChildProcessError):  # there are no children at all
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid == but:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def wait_descendants(timeout_s: float) -> None:

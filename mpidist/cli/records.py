@@ -13,6 +13,7 @@ File                   Written by                        When
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -90,10 +91,11 @@ def read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
         Rank to record. Files are replaced whole, so each is readable.
     """
     found = {}
-    for path in folder.iterdir():
-        name = _RECORD.fullmatch(path.name)
-        if name and name[1] == kind:
-            found[int(name[2])] = json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed, or is about to be
+        for path in folder.iterdir():
+            name = _RECORD.fullmatch(path.name)
+            if name and name[1] == kind:
+                found[int(name[2])] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -165,7 +167,10 @@ def ended(folder: Path) -> list[int]:
     Returns:
         The ranks, in no order.
     """
-    names = [_RECORD.fullmatch(path.name) for path in folder.iterdir()]
+    try:
+        names = [_RECORD.fullmatch(path.name) for path in folder.iterdir()]
+    except FileNotFoundError:  # the folder was removed
+        return []
     return [int(name[2]) for name in names if name and name[1] == "exit"]
 
 

@@ -10,14 +10,14 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpidist.cli import keeper, records
-from mpidist.cli.hosts import parse_hosts, place, read_host_file
+from mpidist.cli.hosts import parse_hosts, place, ranks_together, read_host_file
 from mpidist.cli.layout import Layout
 from mpidist.cli.layout_options import add_layout_options, layout_of
-from mpidist.cli.shared_files import SharedFiles
+from mpidist.cli.shared_files import SharedFiles, locked_folder, remove_abandoned
 from mpidist.cli.supervise import Limits, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 from mpidist.cli.verdict import verdict
@@ -25,6 +25,7 @@ from mpidist.dev_shm import REMEDY, SHARED_MEMORY
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED", "MPIDIST_RUN_LABELS")
+_SCRATCH = "mpidist-run-"
 _EPILOG = (
     "Ranks are ordered by job: ps, worker, data, then the others as given. The exit status is that "
     "of the task that failed first: 128 + N if signal N killed it; 124 after --timeout, 130 after "
@@ -94,7 +95,10 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     if namespace.run_dir == "":
         parser.error("--run-dir is empty; name a folder")
     with asked_to_end() as signals:
-        scratch = Path(tempfile.mkdtemp(prefix="mpidist-run-"))
+        parent = Path(tempfile.gettempdir())
+        remove_abandoned(parent, _SCRATCH)
+        name, lock = locked_folder(parent, _SCRATCH)
+        scratch = Path(name)
         try:
             try:
                 folder = (
@@ -108,6 +112,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         finally:
             # A process that cannot be killed may still write here; the verdict has told of it.
             shutil.rmtree(scratch, ignore_errors=True)
+            os.close(lock)
 
 
 def _places(namespace: argparse.Namespace, layout: Layout) -> tuple[tuple[str, int], ...]:
@@ -164,6 +169,7 @@ def rank_command(
         root=os.geteuid() == 0,
         variables=(*ours, *variables),
         places=places,
+        together=ranks_together(layout.ranks, places, os.environ),
     )
     isolated = [sys.executable, "-I", "-S", str(Path(keeper.__file__).absolute())]
     return [*words, *isolated, launcher.vendor.rank_variable, *program]
@@ -177,6 +183,7 @@ def rank_environment(
     shared: str,
     places: Sequence[tuple[str, int]] = (),
     *,
+    variables: Mapping[str, str] | None = None,
     label: bool = False,
 ) -> dict[str, str]:
     """Local. The environment of the ranks: the user's, completed.
@@ -188,14 +195,16 @@ def rank_environment(
         scratch: A folder on this host that goes with the job.
         shared: One in memory, likewise.
         places: See :func:`rank_command`.
+        variables: What the user sets besides.
         label: Whether every line that ranks print is to begin with their task.
 
     Returns:
         A new environment.
     """
     cores = len(os.sched_getaffinity(0))
-    together = max((number for _, number in places), default=layout.ranks)
-    environment = launcher.environment(os.environ, ranks=together, cores=cores)
+    together = ranks_together(layout.ranks, places, os.environ)
+    given = {**os.environ, **(variables or {})}
+    environment = launcher.environment(given, ranks=together, cores=cores)
     environment["MPIDIST_RUN_DIR"] = str(folder)
     vendor = launcher.vendor
     if vendor.scratch_variable and vendor.scratch_choice not in environment:
@@ -236,12 +245,19 @@ def _run_in(
     program = [sys.executable, as_path(namespace.script), *namespace.args]
     places, variables = namespace.places, namespace.variables
     environment = rank_environment(
-        launcher, layout, folder, scratch, shared_files.folder, places, label=namespace.label
+        launcher,
+        layout,
+        folder,
+        scratch,
+        shared_files.folder,
+        places,
+        variables=variables,
+        label=namespace.label,
     )
     try:
         result = supervise(
             rank_command(launcher, layout, program, places, list(variables)),
-            {**environment, **variables},
+            environment,
             Limits(run_s=namespace.timeout),
             signals,
             failed=lambda: records.first_failure(folder) is not None,

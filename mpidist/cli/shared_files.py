@@ -17,6 +17,7 @@ _FOLDER = Path("/dev/shm")
 _OWN = "mpidist-shm-"
 _IN_CREATE = 0x100
 _IN_MOVED_TO = 0x80
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class SharedFiles:
@@ -33,25 +34,18 @@ class SharedFiles:
 
     Attributes:
         folder: The folder.
-        handle: A descriptor that is readable when files have appeared; then call :meth:`look`.
+        handle: A descriptor that is readable when files have appeared; then call :meth:`look`. None
+            where the system has none to give: then call it often.
     """
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         self._prefixes = tuple(prefixes)
         self._ours: set[str] = set()
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.handle: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        path = os.fsencode(_FOLDER)
-        if (
-            self.handle < 0
-            or libc.inotify_add_watch(self.handle, path, _IN_CREATE | _IN_MOVED_TO) < 0
-        ):
-            number = ctypes.get_errno()
-            raise OSError(number, f"cannot watch it: {os.strerror(number)}", str(_FOLDER))
+        self.handle = _watch_of(_FOLDER)
         self._before = self._present()
         self._known = set(self._before)
-        _remove_abandoned()
-        self.folder, self._lock = _locked_folder()
+        remove_abandoned(_FOLDER, _OWN)
+        self.folder, self._lock = locked_folder(_FOLDER, _OWN)
 
     def _present(self) -> set[str]:
         """Local. The files there now that have such names."""
@@ -60,7 +54,7 @@ class SharedFiles:
     def look(self) -> None:
         """Local. See which of the files that have appeared are ours."""
         with suppress(BlockingIOError):
-            while os.read(self.handle, 1 << 16):
+            while self.handle is not None and os.read(self.handle, 1 << 16):
                 pass  # the names are read from the folder itself, all at once
         new = self._present() - self._known
         if new:
@@ -74,7 +68,8 @@ class SharedFiles:
             The names of those beside the folder that were still there.
         """
         self.look()
-        os.close(self.handle)
+        if self.handle is not None:
+            os.close(self.handle)
         strangers = {name for name in self._known - self._before - self._ours if _is_own(name)}
         if strangers:
             everybody = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
@@ -90,28 +85,54 @@ class SharedFiles:
         return removed
 
 
-def _locked_folder() -> tuple[str, int]:
-    """Local. A new folder, and the descriptor that keeps others from removing it."""
+def _watch_of(folder: Path) -> int | None:
+    """Local. A descriptor that is readable when files have appeared in a folder, if there is one.
+
+    A user has some hundred of them, which other programs may have taken.
+    """
+    libc = ctypes.CDLL(None)
+    handle: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if handle < 0:
+        return None
+    if libc.inotify_add_watch(handle, os.fsencode(folder), _IN_CREATE | _IN_MOVED_TO) < 0:
+        os.close(handle)
+        return None
+    return handle
+
+
+def locked_folder(parent: Path, prefix: str) -> tuple[str, int]:
+    """Local. A new folder, and the descriptor that keeps others from removing it.
+
+    Args:
+        parent: Where it is made.
+        prefix: How its name begins.
+    """
     while True:
-        folder = tempfile.mkdtemp(prefix=_OWN, dir=_FOLDER)
+        folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
         with suppress(FileNotFoundError):  # another command saw it before it was locked
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lock = os.open(folder, _OPEN)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.isdir(folder):
                 return folder, lock
             os.close(lock)
 
 
-def _remove_abandoned() -> None:
-    """Local. Remove the folders of this user's commands that were killed."""
-    for folder in _FOLDER.glob(f"{_OWN}*"):
-        # Another user's, or removed meanwhile.
-        with suppress(FileNotFoundError, PermissionError):
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            with suppress(BlockingIOError):  # its command is alive
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Local. Remove the folders of this user's commands that were killed.
+
+    Args:
+        parent: Where they are.
+        prefix: How their names begin.
+    """
+    for folder in parent.glob(f"{prefix}*"):
+        # Another user's, or no folder, or removed meanwhile; or its command is alive.
+        with suppress(OSError):
+            lock = os.open(folder, _OPEN | os.O_NOFOLLOW)
+            try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder)
-            os.close(lock)
+            finally:
+                os.close(lock)
 
 
 def _is_own(name: str) -> bool:

@@ -19,6 +19,8 @@ from mpidist.cli.shared_files import SharedFiles
 _TICK_S = 0.1
 _LEAVE_S = 1.0
 _KILL_WAIT_S = 2.0
+# Launchers hand these to their ranks, which may know what they mean.
+_FOR_JOB = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Ending(enum.Enum):
@@ -55,7 +57,8 @@ class Limits:
 
     Attributes:
         run_s: The job; None for no limit.
-        failed_s: The launcher, to end the job after a rank has failed, or after all have ended.
+        failed_s: The launcher, to end the job after a rank has failed; and what ranks have left
+            behind, after all have ended. A launcher may then still wait for who reads its output.
         polite_s: The launcher, to end after the signal that the user sent.
         term_s: The launcher, to end after SIGTERM.
     """
@@ -68,15 +71,18 @@ class Limits:
 
 @contextmanager
 def asked_to_end() -> Iterator[tuple[int, list[int]]]:
-    """Local. Collect the signals that ask to end; gives a readable descriptor and the list.
+    """Local. Collect the signals that ask to end, and those for the job to see.
 
-    Entered before anything is made that must be removed.
+    Gives a readable descriptor and the list. What this command was started to ignore, as nohup
+    and a script's ``&`` have it, stays ignored. Entered before anything is made that must be
+    removed.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_FOR_JOB)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     old = signal.set_wakeup_fd(writing)
     try:
@@ -127,6 +133,14 @@ class _Job:
         if polite:
             self._steps.append((now + polite, signal.SIGTERM))
         self._steps.append((now + polite + limits.term_s, signal.SIGKILL))
+
+    def tell(self, number: int) -> None:
+        """Local. Hand a signal to the launcher, which goes on."""
+        self._launcher.send_signal(number)
+
+    def reap_orphans(self) -> None:
+        """Local. Collect what has become ours and has ended, so that it does not stay till then."""
+        processes.reap(but=self._launcher.pid)
 
     def hurry(self) -> None:
         """Local. Go to the last step now."""
@@ -189,32 +203,38 @@ def supervise(
     started = time.monotonic()
     wakeup, received = signals
     job = _Job(command, environment)
-    while (status := job.status()) is None:
-        handles = [job.handle, wakeup, shared_files.handle]
-        readable, _, _ = select.select(handles, [], [], _TICK_S)
-        if wakeup in readable:
-            os.read(wakeup, 64)
-        if shared_files.handle in readable:
-            shared_files.look()
-        now = time.monotonic()
-        while received:
-            again, number = number, received.pop(0)
-            job.hurry() if again else job.end(number, limits)
-            ending = Ending.SIGNAL
-        if ending is Ending.ITSELF:
-            if limits.run_s is not None and now - started > limits.run_s:
-                ending = Ending.TIMEOUT
-                job.end(signal.SIGTERM, limits)
-            elif not over_at:
-                over_at = now if failed() or ended() else 0.0
-            elif now - over_at > limits.failed_s:
-                if failed():
-                    ending = Ending.STUCK
+    watched = [handle for handle in (shared_files.handle,) if handle is not None]
+    try:
+        while (status := job.status()) is None:
+            readable, _, _ = select.select([job.handle, wakeup, *watched], [], [], _TICK_S)
+            if wakeup in readable:
+                os.read(wakeup, 64)
+            if not watched or watched[0] in readable:
+                shared_files.look()
+            job.reap_orphans()
+            now = time.monotonic()
+            while received:
+                if received[0] in _FOR_JOB:
+                    job.tell(received.pop(0))
+                    continue
+                again, number = number, received.pop(0)
+                job.hurry() if again else job.end(number, limits)
+                ending = Ending.SIGNAL
+            if ending is Ending.ITSELF:
+                if limits.run_s is not None and now - started > limits.run_s:
+                    ending = Ending.TIMEOUT
                     job.end(signal.SIGTERM, limits)
-                else:
-                    job.drop_orphans()
-        if job.step():
-            break
-    killed, alive = job.close()
+                elif not over_at:
+                    over_at = now if failed() or ended() else 0.0
+                elif now - over_at > limits.failed_s:
+                    if failed():
+                        ending = Ending.STUCK
+                        job.end(signal.SIGTERM, limits)
+                    else:
+                        job.drop_orphans()
+            if job.step():
+                break
+    finally:
+        killed, alive = job.close()
     sys.stdout.flush()
     return Result(ending, 128 + signal.SIGKILL if status is None else status, number, killed, alive)

@@ -133,6 +133,7 @@ class Launcher:
         root: bool,
         variables: Sequence[str] = (),
         places: Sequence[tuple[str, int]] = (),
+        together: int | None = None,
     ) -> list[str]:
         """Local. The command line that starts ranks, up to the program to run.
 
@@ -143,6 +144,7 @@ class Launcher:
             variables: Names of environment variables that every rank must get.
             places: Hosts, and how many ranks each takes, in the order of the ranks; by default
                 what the launcher finds: this host, a batch system's, or those of its own settings.
+            together: How many ranks the fullest host has; by default as the places say, else all.
 
         Returns:
             The words of the command.
@@ -159,7 +161,8 @@ class Launcher:
                     "its own variables or configuration, and leave out --hosts and --hostfile"
                 )
             words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in places)]
-        if max((number for _, number in places), default=ranks) > cores:
+        fullest = max((number for _, number in places), default=ranks)
+        if (fullest if together is None else together) > cores:
             words += vendor.oversubscribe
         if root:
             words += vendor.root

@@ -59,7 +59,8 @@ def _ending(
         place = f"{rank}pid {failure.pid} on {failure.host}"
         return failure.exit_code, f"{task} ({place}) failed first: {failure.reason}; {ended}"
     left = records.ended_well(folder)
-    if result.status == 0 and len(left) == layout.ranks:
+    # A script may have removed the folder: then the launcher's word counts.
+    if result.status == 0 and (len(left) == layout.ranks or not folder.is_dir()):
         return 0, ""
     why = "no task said why, but MPI may have, above"
     if left and len(left) < layout.ranks:

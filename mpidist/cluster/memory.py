@@ -215,7 +215,7 @@ class Memory:
         )
 
     def _wait_for(self, key: tuple[int, int], is_there: Callable[[], bool]) -> None:
-        limit_s = settings.call_timeout_s
+        limit_s = min(settings.call_timeout_s, threading.TIMEOUT_MAX)
         with self._changed:
             if self._changed.wait_for(is_there, limit_s):
                 return

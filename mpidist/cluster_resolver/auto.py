@@ -58,7 +58,9 @@ def _first_that_fits(jobs: Mapping[str, int] | None) -> tuple[ClusterResolver, s
     if is_step_of_several(env):
         tasks = env.get("SLURM_STEP_NUM_TASKS")
         return SlurmClusterResolver(jobs), f"srun started it as one of {tasks} tasks"
-    if "PBS_VNODENUM" in env:
+    # Torque sets it in the body of a batch script, too, which is the first of the job's tasks.
+    body = env.get("PBS_VNODENUM") == "0" and env.get("PBS_TASKNUM") == "1"
+    if "PBS_VNODENUM" in env and not body:
         return PBSClusterResolver(jobs), "pbsdsh started it"
     for name in ("JSM_NAMESPACE_RANK", "LSF_PM_TASKID"):
         if name in env:

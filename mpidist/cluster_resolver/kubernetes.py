@@ -138,7 +138,7 @@ class KubernetesClusterResolver(ClusterResolver):
         return self._task_address(task_type, task_id, rpc_layer) or ""
 
     def _addresses(self, selectors: list[str]) -> list[str]:
-        addresses = []
+        found = []
         for selector in selectors:
             pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
             for pod in sorted(pods, key=lambda pod: _natural(pod.metadata.name)):
@@ -146,8 +146,11 @@ class KubernetesClusterResolver(ClusterResolver):
                     raise FailedPreconditionError(
                         f"pod {pod.metadata.name} of {selector} is {pod.status.phase}, not Running"
                     )
-                addresses.append(f"{pod.status.host_ip}:{self._port}")
-        return addresses
+                found.append(pod.status)
+        hosts = [status.host_ip for status in found]
+        if len(set(hosts)) < len(hosts):  # pods of one node are told apart by their own addresses
+            hosts = [status.pod_ip for status in found]
+        return [f"{host}:{self._port}" for host in hosts]
 
 
 def _checked_location(

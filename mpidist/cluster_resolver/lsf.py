@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 
@@ -56,7 +57,8 @@ class LSFClusterResolver(PlacedResolver):
             pairs = [(host, 1) for host in text.split()]
         skips = self._skip_first_host
         if skips or (skips is None and "JSM_NAMESPACE_RANK" in env):
-            pairs = pairs[1:]
+            first = pairs[0][0] if pairs else ""
+            pairs = list(itertools.dropwhile(lambda pair: pair[0] == first, pairs))
         rank = own_rank(env, "JSM_NAMESPACE_RANK")
         if rank is None and "LSF_PM_TASKID" in env:
             rank = number(env, "LSF_PM_TASKID") - 1

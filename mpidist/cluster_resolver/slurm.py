@@ -44,7 +44,8 @@ class SlurmClusterResolver(PlacedResolver):
         tasks_per_node: Tasks of each node, in place of what Slurm says: one number, numbers in
             the order of the nodes, or by host.
         auto_set_gpu: Whether to show this process its GPUs only, by ``CUDA_VISIBLE_DEVICES``.
-            Where Slurm has bound GPUs to tasks, it stays as it is.
+            Where Slurm has bound GPUs to tasks, or less is visible than the step has on the node,
+            it stays as it is.
         rpc_layer: Protocol of the addresses.
 
     Raises:
@@ -71,8 +72,9 @@ class SlurmClusterResolver(PlacedResolver):
         _check_gpus("gpus_per_node", gpus_per_node)
         _check_gpus("gpus_per_task", gpus_per_task)
         super().__init__(jobs, port_base, rpc_layer)
-        self._gpus = self._own_gpus(gpus_per_node, gpus_per_task)
-        if auto_set_gpu and self._gpus and not _are_bound():
+        bound = _are_bound(len(visible_gpus()))
+        self._gpus = visible_gpus() if bound else self._own_gpus(gpus_per_node, gpus_per_task)
+        if auto_set_gpu and self._gpus and not bound:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
 
     def num_accelerators(
@@ -130,8 +132,6 @@ class SlurmClusterResolver(PlacedResolver):
 
     def _own_gpus(self, per_node: int | None, per_task: int | None) -> list[str]:
         names = visible_gpus()
-        if _are_bound():
-            return names
         if per_node is not None and per_node > len(names):
             raise FailedPreconditionError(
                 f"{per_node} GPUs per node are asked for, and this one shows {len(names)}"
@@ -177,9 +177,18 @@ def is_step_of_several(env: Mapping[str, str]) -> bool:
     return rank != "0" or not alone
 
 
-def _are_bound() -> bool:
-    """Whether Slurm shows each task its own GPUs."""
-    return bool(os.environ.get("SLURM_GPUS_PER_TASK"))
+def _are_bound(visible: int) -> bool:
+    """Whether Slurm shows each task its own GPUs.
+
+    Newer versions do not tell tasks how they are bound, only how many GPUs the step has on the
+    node: a task that sees fewer has its own, be it from Slurm or from a resolver before.
+
+    Args:
+        visible: How many GPUs this process sees.
+    """
+    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    fewer = on_node.isdecimal() and visible < int(on_node)
+    return fewer or bool(os.environ.get("SLURM_GPUS_PER_TASK"))
 
 
 def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:

@@ -295,6 +295,73 @@ def test_interrupted_twice(tmp_path):
     assert job.end(END_S) == 130
 
 
+def test_a_signal_that_the_ranks_know(tmp_path):
+    """What batch systems send some time before the end, for a last checkpoint."""
+    catch = """
+signal.signal(signal.SIGUSR1, lambda *_: (HERE / f"told-{RANK}").touch())
+"""
+    wait = """
+while not (HERE / f"told-{RANK}").exists():
+    time.sleep(0.01)
+"""
+    job = Job(tmp_path, HEAD + catch + WORLD.removeprefix(HEAD) + wait, "-n", "2")
+    job.up(2)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == 0, job.err
+
+
+def test_what_was_to_be_ignored_is(tmp_path):
+    wait = 'while not (HERE / "go").exists():\n    time.sleep(0.01)\n'
+    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    job = Job(tmp_path, WORLD + wait, "-n", "2", **ignore)
+    job.up(2)
+    job.process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert job.end() == 0, job.err
+
+
+def test_a_script_that_removes_the_jobs_folder(tmp_path):
+    remove = """
+world.barrier()
+import shutil
+if RANK == 0:
+    shutil.rmtree(os.environ["MPIDIST_RUN_DIR"])
+"""
+    job = Job(tmp_path, WORLD + remove, "-n", "2", "--run-dir", str(tmp_path / "run"))
+    assert job.end() == 0, job.err
+
+
+def test_orphans_do_not_stay_as_zombies(tmp_path):
+    script = """
+for _ in range(20):
+    os.system("true &")
+def zombies(pid):
+    found = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found += fields[0] == "Z" and int(fields[1]) == pid
+    return found
+pid = int((HERE / "launcher").read_text())
+deadline = time.monotonic() + 20
+while zombies(pid) and time.monotonic() < deadline:
+    time.sleep(0.05)
+assert not zombies(pid)
+"""
+    job = Job(
+        tmp_path,
+        HEAD + 'while not (HERE / "launcher").exists():\n    time.sleep(0.01)\n' + script,
+        *("-n", "1"),
+    )
+    (tmp_path / "launcher.new").write_text(str(job.process.pid))
+    (tmp_path / "launcher.new").rename(tmp_path / "launcher")
+    assert job.end() == 0, job.err
+
+
 def test_timeout(tmp_path):
     job = Job(tmp_path, WORLD + WAIT, "-n", "2", "--timeout", "2.5")
     assert job.end(2.5 + END_S) == 124

@@ -242,6 +242,26 @@ def test_gpus_that_slurm_has_bound(put, gpus):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
+@pytest.mark.parametrize("shown", ["0,1", "2,3", "0"])
+def test_gpus_that_a_newer_slurm_has_bound(put, gpus, shown):
+    """It tells tasks only how many GPUs the step has on the node."""
+    gpus(4)
+    step(put, 1, "n1", "2")
+    put(SLURM_GPUS_ON_NODE=4, CUDA_VISIBLE_DEVICES=shown)
+    for _ in range(2):
+        assert SlurmClusterResolver().num_accelerators() == {"GPU": len(shown.split(","))}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+
+
+def test_gpus_that_are_shared_are_divided_once(put, gpus):
+    gpus(4)
+    step(put, 1, "n1", "2")
+    put(SLURM_GPUS_ON_NODE=4, CUDA_VISIBLE_DEVICES="0,1,2,3")
+    for _ in range(2):
+        assert SlurmClusterResolver().num_accelerators() == {"GPU": 2}
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
 @pytest.mark.parametrize("arguments", [{"gpus_per_node": 3}, {"gpus_per_task": 2}])
 def test_more_gpus_than_there_are(put, gpus, arguments):
     gpus(2)

@@ -14,7 +14,7 @@ from mpidist.cluster_resolver import accelerators
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 FACTS = {
-    "ranks": 2, "nodes": 1, "thread_level": "multiple", "sums_are_right": True,
+    "ranks": 2, "thread_level": "multiple", "sums_are_right": True,
     "one_sided_is_right": True, "all_reduce_us": 3.25, "broadcast_gib_s": 9.5,
     "device_memory": {"usable": False, "reason": "MPICH does not say so", "remedy": ""},
 }  # fmt: skip

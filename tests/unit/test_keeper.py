@@ -58,6 +58,36 @@ def test_killed(rank, tmp_path):
     assert rank.returncode == -signal.SIGKILL
 
 
+def test_signals_that_the_rank_may_know(tmp_path):
+    program = """
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"one\\n"))
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit(4))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", program]
+    env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)}
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == b"one\n"
+    process.send_signal(signal.SIGUSR2)
+    left = record(process, tmp_path)
+    assert (left["exit_code"], left["asked"], process.returncode) == (4, False, 4)
+
+
+def test_a_record_that_cannot_be_written(tmp_path):
+    program = "import os, shutil; shutil.rmtree(os.environ['MPIDIST_RUN_DIR'])"
+    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", program]
+    env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path / "run")}
+    (tmp_path / "run").mkdir()
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith("mpidist run: how rank 5 ended: ")
+
+
 def test_told_to_end(rank, tmp_path):
     rank.stdout.readline()
     rank.send_signal(signal.SIGTERM)

@@ -78,11 +78,23 @@ def test_no_launcher(monkeypatch, script, capsys):
     assert 'pip install "mpidist[mpich]"' in capsys.readouterr().err
 
 
-def test_no_command(capsys):
+@pytest.mark.parametrize("words", [[], ["--foo", "run", "-n", "1", "SCRIPT"]])
+def test_no_command(words, script, capsys):
     with pytest.raises(SystemExit) as caught:
-        main([])
+        main([word.replace("SCRIPT", script) for word in words])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("mpidist: ")
+
+
+def test_what_the_user_sets_for_the_ranks_is_asked_too(tmp_path):
+    (vendor,) = [vendor for vendor in VENDORS if vendor.scratch_variable]
+    launcher, layout = Launcher("mpiexec", vendor), Layout(2)
+    folders = (tmp_path, tmp_path / "scratch", "/dev/shm/x")
+    variables = {vendor.scratch_choice: "/var/tmp", "OMP_NUM_THREADS": "3"}
+    made = run.rank_environment(launcher, layout, *folders, variables=variables)
+    assert made[vendor.scratch_choice] == "/var/tmp"
+    assert made["OMP_NUM_THREADS"] == "3"
+    assert vendor.scratch_variable not in made
 
 
 def test_a_variable_that_is_wrong(monkeypatch):

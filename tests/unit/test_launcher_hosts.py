@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mpidist.cli.hosts import parse_hosts, place, read_host_file, without_address
+from mpidist.cli.hosts import parse_hosts, place, ranks_together, read_host_file, without_address
 from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
@@ -71,6 +71,27 @@ def test_commands(vendor, flag):
     assert "--oversubscribe" not in words
     crowded = launcher.command(3, cores=1, root=False, places=places)
     assert ("--oversubscribe" in crowded) == (vendor == "openmpi")
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "places", "together"),
+    [
+        ({}, 8, (), 8),
+        ({}, 8, (("a", 5), ("b", 3)), 5),
+        ({"SLURM_TASKS_PER_NODE": "1(x8)"}, 8, (), 1),
+        ({"SLURM_TASKS_PER_NODE": "64(x8)"}, 8, (), 8),
+        ({"SLURM_TASKS_PER_NODE": "2(x3),1"}, 7, (), 2),
+        ({"SLURM_TASKS_PER_NODE": "2(x3),1"}, 40, (), 10),
+        ({"SLURM_TASKS_PER_NODE": "1(x8)"}, 8, (("a", 8),), 8),
+        ({"LSB_MCPU_HOSTS": "a 4 b 2"}, 6, (), 4),
+        ({"PBS_NODEFILE": "nodes"}, 3, (), 2),
+        ({"PBS_NODEFILE": "none"}, 3, (), 3),
+    ],
+)
+def test_how_many_ranks_share_a_host(tmp_path, monkeypatch, environ, ranks, places, together):
+    (tmp_path / "nodes").write_text("a\na\nb\n")
+    monkeypatch.chdir(tmp_path)
+    assert ranks_together(ranks, places, environ) == together
 
 
 def test_a_launcher_whose_way_is_not_known():

@@ -25,6 +25,12 @@ def test_nobody_failed(tmp_path):
     assert records.ended_well(tmp_path) == [0]
 
 
+def test_a_folder_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    assert records.first_failure(gone) is None
+    assert records.ended(gone) == records.ended_well(gone) == []
+
+
 def test_the_earliest_counts(tmp_path):
     leave_exit(tmp_path, 0, 3.0, number=9)
     leave_exit(tmp_path, 1, 2.0, number=11)

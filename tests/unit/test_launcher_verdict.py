@@ -50,6 +50,12 @@ def unknown(monkeypatch):
     monkeypatch.setattr(verdict, "without_address", without_address)
 
 
+@pytest.mark.parametrize(("launcher", "status"), [(0, 0), (3, 3)])
+@pytest.mark.usefixtures("library", "unknown")
+def test_where_the_folder_is_gone_the_launchers_word_counts(tmp_path, launcher, status):
+    assert ended(tmp_path / "gone", launcher)[0] == status
+
+
 @pytest.mark.usefixtures("library", "unknown")
 def test_hosts_that_are_not_known(tmp_path):
     status, (line,) = ended(tmp_path, 255, hosts=["a", "nowhere", "b", "no"])

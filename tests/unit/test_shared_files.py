@@ -53,6 +53,35 @@ def test_a_killed_commands_folder_is_removed(tmp_path, monkeypatch):
     assert not folder.exists()
 
 
+def test_what_is_no_folder_of_a_command_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpidist.cli.shared_files._FOLDER", tmp_path)
+    (tmp_path / "mpidist-shm-file").touch()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "mpidist-shm-link").symlink_to(tmp_path / "kept")
+    SharedFiles([]).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "kept",
+        "mpidist-shm-file",
+        "mpidist-shm-link",
+    ]
+
+
+def test_without_a_watch_it_looks_when_it_is_asked(monkeypatch):
+    monkeypatch.setattr("mpidist.cli.shared_files._watch_of", lambda folder: None)
+    made = SharedFiles([PREFIX])
+    assert made.handle is None
+    path = Path(f"/dev/shm/{PREFIX}{os.getpid()}-late")
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"file = open({str(path)!r}, 'w'); print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    child.stdout.readline()
+    made.look()
+    child.communicate()
+    assert made.close() == [path.name]
+
+
 def test_a_folder_removed_before_it_was_locked_is_made_again(monkeypatch):
     lock = fcntl.flock
 
