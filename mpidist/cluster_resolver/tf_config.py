@@ -130,13 +130,17 @@ class TFConfigClusterResolver(ClusterResolver):
     def check_task(self) -> None:
         """Local. Whether this process is told to be a task that the cluster has.
 
+        An evaluator need not be in the cluster.
+
         Raises:
             FailedPreconditionError: It is not told.
             ValueError: The cluster has no such task.
         """
         if self.task_type is None or self.task_id is None:
             raise FailedPreconditionError(_NO_TASK)
-        self.cluster_spec().task_address(self.task_type, self.task_id)
+        spec = self.cluster_spec()
+        if self.task_type != "evaluator" or "evaluator" in spec.jobs:
+            spec.task_address(self.task_type, self.task_id)
 
 
 def _read() -> dict[str, Any]:

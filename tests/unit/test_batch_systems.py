@@ -335,6 +335,9 @@ def test_lsf(put, monkeypatch):
     assert whole.num_tasks("worker") == 4
     monkeypatch.delenv("JSM_NAMESPACE_RANK")
     assert LSFClusterResolver(skip_first_host=True).task_id is None
+    put(LSB_MCPU_HOSTS="", LSB_HOSTS="login login a b")
+    hosts = LSFClusterResolver(skip_first_host=True).cluster_spec()
+    assert hosts == ClusterSpec({"worker": ["a:8888", "b:8888"]})
 
 
 @pytest.mark.parametrize(

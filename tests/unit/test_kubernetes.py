@@ -41,6 +41,21 @@ def test_mpi_job(put, tmp_path):
         resolver.cluster_spec()
 
 
+def test_pods_of_one_node_are_told_apart():
+    class Near(Client):
+        def list_pod_for_all_namespaces(self, label_selector):
+            found = super().list_pod_for_all_namespaces(label_selector)
+            for number, pod in enumerate(found.items):
+                pod.status.pod_ip = f"172.16.0.{number}"
+            return found
+
+    pods = [(f"worker-{n}", "Running", host) for n, host in enumerate(["10.0.0.5"] * 2)]
+    resolver = KubernetesClusterResolver(override_client=Near(job_name_tensorflow=pods))
+    assert resolver.cluster_spec() == ClusterSpec(
+        {"worker": ["172.16.0.0:8470", "172.16.0.1:8470"]}
+    )
+
+
 def test_kubernetes():
     pods = [(f"worker-{n}", "Running", f"10.0.0.{n}") for n in (10, 2, 1)]
     client = Client(job_name_tensorflow=pods, role_ps=[("ps-0", "Running", "10.0.1.1")])

@@ -1,5 +1,6 @@
 """Which resolver ``auto`` takes, by how the process seems to have been started."""
 
+import json
 import socket
 
 import pytest
@@ -81,6 +82,7 @@ def test_auto_where_variables_are_half_set(put, tmp_path, variables, message):
         {**SHELL, "OMPI_COMM_WORLD_SIZE": 1, "OMPI_COMM_WORLD_RANK": 0},
         {**BODY, **PARTS, "OMPI_COMM_WORLD_SIZE": 1, "OMPI_COMM_WORLD_RANK": 0},  # mpirun -n 1
         {"LSB_HOSTS": "a b"},
+        {"PBS_NODEFILE": "nodes", "PBS_VNODENUM": 0, "PBS_TASKNUM": 1},  # Torque's
     ],
 )
 def test_auto_in_a_process_that_is_alone_in_its_job(put, variables):
@@ -88,6 +90,17 @@ def test_auto_in_a_process_that_is_alone_in_its_job(put, variables):
     resolver = auto({"ps": 1, "worker": -1})
     assert isinstance(resolver, MPIClusterResolver)
     assert [resolver.cluster_spec().num_tasks(job) for job in ("ps", "worker")] == [1, 1]
+
+
+def test_auto_in_an_evaluator(put):
+    cluster = {"ps": ["a:1"], "worker": ["b:1"]}
+    put(TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "evaluator", "index": 0}}))
+    resolver = auto()
+    assert (resolver.task_type, resolver.task_id) == ("evaluator", 0)
+    cluster["evaluator"] = ["c:1"]
+    put(TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "evaluator", "index": 1}}))
+    with pytest.raises(ValueError, match="evaluator"):
+        auto()
 
 
 @pytest.mark.usefixtures("gpus")
