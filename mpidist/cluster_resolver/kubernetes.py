@@ -22,6 +22,7 @@ from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 HOST_FILE = "/etc/mpi/hostfile"
 DISCOVER_SCRIPT = "/etc/mpi/discover_hosts.sh"
+_TIMEOUT_S = 60.0  # for an API server that does not answer
 _DEFAULT_LABELS = {"worker": ("job-name=tensorflow",)}
 _SCRIPT_SECONDS = 10.0
 
@@ -112,7 +113,9 @@ class KubernetesClusterResolver(ClusterResolver):
         }
         self._port = tf_server_port
         location = _checked_location(executable_location)
-        self._client = override_client if override_client is not None else _client(location)
+        self._client, self._options = override_client, {}
+        if override_client is None:
+            self._client, self._options = _client(location), {"_request_timeout": _TIMEOUT_S}
         self.rpc_layer, self.task_type, self.task_id = rpc_layer, task_type, task_id
 
     def cluster_spec(self) -> ClusterSpec:
@@ -140,7 +143,9 @@ class KubernetesClusterResolver(ClusterResolver):
     def _addresses(self, selectors: list[str]) -> list[str]:
         found = []
         for selector in selectors:
-            pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+            pods = self._client.list_pod_for_all_namespaces(
+                label_selector=selector, **self._options
+            ).items
             for pod in sorted(pods, key=lambda pod: _natural(pod.metadata.name)):
                 if pod.status.phase != "Running":
                     raise FailedPreconditionError(

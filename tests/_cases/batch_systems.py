@@ -61,7 +61,7 @@ class Client:
     def __init__(self, **pods):
         self.pods = pods
 
-    def list_pod_for_all_namespaces(self, label_selector):
+    def list_pod_for_all_namespaces(self, label_selector, _request_timeout=None):
         return SimpleNamespace(items=[
             SimpleNamespace(metadata=SimpleNamespace(name=name),
                             status=SimpleNamespace(phase=phase, host_ip=ip))
