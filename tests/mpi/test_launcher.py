@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 from _cases.leftovers import abandoned, remaining, shared_files
 
-END_S = 5.0
+END_S = 15.0
 
 HEAD = """
 import json, os, signal, subprocess, sys, time

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "scripts" / "train_digits.py"
 LAYOUT = ("--ps", "1", "--worker", "2", "--data", "1")
 TASKS = ("ps 0", "worker 0", "worker 1", "data 0")  # by rank
-END_S = 5.0
+END_S = 15.0
 
 # Runs the main job with an accident on one rank, some seconds after the first checkpoint: an
 # exception in a thread, or sys.exit in the main thread.

@@ -113,8 +113,8 @@ def test_names_without_an_address(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     names = ["slow", "there", "nowhere", "x" * 64, "no", "nowhere"]
     began = time.monotonic()
-    found = without_address(names, limit_s=0.3)
-    assert time.monotonic() - began < 5
+    found = without_address(names, limit_s=2.0)
+    assert time.monotonic() - began < 20
     ended.set()
     assert found == {"nowhere": "not known", "x" * 64: "label too long", "no": "not known"}
     assert list(found) == ["nowhere", "x" * 64, "no"]
