@@ -63,6 +63,8 @@ class Optimizer:
             variable to a learning rate, such as those of :mod:`strategy.schedules`. Servers call
             it, and what it refers to must be there or can be pickled by cloudpickle.
         values: The rule's other numbers.
+        clipnorm: If the norm of a gradient is more, it is scaled down to it; in mode ``"sync"``
+            each worker's own.
         global_clipnorm: If the norm of all gradients of an ``apply_gradients`` together is more,
             they are scaled down to it; in mode ``"sync"`` each worker's own.
         name: Under which servers keep the slots, and checkpoints have them; by default that of
@@ -77,13 +79,19 @@ class Optimizer:
         learning_rate: float | Schedule,
         values: Mapping[str, float],
         *,
+        clipnorm: float | None = None,
         global_clipnorm: float | None = None,
         name: str | None = None,
     ) -> None:
         self.name = type(self).__name__ if name is None else name
         if not self.name or set(self.name) & {":", "/"}:
             raise ValueError(f"an optimizer needs a name without ':' and '/', not {name!r}")
-        self._clip = None if global_clipnorm is None else positive(global_clipnorm=global_clipnorm)
+        if clipnorm is not None and global_clipnorm is not None:
+            raise ValueError("give clipnorm or global_clipnorm, not both")
+        self._clip = None if clipnorm is None else positive(clipnorm=clipnorm)
+        self._clip_all = None
+        if global_clipnorm is not None:
+            self._clip_all = positive(global_clipnorm=global_clipnorm)
         self._schedule = learning_rate if callable(learning_rate) else None
         if not callable(learning_rate):
             values = {"learning_rate": positive(learning_rate=learning_rate), **values}
@@ -165,7 +173,10 @@ class Optimizer:
         if not strategy.nan.allows(changes):
             return strategy.pace.pass_over().then(lambda _: Applied((), (), contributed=False))
         if self._clip is not None:
-            self._scale_down(changes, self._clip)
+            for parts in divided:
+                _scale_down(parts, self._clip)
+        if self._clip_all is not None:
+            _scale_down(changes, self._clip_all)
         strategy.compressor.apply(changes)
         rate = self._rate_alone()
         if rate is not None and strategy.pace.alone:
@@ -203,12 +214,6 @@ class Optimizer:
         """The learning rate, if an update is the gradient times it, subtracted; None otherwise."""
         return None
 
-    def _scale_down(self, changes: Sequence[Change], limit: float) -> None:
-        norm = global_norm(changes)
-        if norm > limit:
-            for change in changes:
-                change.scale = limit / norm
-
     def __repr__(self) -> str:
         rate = [] if self._schedule is None else [f"learning_rate={_in_words(self._schedule)}"]
         values = [f"{name}={value:g}" for name, value in self._values.items()]
@@ -245,6 +250,13 @@ def _leaving(grad: Any, variable: Variable) -> Any:
     """A gradient on a GPU on its way to the host; others as they are."""
     with _about(variable):
         return leaving(grad)
+
+
+def _scale_down(changes: Sequence[Change], limit: float) -> None:
+    norm = global_norm(changes)
+    if norm > limit:
+        for change in changes:
+            change.scale = limit / norm
 
 
 @contextmanager

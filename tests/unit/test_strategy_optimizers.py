@@ -6,7 +6,7 @@ import pytest
 
 import mpidist
 from mpidist.errors import InvalidArgumentError
-from strategy import ParameterServerStrategy, get_variable, optimizers, schedules
+from strategy import ParameterServerStrategy, get_variable, optimizers, partitioners, schedules
 from strategy.shared.kernels import Piece
 from strategy.shared.rules import RULES
 
@@ -29,7 +29,11 @@ KINDS = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Ftrl")
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *[(kind, name) for kind in KINDS for name in ("learning_rate", "global_clipnorm")],
+        *[
+            (kind, name)
+            for kind in KINDS
+            for name in ("learning_rate", "clipnorm", "global_clipnorm")
+        ],
         *[(kind, "epsilon") for kind in KINDS if kind not in ("SGD", "Ftrl")],
     ],
 )
@@ -251,6 +255,25 @@ def test_gradients_are_scaled_down_to_a_norm(strategy, size):
         np.testing.assert_allclose(np.array(v) * 0.8, np.array(w) * 0.6, rtol=1e-12)
 
 
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_each_gradient_is_scaled_down_to_a_norm(strategy, num_shards):
+    partitioner = partitioners.fixed_size_partitioner(num_shards)
+    small, large = (
+        get_variable(name, (6, 5), np.float64, "zeros", partitioner=partitioner) for name in "sl"
+    )
+    sgd = optimizers.SGD(1.0, clipnorm=2.0)
+    grad = np.random.default_rng(7).normal(size=(6, 5))
+    grads = [-grad / np.linalg.norm(grad) * norm for norm in (1.5, 30)]
+    sgd.apply_gradients(zip(grads, (small, large), strict=True))
+    np.testing.assert_allclose(np.array(small), -grads[0], rtol=1e-12)
+    np.testing.assert_allclose(np.array(large), -grads[1] / 15, rtol=1e-12)
+
+
+def test_only_one_norm_is_bounded():
+    with pytest.raises(ValueError, match="clipnorm or global_clipnorm"):
+        optimizers.Adam(clipnorm=1.0, global_clipnorm=1.0)
+
+
 def test_norms_of_large_and_endless_gradients(strategy):
     v = get_variable("v", 3, np.float32, "zeros")
     sgd = optimizers.SGD(1.0, global_clipnorm=1.0)
@@ -263,7 +286,7 @@ def test_norms_of_large_and_endless_gradients(strategy):
 
 
 def test_keywords_that_are_unknown():
-    for kind, name in (("SGD", "lr"), ("Adam", "betas"), ("AdamW", "eps"), ("Ftrl", "clipnorm")):
+    for kind, name in (("SGD", "lr"), ("Adam", "betas"), ("AdamW", "eps"), ("Ftrl", "clipvalue")):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             getattr(optimizers, kind)(**{name: 0.1})
 
