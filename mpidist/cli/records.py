@@ -6,6 +6,7 @@ File                   Written by                        When
 ``rank-<r>.json``      the runtime in the rank           MPI starts, and when job and task are known
 ``failure-<r>.json``   the runtime in the rank           before it ends the job for a reason
 ``metrics-<r>.json``   the runtime in the rank           every second, if it has a task that counts
+``waits-<r>.json``     the runtime in the rank           every second, while it waits for long
 ``end.json``           ``mpidist run``                   the job is over
 ``exit-<r>.json``      :mod:`mpidist.cli.keeper`         the rank has ended, well or not
 =====================  ================================  ==========================================
@@ -28,7 +29,7 @@ from mpidist.cli.layout import Layout
 _OTHERS_FIRST_S = 1.0
 
 _END = "end.json"
-_RECORD = re.compile(r"(rank|failure|exit|metrics)-(\d+)\.json")
+_RECORD = re.compile(r"(rank|failure|exit|metrics|waits)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
 
     Args:
         folder: The job's folder.
-        kind: ``rank``, ``failure``, ``metrics`` or ``exit``.
+        kind: ``rank``, ``failure``, ``metrics``, ``waits`` or ``exit``.
 
     Returns:
         Rank to record. Files are replaced whole, so each is readable.

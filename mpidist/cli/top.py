@@ -85,6 +85,7 @@ class Snapshot:
             ValueError: What is there was not written by ranks.
         """
         kind = ""
+        folder.stat()  # where there is none, reading would find nothing
         try:
             ranks, ends, failures = (records.read(folder, k) for k in ("rank", "exit", "failure"))
             snapshot = cls(ranks, ends, failures, records.is_over(folder))

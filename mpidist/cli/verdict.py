@@ -14,6 +14,7 @@ from mpidist.cli.supervise import Ending, Result
 from mpidist.cli.vendors import Launcher
 
 _TIMEOUT_STATUS = 124  # as timeout(1)
+_MOST_WAITS = 8
 
 
 def verdict(
@@ -37,7 +38,9 @@ def verdict(
     status, reason = _ending(folder, layout, result, hosts, timeout_s)
     itself = result.ending in (Ending.ITSELF, Ending.STUCK)
     foreign = _foreign(folder, launcher) if status and itself else ""
-    return status, [line for line in (_survivors(result, status), foreign, reason) if line]
+    stood = _waits(folder, layout) if result.ending in (Ending.SIGNAL, Ending.TIMEOUT) else []
+    said = [_survivors(result, status), foreign, *stood, reason]
+    return status, [line for line in said if line]
 
 
 def _ending(
@@ -74,6 +77,23 @@ def _ending(
             "one in DNS or /etc/hosts"
         )
     return result.status or 1, f"the launcher ended with status {result.status}; {why}"
+
+
+def _waits(folder: Path, layout: Layout) -> list[str]:
+    """Local. Lines about what ranks have waited for, for long, when they were ended."""
+    lines = [
+        f"{_name(folder, layout, rank)} was waiting for "
+        f"{record['time'] - wait['since']:.0f} s: {wait['what']}"
+        for rank, record in sorted(records.read(folder, "waits").items())
+        for wait in record["waits"]
+    ]
+    more = [f"and {len(lines) - _MOST_WAITS} more such waits"] if len(lines) > _MOST_WAITS else []
+    return lines[:_MOST_WAITS] + more
+
+
+def _name(folder: Path, layout: Layout, rank: int) -> str:
+    task = records.task_name(folder, layout, rank)
+    return task if task == f"rank {rank}" else f"{task} (rank {rank})"
 
 
 def _survivors(result: Result, status: int) -> str:

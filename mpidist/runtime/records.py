@@ -58,6 +58,18 @@ def write_metrics(identity: Identity, tasks: dict[str, dict[str, float]]) -> Non
     _write(f"metrics-{identity.rank}.json", {"time": time.time(), "tasks": tasks})
 
 
+def write_waits(identity: Identity, waits: list[tuple[str, float]]) -> None:
+    """Local. Write ``waits-<rank>.json``: what the rank has waited for, for long.
+
+    Args:
+        identity: The rank.
+        waits: Operations in words, each with the time when the wait was seen first, in seconds
+            since the epoch.
+    """
+    told = [{"what": what, "since": since} for what, since in waits]
+    _write(f"waits-{identity.rank}.json", {"time": time.time(), "waits": told})
+
+
 def _write(name: str, record: dict[str, Any]) -> None:
     if config.run_dir is None:
         return

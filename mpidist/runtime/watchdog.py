@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Watchdog:
         self._fail = fail
         self._counts_of_left: dict[int, dict[int, int]] = {}
         self._told: set[tuple[int, float]] = set()  # waits, by id and when they were first seen
+        self._wrote_waits = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
 
@@ -97,15 +98,27 @@ class Watchdog:
             while self.read_note():
                 pass
             now = time.monotonic()
+            waits = self.waits.observe(now)
             if now - written >= _METRICS_PERIOD_S:
                 written = now
                 self.write_metrics()
-            self._look_at_waits(now)
+                self._write_waits(waits, now)
+            self._look_at(waits, now)
+            del waits  # no name of an operation outlives this: its arrays may be large
 
-    def _look_at_waits(self, now: float) -> None:
-        # No name of an operation outlives this: its arrays may be large.
+    def _write_waits(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
+        long = [
+            (operation.describe(), time.time() - (now - since))
+            for operation, since in waits
+            if now - since >= _METRICS_PERIOD_S
+        ]
+        if long or self._wrote_waits:
+            records.write_waits(self._identity, long)
+        self._wrote_waits = bool(long)
+
+    def _look_at(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
         told, self._told = self._told, set()
-        for operation, since in self.waits.observe(now):
+        for operation, since in waits:
             self._check(operation, since, now)
             if now - since > config.stall_s:
                 self._told.add((id(operation), since))

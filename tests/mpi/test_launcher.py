@@ -362,6 +362,29 @@ assert not zombies(pid)
     assert job.end() == 0, job.err
 
 
+def test_what_a_rank_waits_for_is_told_when_it_is_interrupted(tmp_path):
+    script = """
+import mpidist, numpy as np
+group = mpidist.init_process_group()
+if RANK == 0:
+    group.recv(np.zeros(1), 1)
+written = Path(os.environ["MPIDIST_RUN_DIR"]) / "waits-0.json"
+while not written.exists():
+    time.sleep(0.01)
+tell()
+"""
+    job = Job(tmp_path, HEAD + script + WAIT, "--worker", "2")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "up-1").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end(END_S) == 130
+    (line,) = [line for line in job.err.splitlines() if "was waiting for" in line]
+    assert line.startswith("mpidist run: worker 0 (rank 0) was waiting for ")
+    assert "recv from rank 1 of group" in line
+
+
 def test_timeout(tmp_path):
     job = Job(tmp_path, WORLD + WAIT, "-n", "2", "--timeout", "2.5")
     assert job.end(2.5 + END_S) == 124

@@ -98,3 +98,17 @@ def test_the_library_is_not_asked_where_it_does_not_matter(tmp_path):
     leave_exit(tmp_path, 1, 0)
     leave_exit(tmp_path, 0, 0)
     assert ended(tmp_path, 0, FOREIGN) == (0, [])
+
+
+@pytest.mark.parametrize("ending", [Ending.SIGNAL, Ending.TIMEOUT])
+def test_what_ranks_waited_for_when_they_were_ended(tmp_path, ending):
+    waits = [{"what": "recv from rank 1 of group 'world'", "since": 88.0}]
+    leave(tmp_path, "waits", 0, waits=waits, time=100.0)
+    leave(tmp_path, "waits", 1, waits=[], time=100.0)
+    _, lines = ended(tmp_path, 143, ending=ending)
+    assert lines[0] == "rank 0 was waiting for 12 s: recv from rank 1 of group 'world'"
+    assert len(lines) == 2
+    leave(tmp_path, "waits", 1, waits=waits * 9, time=100.0)
+    _, lines = ended(tmp_path, 143, ending=ending)
+    assert len(lines) == 10
+    assert lines[8] == "and 2 more such waits"
