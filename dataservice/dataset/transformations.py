@@ -13,8 +13,8 @@ from dataservice.dataset.concatenate import Concatenate
 from dataservice.dataset.device import PrefetchToDevice, device_number
 from dataservice.dataset.enumerate import Enumerate
 from dataservice.dataset.filter import Filter
-from dataservice.dataset.groupings import Groupings
 from dataservice.dataset.ignore_errors import IgnoreErrors
+from dataservice.dataset.in_order import InOrder
 from dataservice.dataset.interleave import Interleave
 from dataservice.dataset.map import Map
 from dataservice.dataset.node import Node
@@ -27,7 +27,7 @@ from dataservice.dataset.skip import Skip
 from dataservice.dataset.take import Take
 
 
-class Transformations(Groupings):
+class Transformations(InOrder):
     """The transformations of a dataset."""
 
     def map(

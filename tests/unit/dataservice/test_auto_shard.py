@@ -64,6 +64,7 @@ STEPS = st.sampled_from(
         lambda d: d.map(lambda x: x + 1, num_parallel_calls=2),
         lambda d: d.prefetch(2),
         lambda d: d.filter(lambda x: x % 3 != 1),
+        lambda d: d.take_while(lambda x: x < 15),
         lambda d: d.shuffle(3),
         lambda d: d.repeat(2),
         lambda d: d.skip(1).take(9),

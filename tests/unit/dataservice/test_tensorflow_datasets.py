@@ -147,6 +147,7 @@ SURVIVED = [
     lambda lib, d, f: d.map(f).batch(3, drop_remainder=True).unbatch(),
     lambda lib, d, f: d.prefetch(2),
     lambda lib, d, f: d.take(7),
+    lambda lib, d, f: d.take_while(lambda x: f(x) < 7),
     lambda lib, d, f: d.repeat(2),
     lambda lib, d, f: d.concatenate(lib.range(4).map(f)),
     lambda lib, d, f: lib.zip(d, lib.range(99).map(f)).map(lambda a, b: a + b),

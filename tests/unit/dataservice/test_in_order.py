@@ -1,0 +1,93 @@
+"""Transformations that go by the order of elements, against plain Python."""
+
+import itertools
+
+import numpy as np
+import pytest
+from _cases.data_readers import goes_on_from, plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataservice import Dataset, distribute
+
+numbers = st.lists(st.integers(0, 6), max_size=15)
+place = st.integers(0, 16)
+
+
+def of(values):
+    """A dataset of some numbers."""
+    return Dataset.from_tensor_slices(np.array(values, np.int64))
+
+
+# take_while
+
+
+@settings(deadline=None)
+@given(numbers, st.integers(0, 7), place)
+def test_take_while(values, limit, taken):
+    dataset = of(values).take_while(lambda x: x < limit)
+    expected = list(itertools.takewhile(lambda x: x < limit, values))
+    assert goes_on_from(dataset, taken) == expected
+    assert goes_on_from(dataset.repeat(2), taken) == expected * 2
+    assert dataset.cardinality() == (-2 if values else 0)
+    assert dataset.element_spec == of(values).element_spec
+
+
+def test_take_while_of_tuples_and_what_never_ends():
+    pairs = Dataset.zip(Dataset.range(9), Dataset.range(9)).repeat()
+    assert plain(list(pairs.take_while(lambda a, b: a + b < 4))) == [(0, 0), (1, 1)]
+
+
+def test_take_while_asks_for_nothing_behind_its_end():
+    made = []
+    dataset = Dataset.range(9).map(lambda x: made.append(int(x)) or x).take_while(lambda x: x < 2)
+    with iter(dataset) as elements:
+        assert plain(list(elements)) == [0, 1]
+        assert list(elements) == []
+    assert made == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [(np.bool_(True), 3), (np.array(True), 3), (np.array(False), 0)]
+)
+def test_answers_of_other_kinds(said, expected):
+    assert len(list(Dataset.range(3).take_while(lambda x: said))) == expected
+
+
+@pytest.mark.parametrize("said", [1, None, "yes", np.int64(0), np.array([True]), 1.0])
+def test_answers_that_are_neither_yes_nor_no(said):
+    with pytest.raises(
+        TypeError, match=r"given to take_while gave .*, which is neither yes nor no"
+    ):
+        list(Dataset.range(3).take_while(lambda x: said))
+
+
+def test_an_error_of_a_predicate_is_that_of_one_element():
+    dataset = Dataset.range(6).take_while(lambda x: bool(6 // (x - 2)) and x < 4)
+    with np.errstate(divide="raise"):
+        assert plain(list(dataset.ignore_errors())) == [0, 1, 3]
+
+
+# Of a service
+
+
+@pytest.mark.parametrize("policy", ["distributed_epoch", "parallel_epochs"])
+def test_behind_a_service(make_service, policy):
+    apply = distribute(policy, make_service(1).target, deterministic=policy != "parallel_epochs")
+    dataset = Dataset.range(9).apply(apply).take_while(lambda x: x < 5)
+    assert plain(list(dataset)) == [*range(5)]
+
+
+COPIED = {"take_while": lambda d: d.take_while(lambda x: x < 70)}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_copies_of_workers_go_on_where_they_were(make_service, name):
+    dataset = COPIED[name](Dataset.range(100))
+    remote = dataset.apply(distribute("parallel_epochs", make_service(1).target))
+    with iter(remote) as elements:
+        found = [next(elements) for _ in range(30)]
+        state = elements.get_state()
+    with iter(dataset.apply(distribute("parallel_epochs", make_service(1).target))) as elements:
+        elements.set_state(state)
+        assert plain([*found, *elements]) == plain(list(dataset))
