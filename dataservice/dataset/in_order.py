@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from dataservice.dataset.checks import check_callable
 from dataservice.dataset.groupings import Groupings
+from dataservice.dataset.scan import Scan
 from dataservice.dataset.take_while import TakeWhile
 
 
@@ -27,3 +28,21 @@ class InOrder(Groupings):
         """
         check_callable("take_while", "predicate", predicate)
         return self.of(TakeWhile(self._node, predicate))
+
+    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Self:
+        """Local. What a function makes of a state and one element after the other.
+
+        Workers cannot share the source: under ``"distributed_epoch"`` it goes after ``distribute``.
+
+        Args:
+            initial_state: The state before the first element: a number, text or array, or a dict or
+                tuple of them, nested. It is copied, and so is each later one; arrays in it cannot
+                be written into.
+            scan_func: Gets a state and an element, and gives the next state and the element that
+                takes the place of that one. Numbers, strings and lists in them become NumPy's.
+
+        Raises:
+            TypeError: It is no function. During a pass: it gave no pair.
+        """
+        check_callable("scan", "scan_func", scan_func)
+        return self.of(Scan.of(self._node, initial_state, scan_func))

@@ -48,6 +48,7 @@ PAIRS = Dataset.zip(D, D)
         (lambda: D.map(abs, "2"), "map needs a whole number as num_parallel_calls, not '2'"),
         (lambda: D.filter(None), "filter needs a function as predicate, not None"),
         (lambda: D.take_while(3), "take_while needs a function as predicate, not 3"),
+        (lambda: D.scan(0, 3), "scan needs a function as scan_func, not 3"),
         (lambda: D.flat_map(D), "flat_map needs a function as map_func, not <Dataset"),
         (lambda: D.interleave(3), "interleave needs a function as map_func, not 3"),
         (lambda: D.interleave(lambda x: D, 2.0), "a whole number as cycle_length, not 2.0"),

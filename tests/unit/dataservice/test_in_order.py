@@ -8,7 +8,7 @@ from _cases.data_readers import goes_on_from, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataservice import Dataset, distribute
+from dataservice import ArraySpec, Dataset, distribute
 
 numbers = st.lists(st.integers(0, 6), max_size=15)
 place = st.integers(0, 16)
@@ -68,6 +68,69 @@ def test_an_error_of_a_predicate_is_that_of_one_element():
         assert plain(list(dataset.ignore_errors())) == [0, 1, 3]
 
 
+# scan
+
+
+@settings(deadline=None)
+@given(numbers, place)
+def test_scan(values, taken):
+    dataset = of(values).scan((0, {"most": 0}), totals)
+    expected = list(
+        zip(itertools.accumulate(values), itertools.accumulate(values, max), strict=True)
+    )
+    assert goes_on_from(dataset, taken) == expected
+    assert goes_on_from(dataset.repeat(2), taken) == expected * 2
+    assert len(dataset) == len(values)
+
+
+def totals(state, x):
+    total, most = state[0] + x, max(state[1]["most"], int(x))
+    return (total, {"most": most}), (total, most)
+
+
+def test_scan_gets_tuples_as_they_are_and_says_what_its_elements_are_like():
+    pairs = Dataset.zip(Dataset.range(3), Dataset.range(3))
+    dataset = pairs.scan("", lambda text, pair: (f"{text}{pair[0]}", [pair[0], pair[1], 1.5]))
+    assert dataset.element_spec == ArraySpec((3,), np.float64)
+    assert plain(list(dataset)) == [[n, n, 1.5] for n in range(3)]
+    endless = Dataset.range(3).repeat().scan(0, lambda count, x: (count + 1, count))
+    assert plain(list(endless.take(5))) == [*range(5)]
+    assert endless.cardinality() == -1
+
+
+def test_a_state_is_changed_by_nobody():
+    initial, kept = {"sum": np.zeros(2)}, np.zeros(2)
+
+    def add(state, x):
+        with pytest.raises(ValueError, match="read-only"):
+            state["sum"] += x
+        np.add(state["sum"], x, out=kept)
+        state["more"] = 1
+        return {"sum": kept}, kept
+
+    dataset = Dataset.range(1, 4).scan(initial, add)
+    initial["sum"] += 7
+    initial["sum"] = None
+    for _ in range(2):
+        found = []
+        for element in dataset:
+            found.append(element.tolist())
+            element += 100
+        assert found == [[1, 1], [3, 3], [6, 6]]
+
+
+@pytest.mark.parametrize("result", [3, (1, 2, 3), [1, 2], None])
+def test_scan_needs_pairs(result):
+    with pytest.raises(TypeError, match=r"given to scan gave .*, not a state and an element"):
+        list(Dataset.range(3).scan(0, lambda state, x: result))
+
+
+def test_an_error_leaves_the_state_as_it_was():
+    dataset = Dataset.range(6).scan(0, lambda total, x: (total + 6 // (x - 2) * 0 + x, total))
+    with np.errstate(divide="raise"):
+        assert plain(list(dataset.ignore_errors())) == [0, 0, 1, 4, 8]
+
+
 # Of a service
 
 
@@ -78,7 +141,10 @@ def test_behind_a_service(make_service, policy):
     assert plain(list(dataset)) == [*range(5)]
 
 
-COPIED = {"take_while": lambda d: d.take_while(lambda x: x < 70)}
+COPIED = {
+    "take_while": lambda d: d.take_while(lambda x: x < 70),
+    "scan": lambda d: d.scan(np.zeros(2), lambda total, x: (total + x, total.sum())),
+}
 
 
 @pytest.mark.parametrize("name", COPIED)
