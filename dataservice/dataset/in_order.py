@@ -9,6 +9,7 @@ from dataservice.dataset.checks import check_callable
 from dataservice.dataset.groupings import Groupings
 from dataservice.dataset.scan import Scan
 from dataservice.dataset.take_while import TakeWhile
+from dataservice.dataset.unique import Unique
 
 
 class InOrder(Groupings):
@@ -46,3 +47,16 @@ class InOrder(Groupings):
         """
         check_callable("scan", "scan_func", scan_func)
         return self.of(Scan.of(self._node, initial_state, scan_func))
+
+    def unique(self) -> Self:
+        """Local. Each element once, where it comes first.
+
+        Elements are equal if their arrays have the same dtypes, shapes and bytes, or the same text.
+        Of each that has come 16 bytes are kept, and are in the states of the pass. Workers cannot
+        share the source: under ``"distributed_epoch"`` it goes after ``distribute``.
+
+        Raises:
+            ValueError: During a pass (as InvalidArgumentError): an element has something else than
+                arrays, numbers and text.
+        """
+        return self.of(Unique(self._node))

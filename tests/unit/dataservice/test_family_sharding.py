@@ -119,6 +119,7 @@ REFUSED = {
     "take after shuffle": R(9).shuffle(8).take(3),
     "take_while": R(9).take_while(lambda i: i < 5),
     "scan": R(9).scan(0, lambda total, i: (total + i, total)),
+    "unique": R(9).map(lambda i: i % 4).unique(),
     "skip after filter": R(9).filter(lambda i: i % 2).skip(1),
     "take after repeat": R(9).repeat().take(3),
     "shard after batch": R(9).filter(bool).batch(2).shard(2, 0),

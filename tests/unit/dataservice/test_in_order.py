@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataservice import ArraySpec, Dataset, distribute
+from mpidist.errors import InvalidArgumentError
 
 numbers = st.lists(st.integers(0, 6), max_size=15)
 place = st.integers(0, 16)
@@ -131,6 +132,56 @@ def test_an_error_leaves_the_state_as_it_was():
         assert plain(list(dataset.ignore_errors())) == [0, 0, 1, 4, 8]
 
 
+# unique
+
+
+@settings(deadline=None)
+@given(numbers, place)
+def test_unique(values, taken):
+    expected = list(dict.fromkeys(values))
+    assert goes_on_from(of(values).unique(), taken) == expected
+    assert goes_on_from(of(values).repeat(2).unique(), taken) == expected
+    assert goes_on_from(of(values).unique().repeat(2), taken) == expected * 2
+    assert of(values).unique().cardinality() == (-2 if values else 0)
+    assert of(values).unique().element_spec == of(values).element_spec
+
+
+WORDS = np.array(["a", "abc"])
+SIMILAR = [
+    np.int64(1), np.float64(1), np.int32(1), np.bool_(True), "1", b"1", np.zeros(0),
+    np.zeros((0, 1)), np.array([1]), np.array([1, 0]), np.array([[1, 0]]),
+    np.array([1, 0], np.int32), (1, 0), (0, 1), (1, (0,)), ((1,), 0), {"a": 1, "b": 0},
+    {"a": 0, "b": 1}, {"a": 1}, {"a": (1, {"b": 0})}, (), ("a", "bc"), ("ab", "c"),
+    WORDS, WORDS[0], WORDS.astype("S3"), np.datetime64("2020-01-01"),
+]  # fmt: skip
+
+
+def test_what_differs_is_not_the_same():
+    dataset = Dataset.from_source(SIMILAR)
+    assert len(list(dataset.unique())) == len(SIMILAR)
+    assert len(list(dataset.concatenate(dataset).unique())) == len(SIMILAR)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ({"x": 1, "y": "b"}, {"y": "b", "x": 1}),
+        (WORDS, WORDS.astype("U9")),
+        (np.array(["a"], "U1")[0], np.array(["a"], "U7")[0]),
+        (np.arange(6)[::2], np.array([0, 2, 4])),
+        (np.float64("nan"), np.float64("nan")),
+        ([1, 2], np.array([1, 2])),
+    ],
+)
+def test_what_is_the_same(pair):
+    assert len(list(Dataset.from_source(pair).unique())) == 1
+
+
+def test_unique_is_for_what_has_a_value():
+    with pytest.raises(InvalidArgumentError, match="unique needs elements of arrays, numbers and"):
+        list(Dataset.from_source([object()]).unique())
+
+
 # Of a service
 
 
@@ -144,6 +195,7 @@ def test_behind_a_service(make_service, policy):
 COPIED = {
     "take_while": lambda d: d.take_while(lambda x: x < 70),
     "scan": lambda d: d.scan(np.zeros(2), lambda total, x: (total + x, total.sum())),
+    "unique": lambda d: d.map(lambda x: x // 2).repeat(2).unique(),
 }
 
 

@@ -24,6 +24,7 @@ STEPS = st.one_of(
     st.builds(lambda n: lambda d: d.take(7 * n), number),
     st.builds(lambda n: lambda d: d.take_while(lambda x: int(x) < 5 * n), number),
     st.builds(lambda n: lambda d: d.scan(n, lambda last, x: (x, last + x)), number),
+    st.builds(lambda n: lambda d: d.map(lambda x: x // n).unique(), number),
     st.builds(lambda n: lambda d: d.skip(n), st.integers(0, 3)),
     st.builds(lambda n: lambda d: d.shard(n, n - 1), number),
     st.builds(lambda n: lambda d: d.prefetch(n), number),

@@ -149,6 +149,7 @@ SURVIVED = [
     lambda lib, d, f: d.take(7),
     lambda lib, d, f: d.take_while(lambda x: f(x) < 7),
     lambda lib, d, f: d.scan(np.int64(0), lambda last, x: (f(x), last + x)),
+    lambda lib, d, f: d.map(lambda x: f(x) // 3).unique(),
     lambda lib, d, f: d.repeat(2),
     lambda lib, d, f: d.concatenate(lib.range(4).map(f)),
     lambda lib, d, f: lib.zip(d, lib.range(99).map(f)).map(lambda a, b: a + b),
