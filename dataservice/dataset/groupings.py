@@ -9,6 +9,8 @@ from dataservice.dataset.batch import Batch
 from dataservice.dataset.bucket import Bucket
 from dataservice.dataset.checks import check_callable, whole, wholes
 from dataservice.dataset.described import Described
+from dataservice.dataset.group_by_window import GroupByWindow
+from dataservice.dataset.made_nodes import node_of
 from dataservice.dataset.padded_batch import PaddedBatch, Padding
 from dataservice.dataset.unbatch import Unbatch
 from dataservice.dataset.window import Window
@@ -95,6 +97,44 @@ class Groupings(Described):
         return self.of(
             Bucket(self._node, length, boundaries, sizes, padding, to_boundary, drop_remainder)
         )
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Self], Described],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Local. What a function makes of elements with equal keys, so many of them at a time.
+
+        Under ``"distributed_epoch"`` each worker groups the elements that it has.
+
+        Args:
+            key_func: Gives the key of an element, a whole number.
+            reduce_func: Gets a key, as np.int64, and a dataset of elements that have it, and gives
+                a dataset; it must give the same when it is called again. At the end it gets what is
+                left of each key, in the order of the keys.
+            window_size: How many elements it gets.
+            window_size_func: Says so of a key; it is called once for each key of a pass. Give
+                either.
+
+        Raises:
+            TypeError: Something is no function, or the size no whole number. During a pass: a key
+                or size is no whole number, or ``reduce_func`` gave no dataset.
+            ValueError: The size is below 1, or it is given twice, or not at all. During a pass (as
+                InvalidArgumentError): the size of a key is below 1.
+        """
+        name = "group_by_window"
+        key = check_callable(name, "key_func", key_func)
+        reduce = node_of(name, "reduce_func", reduce_func)
+        if (window_size is None) == (window_size_func is None):
+            raise ValueError("group_by_window needs either window_size or window_size_func")
+        size = (
+            check_callable(name, "window_size_func", window_size_func)
+            if window_size is None
+            else whole(name, "window_size", window_size)
+        )
+        return self.of(GroupByWindow(self._node, key, reduce, size, self.of))
 
     def unbatch(self) -> Self:
         """Local. The rows of each element's arrays as elements.

@@ -16,8 +16,8 @@ from dataservice.dataset.filter import Filter
 from dataservice.dataset.ignore_errors import IgnoreErrors
 from dataservice.dataset.in_order import InOrder
 from dataservice.dataset.interleave import Interleave
+from dataservice.dataset.made_nodes import node_of
 from dataservice.dataset.map import Map
-from dataservice.dataset.node import Node
 from dataservice.dataset.parallel_map import ParallelMap
 from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.repeat import Repeat
@@ -246,7 +246,7 @@ class Transformations(InOrder):
                 f"{calls} of {cycle}"
             )
         ahead = cycle if calls == AUTOTUNE else calls or 0
-        function = _node_of(map_func, "interleave")
+        function = node_of("interleave", "map_func", map_func)
         return self.of(Interleave(self._node, function, cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Transformations]) -> Self:
@@ -258,7 +258,7 @@ class Transformations(InOrder):
         Raises:
             TypeError: It is no function.
         """
-        return self.of(Interleave(self._node, _node_of(map_func, "flat_map"), 1, 1))
+        return self.of(Interleave(self._node, node_of("flat_map", "map_func", map_func), 1, 1))
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Local. The elements of the first whole pass, kept for later ones.
@@ -282,24 +282,3 @@ class Transformations(InOrder):
         file = path("cache", "filename", filename)
         # Workers, which may run elsewhere, mean the same file.
         return self.of(Cache(self._node, os.path.abspath(file) if file else ""))
-
-
-def _node_of(function: Callable[..., Transformations], name: str) -> Callable[..., Node]:
-    return _Nodes(check_callable(name, "map_func", function), name)
-
-
-class _Nodes:
-    """A user's function that makes datasets, as one that makes nodes; it can be pickled."""
-
-    def __init__(self, function: Callable[..., Transformations], name: str) -> None:
-        self._function = function
-        self._name = name
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
-
-    def __call__(self, *arguments: Any) -> Node:
-        dataset = self._function(*arguments)
-        if not isinstance(dataset, Transformations):
-            raise TypeError(
-                f"the function given to {self._name} gave {type(dataset).__name__}, not a Dataset"
-            )
-        return dataset._node

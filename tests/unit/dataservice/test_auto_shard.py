@@ -67,6 +67,7 @@ STEPS = st.sampled_from(
         lambda d: d.take_while(lambda x: x < 15),
         lambda d: d.scan(0, lambda last, x: (x, last + x)),
         lambda d: d.unique(),
+        lambda d: d.group_by_window(lambda x: x % 2, lambda key, group: group.take(2), 3),
         lambda d: d.shuffle(3),
         lambda d: d.repeat(2),
         lambda d: d.skip(1).take(9),

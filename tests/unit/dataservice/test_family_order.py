@@ -33,6 +33,7 @@ PIPELINES = {
     "repeat": lambda ds: ds.filter(lambda x: x % 4 > 1).repeat(3),
     "cache": lambda ds: ds.map(lambda x: x + 1, 2).cache().shuffle(50, seed=7).repeat(2),
     "windows": lambda ds: ds.window(5, 2, drop_remainder=True).flat_map(lambda w: w.batch(5)),
+    "groups": lambda ds: ds.group_by_window(lambda x: x % 3, lambda key, g: g.batch(2), 5),
     "empty": lambda ds: ds.filter(lambda x: x < 0),
     "all": lambda ds: ds.filter(lambda x: x % 3).shuffle(9, seed=1).flat_map(pieces).batch(3),
 }

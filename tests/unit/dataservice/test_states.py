@@ -66,6 +66,13 @@ STEPS = st.one_of(
         number,
     ),
     st.builds(
+        lambda n, s: (
+            lambda d: d.group_by_window(lambda x: int(x) % n, lambda key, g: g.shuffle(3, s), 4)
+        ),
+        number,
+        seeds,
+    ),
+    st.builds(
         lambda n: lambda d: d.map(lambda x: np.arange(int(x) % 6)).padded_batch(n).map(np.sum),
         number,
     ),

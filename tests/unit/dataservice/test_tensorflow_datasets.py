@@ -125,6 +125,21 @@ def test_zip(counts):
     same(ours, theirs)
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.lists(small, max_size=30), number, number)
+def test_group_by_window(values, keys, size):
+    values = np.array(values, np.int64)
+    ours, theirs = (
+        library.from_tensor_slices(values).group_by_window(
+            lambda x: x % keys - 1,
+            lambda key, group: group.batch(3, drop_remainder=False).map(lambda rows: rows + key),
+            window_size_func=lambda key: key + size + 1,
+        )
+        for library in (Dataset, tf.data.Dataset)
+    )
+    same(ours, theirs)
+
+
 def fail_at(*numbers):
     def ours(x):
         if int(x) in numbers:
@@ -161,6 +176,7 @@ SURVIVED = [
         lambda x: lib.range(x % 5).map(f), cycle_length=2, block_length=2
     ),
     lambda lib, d, f: d.flat_map(lambda x: lib.range(f(x) % 3)),
+    lambda lib, d, f: d.group_by_window(lambda x: f(x) % 3, lambda key, group: group.map(f), 2),
     lambda lib, d, f: d.enumerate().map(lambda i, x: i + x),
     lambda lib, d, f: d.ignore_errors(),
 ]

@@ -1,0 +1,182 @@
+"""``Dataset.group_by_window``: what datasets of elements with equal keys become."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset.checks import whole
+from dataservice.dataset.context import Context
+from dataservice.dataset.functions import call
+from dataservice.dataset.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    ElementIterator,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
+from dataservice.dataset.spec import Spec, spec_of
+from dataservice.dataset.window import Listed
+from mpidist.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class GroupByWindow(UnaryNode):
+    """Collects elements by their keys, and gives those of the dataset that a full group becomes.
+
+    Attributes:
+        parent: The node below.
+        key: Says which group an element belongs to.
+        reduce: Makes a node of a key and a dataset of the elements of its group.
+        window_size: How many elements fill a group, or what says so of a key.
+        make: Makes what users hold of a node.
+    """
+
+    parent: Node
+    key: Callable[..., Any]
+    reduce: Callable[..., Node]
+    window_size: int | Callable[[np.int64], Any]
+    make: Callable[[Node], Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.window_size, int) and self.window_size < 1:
+            raise ValueError(
+                f"group_by_window needs a window_size of at least 1, not {self.window_size}"
+            )
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        count = self.parent.cardinality()
+        return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return spec_of(self.first())
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return GroupByWindowIterator(self, context)
+
+    def key_of(self, element: Any) -> int:
+        """Local. Which group an element belongs to."""
+        return whole("group_by_window", "key", call(self.key, element, "group_by_window"))
+
+    def size_of(self, key: int) -> int:
+        """Local. How many elements fill the group of a key."""
+        if isinstance(self.window_size, int):
+            return self.window_size
+        said = call(self.window_size, np.int64(key), "group_by_window")
+        size = whole("group_by_window", "window size", said)
+        if size < 1:
+            raise InvalidArgumentError(
+                f"group_by_window needs windows of at least 1 element, not {size} for key {key}"
+            )
+        return size
+
+
+@dataclass
+class _Open:
+    """Attributes: a full group, its number, and the pass over what it became."""
+
+    key: int
+    elements: list[Any]
+    number: int
+    made: ElementIterator
+
+
+class GroupByWindowIterator(UnaryIterator):
+    """One pass; holds the groups that are not full, and the one whose elements it gives.
+
+    The order is that of TensorFlow's: groups that are left at the end come in the order of keys.
+    """
+
+    def __init__(self, node: GroupByWindow, context: Context) -> None:
+        super().__init__(node.parent.iterate(context))
+        self._node = node
+        # What is dealt out between workers is the pass below.
+        self._context = dataclasses.replace(context, feed=None)
+        self._groups: dict[int, list[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self._number = 0  # of the next group that is full
+        self._current: _Open | None = None
+        self._ended = False
+
+    def __next__(self) -> Any:
+        while True:
+            if self._current is None:
+                self._open(self._next_key())
+            assert self._current is not None
+            try:
+                return next(self._current.made)
+            except StopIteration:
+                self._current.made.close()
+                self._current = None
+
+    def get_state(self) -> tuple[Any, ...]:
+        """Local. See :class:`ElementIterator`; what is in the groups is a part of it."""
+        groups = {key: list(elements) for key, elements in self._groups.items()}
+        current = self._current and (
+            self._current.key,
+            self._current.elements,
+            self._current.number,
+            self._current.made.get_state(),
+        )
+        below = super().get_state()
+        return groups, dict(self._sizes), self._number, current, self._ended, below
+
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        groups, sizes, self._number, current, self._ended, below = state
+        self._groups = {key: list(elements) for key, elements in groups.items()}
+        self._sizes = dict(sizes)
+        super().set_state(below)
+        if current is not None:
+            *group, within = current
+            self._current = self._made_of(*group)
+            self._current.made.set_state(within)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
+        super().close()
+        if self._current is not None:
+            self._current.made.close()
+
+    def goes_on(self, error: Exception) -> bool:
+        """Local. See :class:`ElementIterator`."""
+        return super().goes_on(error) and (
+            self._current is None or self._current.made.goes_on(error)
+        )
+
+    def _next_key(self) -> int:
+        """That of the next group to give; StopIteration if there is none."""
+        while not self._ended:
+            try:
+                element = next(self._parent)
+            except StopIteration:
+                self._ended = True
+                break
+            key = self._node.key_of(element)
+            if key not in self._sizes:
+                self._sizes[key] = self._node.size_of(key)
+            group = self._groups.setdefault(key, [])
+            group.append(element)
+            if len(group) == self._sizes[key]:
+                return key
+        if not self._groups:
+            raise StopIteration
+        return min(self._groups)
+
+    def _open(self, key: int) -> None:
+        elements, number = self._groups.pop(key), self._number
+        self._number += 1
+        self._current = self._made_of(key, elements, number)
+
+    def _made_of(self, key: int, elements: list[Any], number: int) -> _Open:
+        group = self._node.make(Listed(elements))
+        node = call(self._node.reduce, (np.int64(key), group), "group_by_window")
+        return _Open(key, elements, number, node.iterate(self._context.enter(number)))
