@@ -19,6 +19,7 @@ from dataservice.dataset.sources import Sources
 from dataservice.dataset.spec import Spec
 from dataservice.dataset.transformations import Transformations
 from dataservice.dataset.zip import Zip
+from mpidist.errors import InvalidArgumentError
 
 
 class Dataset(Sources, Transformations):
@@ -169,6 +170,22 @@ class Dataset(Sources, Transformations):
             for element in elements:
                 state = tree.to_numpy(call(reduce_func, (state, element), "reduce"))
         return state
+
+    def get_single_element(self) -> Any:
+        """Local. The only element.
+
+        Raises:
+            InvalidArgumentError: There is none, or more than one.
+            Exception: What a function of the dataset raises.
+        """
+        with iter(self) as elements:
+            found = list(itertools.islice(elements, 2))
+        if len(found) != 1:
+            raise InvalidArgumentError(
+                f"get_single_element needs a dataset of one element, and {self!r} has "
+                f"{'more' if found else 'none'}"
+            )
+        return found[0]
 
     def as_numpy_iterator(self) -> ElementIterator:
         """Local. A pass whose leaves are all NumPy scalars and arrays.

@@ -1,4 +1,4 @@
-"""``from_tensors``, and ``reduce``."""
+"""``from_tensors``, ``reduce`` and ``get_single_element``."""
 
 import cloudpickle
 import numpy as np
@@ -58,3 +58,31 @@ def test_what_reduce_refuses():
         Dataset.range(3).reduce(0, lambda state, x: next(iter(())))
     with pytest.raises(InvalidArgumentError):
         Dataset.from_source([np.zeros(1), np.zeros(2)]).batch(2).reduce(0, lambda state, x: state)
+
+
+def test_the_only_element():
+    assert Dataset.range(9).batch(9).get_single_element().tolist() == [*range(9)]
+    assert Dataset.from_tensors({"a": (1, "x")}).get_single_element() == {"a": (1, "x")}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.range(0), "has none"),
+        (Dataset.range(2), "has more"),
+        (Dataset.range(1).repeat().prefetch(2), "has more"),
+    ],
+)
+@pytest.mark.usefixtures("no_thread_is_left_behind")
+def test_what_is_not_the_only_element(dataset, message):
+    with pytest.raises(InvalidArgumentError, match=f"get_single_element needs .* {message}"):
+        dataset.get_single_element()
+
+
+def test_the_only_element_of_a_service(make_service):
+    target = make_service(2).target
+    dataset = Dataset.range(9).batch(9)
+    apply = distribute("distributed_epoch", target)
+    assert dataset.apply(apply).get_single_element().tolist() == [*range(9)]
+    with pytest.raises(InvalidArgumentError, match="has more"):
+        dataset.apply(distribute("parallel_epochs", target)).get_single_element()
