@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from dataservice.dataset import checks, tree
+from dataservice.dataset.checks import whole
+from dataservice.dataset.counter import Counter
 from dataservice.dataset.described import Described
 from dataservice.dataset.files import Files
 from dataservice.dataset.generator import Generator, Indexed
@@ -30,6 +32,19 @@ class Sources(Described):
         """
         numbers = range(*args)
         return cls.of(Range(numbers.start, numbers.stop, numbers.step))
+
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1) -> Self:
+        """Local. Whole numbers without an end, as np.int64; of a service, one worker counts.
+
+        Args:
+            start: The first.
+            step: From each to the next.
+
+        Raises:
+            TypeError: An argument is no whole number.
+        """
+        return cls.of(Counter(whole("counter", "start", start), whole("counter", "step", step)))
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:

@@ -62,6 +62,8 @@ PAIRS = Dataset.zip(D, D)
         (lambda: D.bucket_by_sequence_length(int, 1, [1]), "numbers as bucket_boundaries, not 1"),
         (lambda: D.bucket_by_sequence_length(int, [1], [1, 1.5]), "bucket_batch_sizes, not 1.5"),
         (lambda: Dataset.range("x"), "integer"),
+        (lambda: Dataset.counter(1.5), "counter needs a whole number as start, not 1.5"),
+        (lambda: Dataset.counter(0, "1"), "counter needs a whole number as step, not '1'"),
         (lambda: Dataset.load(3), "load needs a path as path, not 3"),
         (lambda: Dataset.from_files(3), "from_files needs a path as files, not 3"),
         (lambda: Dataset.from_files([3]), "from_files needs a path as files, not 3"),

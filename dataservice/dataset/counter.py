@@ -1,0 +1,23 @@
+"""``Dataset.counter``: whole numbers without an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataservice.dataset.context import Context
+from dataservice.dataset.endless import Endless
+
+
+@dataclass(frozen=True)
+class Counter(Endless):
+    """Attributes: the first number, and the distance from each to the next."""
+
+    start: int
+    step: int
+
+    def numbers(self, context: Context) -> Callable[[int], np.int64]:
+        """Local. See :class:`Endless`."""
+        return lambda place: np.int64(self.start + place * self.step)

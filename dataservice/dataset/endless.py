@@ -1,0 +1,71 @@
+"""Sources that never end, and know each of their elements by its number."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dataservice.dataset.context import Context
+from dataservice.dataset.node import INFINITE_CARDINALITY, ElementIterator, Node
+from dataservice.dataset.source import SplitReader, splits_of
+from dataservice.dataset.spec import ArraySpec, Spec
+
+
+class Endless(Node):
+    """A source of whole numbers, as np.int64, without an end."""
+
+    def cardinality(self) -> int:
+        """Local. See :class:`Node`."""
+        return INFINITE_CARDINALITY
+
+    def source_indices(self) -> range:
+        """Local. See :class:`Node`; it is one index, because one worker makes all elements."""
+        return range(1)
+
+    def element_spec(self) -> Spec:
+        """Local. See :class:`Node`."""
+        return ArraySpec((), np.int64)
+
+    def iterate(self, context: Context) -> ElementIterator:
+        """Local. See :class:`Node`."""
+        return EndlessIterator(self.numbers(context), SplitReader(splits_of(self, context)))
+
+    @abstractmethod
+    def numbers(self, context: Context) -> Callable[[int], np.int64]:
+        """Local. What makes the elements of a pass, each of its place in the sequence."""
+
+
+class EndlessIterator(ElementIterator):
+    """One pass, of whoever gets the index.
+
+    Args:
+        numbers: Makes an element of its place.
+        indices: Has the index, or nothing.
+    """
+
+    def __init__(self, numbers: Callable[[int], np.int64], indices: SplitReader) -> None:
+        self._numbers = numbers
+        self._indices = indices
+        self._place: int | None = None  # of the next element; None before the index is had
+
+    def __next__(self) -> np.int64:
+        if self._place is None:
+            self._indices.next()
+            self._place = 0
+        self._place += 1
+        return self._numbers(self._place - 1)
+
+    def get_state(self) -> tuple[Any, int | None]:
+        """Local. See :class:`ElementIterator`."""
+        return self._indices.get_state(), self._place
+
+    def set_state(self, state: tuple[Any, int | None]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        indices, self._place = state
+        self._indices.set_state(indices)
+
+    def close(self) -> None:
+        """Local. See :class:`ElementIterator`."""
