@@ -18,6 +18,11 @@ class Counter(Endless):
     start: int
     step: int
 
-    def numbers(self, context: Context) -> Callable[[int], np.int64]:
+    def basis(self, context: Context) -> tuple[int, ...]:
         """Local. See :class:`Endless`."""
-        return lambda place: np.int64(self.start + place * self.step)
+        return self.start, self.step
+
+    def numbers(self, basis: tuple[int, ...]) -> Callable[[int], np.int64]:
+        """Local. See :class:`Endless`."""
+        start, step = basis
+        return lambda place: np.int64(start + place * step)

@@ -31,24 +31,25 @@ class Endless(Node):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        return EndlessIterator(self.numbers(context), SplitReader(splits_of(self, context)))
+        return EndlessIterator(self, context)
 
     @abstractmethod
-    def numbers(self, context: Context) -> Callable[[int], np.int64]:
+    def basis(self, context: Context) -> tuple[int, ...]:
+        """Local. What the elements of a pass depend on; it is a part of the pass's state."""
+
+    @abstractmethod
+    def numbers(self, basis: tuple[int, ...]) -> Callable[[int], np.int64]:
         """Local. What makes the elements of a pass, each of its place in the sequence."""
 
 
 class EndlessIterator(ElementIterator):
-    """One pass, of whoever gets the index.
+    """One pass, of whoever gets the index."""
 
-    Args:
-        numbers: Makes an element of its place.
-        indices: Has the index, or nothing.
-    """
-
-    def __init__(self, numbers: Callable[[int], np.int64], indices: SplitReader) -> None:
-        self._numbers = numbers
-        self._indices = indices
+    def __init__(self, node: Endless, context: Context) -> None:
+        self._node = node
+        self._basis = node.basis(context)
+        self._numbers = node.numbers(self._basis)
+        self._indices = SplitReader(splits_of(node, context))
         self._place: int | None = None  # of the next element; None before the index is had
 
     def __next__(self) -> np.int64:
@@ -58,13 +59,14 @@ class EndlessIterator(ElementIterator):
         self._place += 1
         return self._numbers(self._place - 1)
 
-    def get_state(self) -> tuple[Any, int | None]:
+    def get_state(self) -> tuple[Any, tuple[int, ...], int | None]:
         """Local. See :class:`ElementIterator`."""
-        return self._indices.get_state(), self._place
+        return self._indices.get_state(), self._basis, self._place
 
-    def set_state(self, state: tuple[Any, int | None]) -> None:
+    def set_state(self, state: tuple[Any, tuple[int, ...], int | None]) -> None:
         """Local. See :class:`ElementIterator`."""
-        indices, self._place = state
+        indices, self._basis, self._place = state
+        self._numbers = self._node.numbers(self._basis)
         self._indices.set_state(indices)
 
     def close(self) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from dataservice.dataset import checks, tree
-from dataservice.dataset.checks import whole
+from dataservice.dataset.checks import whole, whole_or_none
 from dataservice.dataset.counter import Counter
 from dataservice.dataset.described import Described
 from dataservice.dataset.files import Files
 from dataservice.dataset.generator import Generator, Indexed
+from dataservice.dataset.random import Random
 from dataservice.dataset.range import Range
 from dataservice.dataset.tensor_slices import Tensors, TensorSlices, as_only_row
 
@@ -45,6 +46,23 @@ class Sources(Described):
             TypeError: An argument is no whole number.
         """
         return cls.of(Counter(whole("counter", "start", start), whole("counter", "step", step)))
+
+    @classmethod
+    def random(cls, seed: int | None = None, rerandomize_each_iteration: bool = False) -> Self:
+        """Local. Random whole numbers in [0, 2 ** 32) without an end, as np.int64.
+
+        Of a service, one worker makes them.
+
+        Args:
+            seed: Makes the numbers the same in every run.
+            rerandomize_each_iteration: Whether each pass has other ones.
+
+        Raises:
+            TypeError: The seed is no whole number.
+            ValueError: The seed is negative.
+        """
+        seed = whole_or_none("random", "seed", seed)
+        return cls.of(Random.of(seed, rerandomize_each_iteration))
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:

@@ -64,6 +64,7 @@ PAIRS = Dataset.zip(D, D)
         (lambda: Dataset.range("x"), "integer"),
         (lambda: Dataset.counter(1.5), "counter needs a whole number as start, not 1.5"),
         (lambda: Dataset.counter(0, "1"), "counter needs a whole number as step, not '1'"),
+        (lambda: Dataset.random(1.5), "random needs a whole number as seed, not 1.5"),
         (lambda: Dataset.load(3), "load needs a path as path, not 3"),
         (lambda: Dataset.from_files(3), "from_files needs a path as files, not 3"),
         (lambda: Dataset.from_files([3]), "from_files needs a path as files, not 3"),

@@ -40,9 +40,71 @@ def test_counter_goes_on_far_away_at_once():
     assert plain([next(later), next(later)]) == [20_000, 20_002]
 
 
+seeds = st.none() | st.integers(0, 3)
+
+
+def first(dataset, count=40):
+    return plain(list(dataset.take(count)))
+
+
+@settings(deadline=None)
+@given(seeds, st.booleans(), st.sampled_from([0, 1, 19, 1023, 1024, 1025]))
+def test_random_numbers_go_on_from_any_state(seed, rerandomize, taken):
+    dataset = Dataset.random(seed, rerandomize)
+    found = goes_on_from(dataset, taken, 1040)
+    assert len(set(found)) == 1040
+    assert 0 <= min(found) < 2**28 < 2**31 < max(found) < 2**32
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_passes_of_random_numbers(seed):
+    same, other = (Dataset.random(seed, each).take(20) for each in (False, True))
+    assert first(same.take(20)) == first(same.take(20))
+    assert plain(list(same)) == plain(list(same))
+    assert plain(list(other)) != plain(list(other))
+    for dataset, expected in ((same, 1), (other, 2)):
+        twice = Dataset.range(2).flat_map(lambda _, dataset=dataset: dataset.take(9))
+        found = first(twice, 18)
+        assert len({tuple(found[:9]), tuple(found[9:])}) == expected
+
+
+@pytest.mark.parametrize("rerandomize", [False, True])
+def test_a_state_has_the_randomness_of_its_pass(rerandomize):
+    with iter(Dataset.random(None, rerandomize)) as elements:
+        next(elements)
+        state, rest = elements.get_state(), plain([next(elements) for _ in range(9)])
+    with iter(Dataset.random(None, rerandomize)) as elements:  # as in another run
+        elements.set_state(state)
+        assert plain([next(elements) for _ in range(9)]) == rest
+
+
+def test_runs_repeat_what_has_a_seed():
+    for rerandomize in (False, True):
+        one, other, third = (Dataset.random(seed, rerandomize).take(20) for seed in (1, 1, 2))
+        for _ in range(2):
+            numbers = plain(list(one))
+            assert plain(list(other)) == numbers != plain(list(third))
+    assert first(Dataset.random()) != first(Dataset.random())
+
+
+def test_random_numbers_are_alike():
+    numbers = np.array(first(Dataset.random(seed=0), 20_000))
+    counts = np.bincount(numbers >> 28, minlength=16)
+    assert len(counts) == 16
+    assert 1100 < counts.min() < counts.max() < 1400
+
+
+def test_random_says_of_itself():
+    assert Dataset.random().cardinality() == -1
+    assert Dataset.random().element_spec == ArraySpec((), np.int64)
+    assert repr(Dataset.random(3)) == "<Dataset random(3, False)>"
+    with pytest.raises(ValueError, match="a seed cannot be negative: -1"):
+        Dataset.random(-1)
+
+
 # Of a service
 
-SOURCES = {"counter": Dataset.counter(5, 3)}
+SOURCES = {"counter": Dataset.counter(5, 3), "random": Dataset.random(seed=5)}
 
 
 @pytest.mark.parametrize("name", SOURCES)
