@@ -115,14 +115,15 @@ class Groupings(Described):
                 a dataset; it must give the same when it is called again. At the end it gets what is
                 left of each key, in the order of the keys.
             window_size: How many elements it gets.
-            window_size_func: Says so of a key; it is called once for each key of a pass. Give
-                either.
+            window_size_func: Says so of a key; it is called once for each key of a pass. Give this
+                or ``window_size``.
 
         Raises:
-            TypeError: Something is no function, or the size no whole number. During a pass: a key
-                or size is no whole number, or ``reduce_func`` gave no dataset.
-            ValueError: The size is below 1, or it is given twice, or not at all. During a pass (as
-                InvalidArgumentError): the size of a key is below 1.
+            TypeError: Something is no function, or the size no whole number. During a pass:
+                ``reduce_func`` gives no dataset.
+            ValueError: The size is below 1, or both or none are given. During a pass (as
+                InvalidArgumentError): a key or the size of one is no whole number, or a size is
+                below 1.
         """
         name = "group_by_window"
         key = check_callable(name, "key_func", key_func)

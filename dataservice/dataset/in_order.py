@@ -21,11 +21,12 @@ class InOrder(Groupings):
         Workers cannot share the source: under ``"distributed_epoch"`` it goes after ``distribute``.
 
         Args:
-            predicate: Gets the element, or the members of a tuple as its arguments, and gives a
-                bool.
+            predicate: Gets the element, or the members of a tuple as its arguments.
 
         Raises:
-            TypeError: It is no function. During a pass: it gave no bool.
+            TypeError: It is no function.
+            ValueError: During a pass (as InvalidArgumentError): it gives no bool, nor a whole
+                number.
         """
         check_callable("take_while", "predicate", predicate)
         return self.of(TakeWhile(self._node, predicate))
@@ -43,7 +44,9 @@ class InOrder(Groupings):
                 takes the place of that one. Numbers, strings and lists in them become NumPy's.
 
         Raises:
-            TypeError: It is no function. During a pass: it gave no pair.
+            TypeError: It is no function.
+            ValueError: During a pass (as InvalidArgumentError): it gives no pair, or None for an
+                element.
         """
         check_callable("scan", "scan_func", scan_func)
         return self.of(Scan.of(self._node, initial_state, scan_func))

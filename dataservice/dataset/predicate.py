@@ -9,6 +9,7 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.functions import call
+from mpidist.errors import InvalidArgumentError
 
 
 def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
@@ -20,13 +21,17 @@ def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
         whose: The transformation's name, for messages.
 
     Raises:
-        TypeError: It gave no bool.
+        InvalidArgumentError: It gave neither a bool nor a whole number.
         Exception: As :func:`call`.
     """
-    said = call(predicate, element, whose)
-    if isinstance(said, bool):
-        return said
-    found = np.asarray(tree.on_host(said))
-    if found.dtype != bool or found.shape:
-        raise TypeError(f"the function given to {whose} gave {said!r}, which is neither yes nor no")
-    return bool(found)
+    answer = tree.on_host(call(predicate, element, whose))
+    if isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    if isinstance(answer, int) or hasattr(answer, "__array__"):
+        array = np.asarray(answer)
+        if array.ndim == 0 and array.dtype.kind in "biu":
+            return bool(array)
+    name = getattr(predicate, "__qualname__", type(predicate).__qualname__)
+    raise InvalidArgumentError(
+        f"the function {name} given to {whose} gave {answer!r}: it must return a bool"
+    )

@@ -13,6 +13,7 @@ from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, spec_of
+from mpidist.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +58,11 @@ class ScanIterator(UnaryIterator):
 
     def __next__(self) -> Any:
         result = call(self._function, (tree.opened(self._state), next(self._parent)), "scan")
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(
-                f"the function given to scan gave {result!r}, not a state and an element"
+        if not isinstance(result, tuple) or len(result) != 2 or result[1] is None:
+            name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+            raise InvalidArgumentError(
+                f"the function {name} given to scan gave {result!r}: it must return a state and an "
+                "element"
             )
         state, element = result
         self._state = _own(state)

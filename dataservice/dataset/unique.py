@@ -22,7 +22,7 @@ from mpidist.errors import InvalidArgumentError
 # So long that two of a dataset's elements never have the same by chance.
 _BYTES = 16
 
-_TEXT = "SUT"
+_TEXT = "SUTO"
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,27 @@ def _add(digest: hashlib.blake2b, element: Any) -> None:
         digest.update(b"tuple%d" % len(element))
         for part in element:
             _add(digest, part)
+    elif (text := _text_of(element)) is not None:
+        digest.update(text.encode())
     else:
         array = np.asarray(tree.on_host(element))
-        if array.dtype.kind in _TEXT:
-            # Its value is the same however much room its array has for it.
-            digest.update(f"{array.dtype.kind}{array.shape}{array.tolist()!r}".encode())
-            return
         if array.dtype.hasobject:
             raise InvalidArgumentError(
                 f"unique needs elements of arrays, numbers and text, not {element!r}"
             )
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(array.tobytes())
+
+
+def _text_of(leaf: Any) -> str | None:
+    """What tells text from others, whatever it is kept in; None if it is none."""
+    if isinstance(leaf, str | bytes):
+        values, shape = [leaf], ()
+    elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in _TEXT:
+        values, shape = leaf.ravel().tolist(), leaf.shape
+    else:
+        return None
+    for kind in (str, bytes):
+        if all(isinstance(value, kind) for value in values):
+            return f"{kind.__name__}{shape}{[kind.__str__(value) for value in values]}"
+    return None

@@ -122,10 +122,18 @@ def test_wrong_arguments(arguments, error, message):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((lambda x: 1.5, STEPS["batches"], 1), TypeError, "a whole number as key, not 1.5"),
-        ((lambda x: x > 1, STEPS["batches"], 1), TypeError, "a whole number as key, not"),
+        (
+            (lambda x: 1.5, STEPS["batches"], 1),
+            InvalidArgumentError,
+            "gave 1.5: it must return a whole",
+        ),
+        (
+            (lambda x: x > 1, STEPS["batches"], 1),
+            InvalidArgumentError,
+            "gave .*False.*: it must return",
+        ),
         ((int, lambda key, group: key, 1), TypeError, "gave int64, not a Dataset"),
-        ((int, STEPS["batches"], None, float), TypeError, "a whole number as window size, not 0.0"),
+        ((int, STEPS["batches"], None, float), InvalidArgumentError, "gave 0.0: it must"),
         ((int, STEPS["batches"], None, int), InvalidArgumentError, "not 0 for key 0"),
     ],
 )
