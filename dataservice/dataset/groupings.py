@@ -12,6 +12,7 @@ from dataservice.dataset.described import Described
 from dataservice.dataset.group_by_window import GroupByWindow
 from dataservice.dataset.made_nodes import node_of
 from dataservice.dataset.padded_batch import PaddedBatch, Padding
+from dataservice.dataset.rebatch import Rebatch
 from dataservice.dataset.unbatch import Unbatch
 from dataservice.dataset.window import Window
 
@@ -145,6 +146,25 @@ class Groupings(Described):
                 or not equally many.
         """
         return self.of(Unbatch(self._node))
+
+    def rebatch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+        """Local. The rows of each element's arrays in batches of another size.
+
+        They are those of ``unbatch().batch(batch_size, drop_remainder)``, and come faster. Under
+        ``"distributed_epoch"`` each worker cuts the elements that it has.
+
+        Args:
+            batch_size: Rows in a batch.
+            drop_remainder: Whether to leave out a smaller last batch.
+
+        Raises:
+            TypeError: The batch size is no whole number.
+            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError): arrays
+                of an element have no rows, or not equally many, or rows of a batch differ in
+                structure, shape or dtype.
+        """
+        size = whole("rebatch", "batch_size", batch_size)
+        return self.of(Rebatch(self._node, size, drop_remainder))
 
     def window(
         self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False

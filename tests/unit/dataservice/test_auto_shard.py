@@ -72,6 +72,7 @@ STEPS = st.sampled_from(
         lambda d: d.repeat(2),
         lambda d: d.skip(1).take(9),
         lambda d: d.batch(2).unbatch(),
+        lambda d: d.batch(3).rebatch(2).unbatch(),
         lambda d: d.concatenate(Dataset.range(50, 55).shuffle(2)),
         lambda d: Dataset.zip(d, d.skip(1)).map(lambda a, b: a + b),
         lambda d: Dataset.sample_from_datasets([d, Dataset.range(60, 70)]),

@@ -28,6 +28,7 @@ PIPELINES = {
     "flat_map": lambda ds: ds.flat_map(pieces),
     "interleave": lambda ds: ds.interleave(pieces, cycle_length=3),
     "unbatch": lambda ds: ds.map(lambda x: np.full(x % 3, x)).unbatch(),
+    "rebatch": lambda ds: ds.batch(3).rebatch(2),
     "shuffle": lambda ds: ds.shuffle(50, seed=7),
     "shuffles of a repeat": lambda ds: ds.shuffle(50, seed=7).repeat(2),
     "repeat": lambda ds: ds.filter(lambda x: x % 4 > 1).repeat(3),
@@ -40,8 +41,9 @@ PIPELINES = {
 # Dealt out as they are in the whole.
 WHOLE = ["map", "batch", "batch without a remainder", "windows"]
 # What shuffles does so differently in each part, or in one process.
-DIFFERENT = ["shuffle", "shuffles of a repeat", "shuffled batches", "cache", "all", *WHOLE[1:]]
-CHURN = ["filter", "flat_map", "repeat", "cache", "windows", "all"]
+DIFFERENT = ["shuffle", "shuffles of a repeat", "shuffled batches", "cache", "all", "rebatch"]
+DIFFERENT += WHOLE[1:]
+CHURN = ["filter", "flat_map", "repeat", "cache", "windows", "groups", "rebatch", "all"]
 
 
 def consumers(name, target, count, length=LENGTH, shards=SHARDS, **options):

@@ -110,6 +110,7 @@ GROUPED = {
     .map(lambda i: np.full(int(i), i))
     .bucket_by_sequence_length(len, [4], [2, 3], padding_values=-1),
     "groups": R(30).group_by_window(lambda i: i % 3, lambda key, group: group.batch(2), 4),
+    "rebatch": R(20).batch(4).rebatch(3),
     "shuffled batches": R(20).shuffle(9).batch(3).prefetch(2),
     "batches of all, shuffled": R(20).shuffle(20).batch(3).prefetch(2),
     "batches of a mixture": Dataset.sample_from_datasets([R(20), R(9)], [1, 2]).batch(3),

@@ -30,6 +30,7 @@ PIPELINES = {
     "cache": lambda ds: ds.map(lambda x: x * 3).cache().shuffle(9, seed=5).repeat(2),
     "windows": lambda ds: ds.window(5, 2).flat_map(lambda w: w.batch(5)),
     "groups": lambda ds: ds.group_by_window(lambda x: x % 3, lambda key, group: group.batch(2), 5),
+    "rebatch": lambda ds: ds.batch(5).rebatch(3),
     "all": lambda ds: ds.shuffle(9).map(lambda x: x + 1).batch(3).prefetch(2),
 }
 

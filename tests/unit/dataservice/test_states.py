@@ -29,6 +29,7 @@ STEPS = st.one_of(
     st.builds(lambda n: lambda d: d.shard(n, n - 1), number),
     st.builds(lambda n: lambda d: d.prefetch(n), number),
     st.builds(lambda n: lambda d: d.batch(n).unbatch(), number),
+    st.builds(lambda n: lambda d: d.batch(3).rebatch(n).unbatch(), number),
     st.builds(lambda n: lambda d: d.enumerate(n).map(lambda i, x: i + x), number),
     st.builds(lambda n: lambda d: d.concatenate(Dataset.range(n).shuffle(2, 1)), number),
     st.builds(lambda n: lambda d: Dataset.zip(d, d.skip(n)).map(lambda a, b: a + b), number),

@@ -160,6 +160,7 @@ SURVIVED = [
     lambda lib, d, f: d.filter(lambda x: f(x) % 3 != 1),
     lambda lib, d, f: d.map(f).batch(2).unbatch(),
     lambda lib, d, f: d.map(f).batch(3, drop_remainder=True).unbatch(),
+    lambda lib, d, f: d.map(f).batch(2).rebatch(3).unbatch(),
     lambda lib, d, f: d.prefetch(2),
     lambda lib, d, f: d.take(7),
     lambda lib, d, f: d.take_while(lambda x: f(x) < 7),
