@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataservice.dataset.checks import whole
+from dataservice.dataset.answers import number
 from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
 from dataservice.dataset.node import (
@@ -64,30 +64,18 @@ class GroupByWindow(UnaryNode):
 
     def key_of(self, element: Any) -> int:
         """Local. Which group an element belongs to."""
-        return _whole(self.key, call(self.key, element, "group_by_window"))
+        return number(self.key, element, "group_by_window")
 
     def size_of(self, key: int) -> int:
         """Local. How many elements fill the group of a key."""
         if isinstance(self.window_size, int):
             return self.window_size
-        said = call(self.window_size, np.int64(key), "group_by_window")
-        size = _whole(self.window_size, said)
+        size = number(self.window_size, np.int64(key), "group_by_window")
         if size < 1:
             raise InvalidArgumentError(
                 f"group_by_window needs windows of at least 1 element, not {size} for key {key}"
             )
         return size
-
-
-def _whole(function: Callable[..., Any], given: Any) -> int:
-    try:
-        return whole("group_by_window", "key or size", given)
-    except TypeError:
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        raise InvalidArgumentError(
-            f"the function {name} given to group_by_window gave {given!r}: it must return a whole "
-            "number"
-        ) from None
 
 
 @dataclass

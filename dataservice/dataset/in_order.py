@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from dataservice.dataset.checks import check_callable
+from dataservice.dataset.checks import check_callable, numbers, whole_or_none
 from dataservice.dataset.groupings import Groupings
+from dataservice.dataset.rejection_resample import RejectionResample
 from dataservice.dataset.scan import Scan
 from dataservice.dataset.take_while import TakeWhile
 from dataservice.dataset.unique import Unique
@@ -63,3 +64,37 @@ class InOrder(Groupings):
                 arrays, numbers and text.
         """
         return self.of(Unique(self._node))
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Sequence[float],
+        initial_dist: Sequence[float] | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """Local. Elements with their classes, as (class, element), which are as frequent as wanted.
+
+        Elements of classes that are more frequent are left out at random, as few as will do. Under
+        ``"distributed_epoch"`` each worker draws, and counts the classes of what it has.
+
+        Args:
+            class_func: Gives the class of an element, from 0 on; it comes out as np.int64.
+            target_dist: How frequent each class shall be, compared with the others.
+            initial_dist: How frequent each is in this dataset, likewise; None: as is seen in the
+                elements that have come.
+            seed: Makes what is kept the same in every run.
+
+        Raises:
+            TypeError: The function is none, something no number, or the seed no whole one.
+            ValueError: A number or the seed is negative, all numbers are 0, or those of
+                ``initial_dist`` do not belong to these. During a pass (as InvalidArgumentError): a
+                class is none.
+        """
+        name = "rejection_resample"
+        check_callable(name, "class_func", class_func)
+        target = tuple(numbers(name, "target_dist", target_dist))
+        initial = None
+        if initial_dist is not None:
+            initial = tuple(numbers(name, "initial_dist", initial_dist))
+        seed = whole_or_none(name, "seed", seed)
+        return self.of(RejectionResample(self._node, class_func, target, initial, seed))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dataservice.dataset.answers import holds
 from dataservice.dataset.context import Context
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
@@ -14,7 +15,6 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.predicate import holds
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,13 @@ STEPS = st.one_of(
     st.builds(lambda n: lambda d: d.prefetch(n), number),
     st.builds(lambda n: lambda d: d.batch(n).unbatch(), number),
     st.builds(lambda n: lambda d: d.batch(3).rebatch(n).unbatch(), number),
+    st.builds(
+        lambda n, s: (
+            lambda d: d.rejection_resample(lambda x: int(x) % 2, [n, 1], seed=s).map(lambda _, x: x)
+        ),
+        number,
+        seeds,
+    ),
     st.builds(lambda n: lambda d: d.enumerate(n).map(lambda i, x: i + x), number),
     st.builds(lambda n: lambda d: d.concatenate(Dataset.range(n).shuffle(2, 1)), number),
     st.builds(lambda n: lambda d: Dataset.zip(d, d.skip(n)).map(lambda a, b: a + b), number),

@@ -140,6 +140,32 @@ def test_group_by_window(values, keys, size):
     same(ours, theirs)
 
 
+@pytest.mark.parametrize("initial", [None, [0.7, 0.2, 0.1]])
+@pytest.mark.parametrize("target", [[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
+def test_rejection_resample(initial, target):
+    values = np.random.default_rng(0).choice(3, 10_000, p=[0.7, 0.2, 0.1])
+    for library in (Dataset, tf.data.Dataset):
+        dataset = library.from_tensor_slices(values).rejection_resample(
+            lambda x: x, np.float64(target), initial and np.float64(initial), seed=1
+        )
+        found = np.array([(int(kind), int(x)) for kind, x in dataset])
+        assert (found[:, 0] == found[:, 1]).all()
+        np.testing.assert_allclose(
+            np.bincount(found[:, 0], minlength=3) / len(found), target, 0, 0.05
+        )
+
+
+@pytest.mark.parametrize("library", [Dataset, tf.data.Dataset])
+def test_endless_sources(library):
+    assert [int(x) for x in library.counter(start=3, step=-2).take(4)] == [3, 1, -1, -3]
+    for again, numbers in ((None, 1), (False, 1), (True, 2)):
+        source = library.random(seed=4, rerandomize_each_iteration=again).take(9).batch(9)
+        passes = [batch.tolist() for batch in source.repeat(2).as_numpy_iterator()]
+        assert len({tuple(one) for one in passes}) == numbers
+        assert all(0 <= n < 2**32 for one in passes for n in one)
+    assert library.range(4, 5).get_single_element() == 4
+
+
 def fail_at(*numbers):
     def ours(x):
         if int(x) in numbers:
