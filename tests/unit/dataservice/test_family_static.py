@@ -226,6 +226,11 @@ SHAPES = {
     "zip": lambda ds: Dataset.zip(ds, ds.skip(2)).map(lambda a, b: a + b),
     "take and skip": lambda ds: ds.skip(5).take(20),
     "cache": lambda ds: ds.map(lambda x: x + 1).cache(),
+    "take_while": lambda ds: ds.take_while(lambda x: x < 30),
+    "scan": lambda ds: ds.scan(0, lambda last, x: (x, last + x)),
+    "unique": lambda ds: ds.map(lambda x: x // 2).unique(),
+    "groups": lambda ds: ds.group_by_window(lambda x: x % 3, lambda key, g: g.batch(2), 4),
+    "rebatch": lambda ds: ds.batch(4).rebatch(3),
     "empty": lambda ds: ds.take(0),
     "everything": lambda ds: ds.shuffle(9).repeat(2).map(lambda x: x + 1).batch(3).prefetch(2),
 }

@@ -170,6 +170,17 @@ def test_passes_that_go_on_after_an_error(below, key, within, expected):
     assert plain(list(dataset.ignore_errors())) == expected
 
 
+@pytest.mark.usefixtures("no_thread_is_left_behind")
+def test_a_pass_that_is_closed_ends_that_over_a_group():
+    dataset = Dataset.range(9).prefetch(2).group_by_window(int, lambda key, g: g.prefetch(2), 1)
+    for taken in (0, 1, 9):
+        with iter(dataset) as elements:
+            for _ in range(taken):
+                next(elements)
+    elements = iter(dataset)
+    next(elements)
+
+
 # Of a service
 
 

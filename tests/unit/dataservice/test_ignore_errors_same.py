@@ -46,6 +46,21 @@ OTHERS = [0, 1, 5, 6]
         ),
         (Dataset.range(2).interleave(lambda _: SAME, 2), [0, 0, 1, 1, 5, 5, 6, 6]),
         (SAME.cache(), OTHERS),
+        (SAME.take_while(lambda x: x < 6), [0, 1, 5]),
+        (Dataset.range(9).take_while(lambda x: fail_the_same_at(2, 3, 4)(x) < 6), [0, 1, 5]),
+        (Dataset.range(9).scan(0, lambda n, x: (fail_the_same_at(*range(8))(x), x)), [8]),
+        (SAME.unique(), OTHERS),
+        (SAME.batch(2).rebatch(1), [[0], [1], [5], [6]]),
+        (
+            Dataset.range(3).group_by_window(lambda x: 0, lambda key, group: SAME, 3),
+            OTHERS,
+        ),
+        (
+            Dataset.range(9).group_by_window(
+                fail_the_same_at(*range(8)), lambda _, group: group, 3
+            ),
+            [8],
+        ),
         (SAME.ignore_errors(limit=3), [0, 1, 5, 6]),
         (SAME.shuffle(1), OTHERS),
     ],
