@@ -48,21 +48,23 @@ class Sources(Described):
         return cls.of(Counter(whole("counter", "start", start), whole("counter", "step", step)))
 
     @classmethod
-    def random(cls, seed: int | None = None, rerandomize_each_iteration: bool = False) -> Self:
+    def random(
+        cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None
+    ) -> Self:
         """Local. Random whole numbers in [0, 2 ** 32) without an end, as np.int64.
 
         Of a service, one worker makes them.
 
         Args:
             seed: Makes the numbers the same in every run.
-            rerandomize_each_iteration: Whether each pass has other ones.
+            rerandomize_each_iteration: Whether each pass has other ones; None: it has the same.
 
         Raises:
             TypeError: The seed is no whole number.
             ValueError: The seed is negative.
         """
         seed = whole_or_none("random", "seed", seed)
-        return cls.of(Random.of(seed, rerandomize_each_iteration))
+        return cls.of(Random.of(seed, bool(rerandomize_each_iteration)))
 
     @classmethod
     def from_tensors(cls, tensors: Any) -> Self:
