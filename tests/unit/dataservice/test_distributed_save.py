@@ -62,6 +62,9 @@ def values(dataset):
         lambda ds: ds.shuffle(7),
         lambda ds: ds.shuffle(7).take(100),
         lambda ds: ds.flat_map(lambda x: Dataset.range(2).map(lambda i, x=x: 2 * x + i)),
+        lambda ds: ds.take_while(lambda x: x < 70).scan(0, lambda last, x: (x, last + x)).unique(),
+        lambda ds: ds.group_by_window(lambda x: x % 3, lambda key, group: group.shuffle(4), 5),
+        lambda ds: ds.batch(7).rebatch(3).unbatch(),
     ],
 )
 def test_every_element_is_saved_once(make_service, tmp_path, workers, make):
