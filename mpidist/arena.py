@@ -89,7 +89,7 @@ class Arena:
             return
         try:
             commit(self._memory[start : start + length])
-        except ResourceExhaustedError:
+        except BaseException:
             self.free(start)
             raise
 

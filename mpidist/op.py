@@ -12,6 +12,7 @@ from mpidist.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
     from mpidist.group.core import Core
+    from mpidist.work import Work
 
 # One call of MPI moves at most this many elements: not every library counts beyond 2^31.
 LARGEST_COUNT = (1 << 31) - 1
@@ -47,6 +48,8 @@ class Op:
         limit: Its time limit in seconds; by default the group's.
         sequence: Which collective of the group it is, from 1; 0 for point to point.
         halfway: Whether some of several messages that it is made of may be left.
+        late: It itself, under way past its time limit.
+        pieces: What it was begun as, if it is too long for one call of MPI.
     """
 
     # What most never set: to have it here makes them cheaper.
@@ -56,6 +59,8 @@ class Op:
     recv_counts: Sequence[int] | None = None
     send_parts: Mapping[int, Array] = MappingProxyType({})
     recv_parts: Mapping[int, Array] = MappingProxyType({})
+    pieces: Sequence[Op] = ()
+    late: Work | None = None
 
     def __init__(
         self,

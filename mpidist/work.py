@@ -183,8 +183,10 @@ class Work:
                 return
             try:
                 following.complete(transform(work._value))
-            except Exception as error:
+            except BaseException as error:  # of a signal's handler, too
                 following.complete(error=error)
+                if not isinstance(error, Exception):
+                    raise
 
         def drive(following: Work, deadline: float) -> None:
             self.block(deadline)

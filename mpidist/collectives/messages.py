@@ -114,5 +114,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("batch_isend_irecv needs a list of P2POp, at least one")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("batch_isend_irecv needs messages of one group")
-    works = [op.op(op.tensor, op.peer, op.group, op.tag) for op in p2p_op_list]
-    return [work for work in works if work is not None]
+    acts = acting(p2p_op_list[0].group)
+    if acts is None:
+        return []
+    return acts.begin_messages([(op.op.__name__, op.tensor, op.peer, op.tag) for op in p2p_op_list])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Final
 
@@ -58,9 +59,11 @@ class Answers:
         for identity in identities:
             if identity in self._answers:
                 self._answers[identity] = _SETTLED
-        while len(self._answers) > _REMEMBERED:
-            oldest = next(iter(self._answers))
-            if self._answers[oldest] is not _SETTLED:
-                break
-            del self._answers[oldest]
-            self._floor = max(self._floor, oldest)
+        surplus = len(self._answers) - _REMEMBERED
+        if surplus <= 0:
+            return
+        # The oldest; those that wait for an answer, of which there are few, stay.
+        settled = (identity for identity, answer in self._answers.items() if answer is _SETTLED)
+        for identity in list(itertools.islice(settled, surplus)):
+            del self._answers[identity]
+            self._floor = max(self._floor, identity)

@@ -82,6 +82,14 @@ class Call(Work):
         """Local. See :class:`Shipment`; what goes wrong is the caller's, whoever has its turn."""
         self.calls.send(self)
 
+    def is_completed(self) -> bool:
+        """Local. See :class:`Work`; it ends at its deadline, also if nobody waits for it."""
+        if not self._done:
+            now = time.monotonic()
+            if now >= self.deadline and (error := self.failure(now)) is not None:
+                self.calls.give_up(self, error)
+        return self._done
+
     def failure(self, now: float) -> Exception | None:
         """Local. Why no reply will come; None as long as one can."""
         what = f"no reply to {self.message.method} from {self._address}"
@@ -179,7 +187,9 @@ class Calls:
             call.complete(error=from_code(failure.code, failure.message))
 
     def are_over(self) -> bool:
-        """Local. Whether no request waits for its reply."""
+        """Local. Whether no request waits for its reply; those past their deadlines end."""
+        for call in list(self._pending.values()):
+            call.is_completed()
         return not self._pending
 
     def fail_all(self, error: Exception) -> None:

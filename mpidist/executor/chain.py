@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 IN_CHAINS = ("reduce", "scan", "exscan")
-_TAG = RESERVED_TAGS[101]
+# Of members whose arrays differ in length, what is left of one operation must not be taken for a
+# part of the next: pieces have tags by the number of the operation, and the last has its own.
+_TAGS = RESERVED_TAGS[200:400]
 # Bytes a member from which an array goes by the chain: as many pieces as members are under way at
 # once, so that it takes at most about twice as long as between two.
 _WORTH_A_CHAIN = 1 << 17
@@ -66,11 +68,13 @@ class Chain:
         length = max(1, min(_LARGEST_PIECE, own.nbytes // (self._comm.size - 1)) // own.itemsize)
         combine = self._combination(op, own)
         arriving, leaving = self._pieces(own, length)
+        first_tag = 2 * (op.sequence % (len(_TAGS) // 2))
         for start in range(0, own.size, length):
             passed = mine = own[start : start + length]
+            tag = _TAGS[first_tag + (start + length >= own.size)]
             if before >= 0:
                 arrived = arriving[: mine.size]
-                self._comm.Recv(arrived, before, _TAG)
+                self._comm.Recv(arrived, before, tag)
                 self._wait()
                 ends_here = op.name == "scan" or (op.name == "reduce" and after < 0)
                 if not ends_here:
@@ -82,7 +86,7 @@ class Chain:
             else:
                 self._wait()
             if after >= 0:
-                self._sent = self._comm.Isend(passed, after, _TAG), passed
+                self._sent = self._comm.Isend(passed, after, tag), passed
         self._wait()
 
     def _wait(self) -> None:

@@ -48,6 +48,7 @@ class HostExecutor:
         pieces = in_pieces(op)
         op.halfway = True
         for piece in pieces:
+            piece.root = op.root  # of a message from any member, that of its first piece
             run(piece)
             op.root = piece.root
             if piece.finish is not None:
@@ -62,7 +63,14 @@ class HostExecutor:
             return self._parts.start(op)
         pieces = in_pieces(op)
         if len(pieces) > 1:
+            if op.name == "recv" and op.root < 0:
+                raise ValueError(
+                    f"{op.describe()} moves more than {LARGEST_COUNT} elements, of which pieces of "
+                    "several members might mix: name the sender, or receive without async_op and a "
+                    "time limit"
+                )
             op.finish = one_after_the_other([*[piece.finish for piece in pieces], op.finish])
+            op.pieces = pieces  # not all of MPI's requests keep their arrays
         return [self._start[op.name](piece) for piece in pieces]
 
     def _start_neighbors(self, op: Op) -> list[MPI.Request]:

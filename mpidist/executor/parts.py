@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mpidist.arrays import Array
 from mpidist.op import LARGEST_COUNT, RESERVED_TAGS, Op, cut
 
@@ -48,13 +50,16 @@ class PartsByMessage:
     def _send_or_receive(self, op: Op, rank: int) -> None:
         """One part after the other, in one direction: cheaper than requests."""
         _keep_own(op, rank)
-        comm, are_received = self._comm, bool(op.recv_parts)
+        move = self._comm.Recv if op.recv_parts else self._comm.Send
+        failure = None
         for other, part in (op.recv_parts or op.send_parts).items():
             for piece in cut(part) if other != rank else ():
-                if are_received:
-                    comm.Recv(piece, other, _TAG)
-                else:
-                    comm.Send(piece, other, _TAG)
+                try:
+                    move(piece, other, _TAG)
+                except self._mpi_error as error:  # what is left would meet the next operation
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _pass_round(self, op: Op) -> None:
         # In a ring each part crosses the network between two nodes once, however many ranks they
@@ -115,6 +120,8 @@ def _keep_own(op: Op, rank: int) -> None:
     given, taken = op.send_parts.get(rank), op.recv_parts.get(rank)
     if given is None or taken is None or given is taken:
         return
+    if given.dtype != taken.dtype:  # one is moved as bytes: it lies where MPI's types do not
+        given, taken = (array.reshape(-1).view(np.uint8) for array in (given, taken))
     if given.shape == taken.shape:
         taken[...] = given
     else:

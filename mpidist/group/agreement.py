@@ -13,10 +13,10 @@ from mpidist.op import Op
 from mpidist.reduce_op import ReduceOp
 from mpidist.runtime import together
 
-_REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter"))
+_REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter", "scan", "exscan"))
 # What is as long on all members: what they give, or what they get.
 _GIVEN = frozenset(("gather", "all_gather", "all_to_all"))
-_TAKEN = frozenset(("all_reduce", "broadcast", "scatter", "reduce_scatter"))
+_TAKEN = frozenset(("all_reduce", "broadcast", "scatter", "reduce_scatter", "scan", "exscan"))
 
 
 class Question(Op):

@@ -85,15 +85,21 @@ def begin_together(group: Core, name: str, ops: Sequence[Op], async_op: bool) ->
 
 def check_distinct(ops: Sequence[Op]) -> None:
     """Local. ValueError if what one operation writes is read or written by another."""
-    used = [(op, *use) for op in ops for use in _places(op) if use[0].size]
-    if own_memory([buffer for _, buffer, _ in used]):
+    used = [
+        (number, op, buffer, writes)
+        for number, op in enumerate(ops)
+        for buffer, writes in _places(op)
+        if buffer.size
+    ]
+    if own_memory([buffer for _, _, buffer, _ in used]):
         return
     spans = []
-    for number, (_, buffer, _) in enumerate(used):
-        spans.append((*np.lib.array_utils.byte_bounds(buffer), number))
+    for position, (_, _, buffer, _) in enumerate(used):
+        spans.append((*np.lib.array_utils.byte_bounds(buffer), position))
     for one, other in overlaps(spans):
-        (first, here, writes), (second, there, writes_too) = used[one], used[other]
-        if first is not second and (writes or writes_too) and np.shares_memory(here, there):
+        number, first, here, writes = used[one]
+        number_too, second, there, writes_too = used[other]
+        if number != number_too and (writes or writes_too) and np.shares_memory(here, there):
             raise ValueError(
                 f"{first.name} and {second.name} use the same memory, which one of them writes: "
                 "collect operations whose arrays have nothing in common"
@@ -114,7 +120,9 @@ def merged(ops: Sequence[Op]) -> list[Op]:
     for number, op in enumerate(ops):
         buffer = op.recv
         if op.name in _ELEMENTWISE and buffer is not None and buffer.nbytes <= _WORTH_OWN_CALL:
-            key: tuple[object, ...] = (op.name, op.reduce, op.root, buffer.dtype)
+            # What is only moved may be bytes here and numbers there.
+            dtype = None if op.name == "broadcast" else buffer.dtype
+            key: tuple[object, ...] = (op.name, op.reduce, op.root, dtype)
         else:
             key = (number,)
         kinds.setdefault(key, []).append(op)
@@ -126,6 +134,8 @@ def _as_one(ops: list[Op]) -> Op:
     if len(ops) == 1:
         return first
     buffers = [op.recv for op in ops if op.recv is not None]
+    if first.name == "broadcast":
+        buffers = [buffer.reshape(-1).view(np.uint8) for buffer in buffers]
     together = collect(buffers)
     receives = first.name != "broadcast" or first.group.rank() != first.root
     is_copy = not np.may_share_memory(together, buffers[0])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _counter = itertools.count()
+_SWEPT = 4  # works that nobody waits for are looked after in each call
 
 
 class Core:
@@ -141,7 +142,9 @@ class Core:
             fork.check_mpi()
         if self._begun:  # not within the turn: callbacks of what has ended may want theirs
             self._sweep()
-        with self._turn:
+        if not self._turn.acquire(blocking=False):
+            limit = self._wait_for_turn(op, limit)
+        try:
             if self._refusing:
                 self._check_usable()
             self._sequence = op.sequence = self._sequence + 1
@@ -156,6 +159,8 @@ class Core:
                 self._run(op)
                 return None
             work = self._begin(op)
+        finally:
+            self._turn.release()
         self._wait_within(op, work, limit)
         return None
 
@@ -198,6 +203,19 @@ class Core:
 
     # Inside
 
+    def _wait_for_turn(self, op: Op, limit: float | None) -> float | None:
+        """Wait for another thread, which is in an operation; what is left of the limit."""
+        if limit is None:
+            self._turn.acquire()
+            return None
+        began = time.monotonic()
+        if not self._turn.acquire(timeout=min(max(limit, 0.0), threading.TIMEOUT_MAX)):
+            raise DeadlineExceededError(
+                f"{op.name} of group {self.name!r} has not begun within {limit:g} s on rank "
+                f"{self.ranks[self._rank]}: another thread's operation is under way"
+            )
+        return max(limit - (time.monotonic() - began), 0.0)
+
     def _compare(self, op: Op, limit: float | None) -> None:
         """Raise ValueError on all members if they do not call the same operation."""
         question = Question(op)
@@ -220,15 +238,18 @@ class Core:
             )
         try:
             self.submit(op, False)
-        except DeadlineExceededError:
-            self._tear(op)
+        except ValueError:  # on all members alike
+            raise
+        except BaseException:
+            if op.sequence:  # else it has not begun
+                self._tear(op)
             raise
 
     def _follow(self, op: Op) -> None:
         """Carry a message out that is a part of a collective."""
         try:
             self._carry_out(op)
-        except DeadlineExceededError:
+        except BaseException:
             self._tear(op)
             raise
 
@@ -262,6 +283,8 @@ class Core:
             self._executor.run(op)
         except self._mpi_error as error:
             self._check_alive()
+            if op.halfway and op.sequence:
+                self._tear(op)
             raise backend_error(op, error) from error
         except BaseException:  # what a signal's handler has raised, between two messages
             if op.halfway and op.sequence:
@@ -279,6 +302,8 @@ class Core:
         except DeadlineExceededError:
             if op.sequence:
                 self._late, self._refusing = work, True
+            else:
+                op.late = work
             raise self._past_its_limit(op.describe(), limit) from None
         sender = work.result()
         return op.root if sender is None else self._position[sender]
@@ -300,12 +325,15 @@ class Core:
         return work
 
     def _sweep(self) -> None:
-        """Look after works that nobody waits for; the oldest first, as far as they have ended."""
+        """Look after some of the works that nobody waits for; those under way in turn."""
         if self._late is not None:
             self._late.is_completed()
-        for work in list(self._begun.values()):
-            if not work.is_completed():
-                return
+        for key, work in list(itertools.islice(self._begun.items(), _SWEPT)):
+            if work.is_completed() or self._begun.pop(key, None) is None:
+                continue
+            self._begun[key] = work  # behind the others
+            if work.is_completed():  # meanwhile, on another thread
+                self._begun.pop(key, None)
 
     def _check_alive(self) -> None:
         if self._freed:
@@ -316,7 +344,7 @@ class Core:
         here = f"group {self.name!r} takes no collective on rank {self.ranks[self._rank]}: "
         if self._torn is not None:
             raise GroupBrokenError(
-                f"{here}its {self._torn.name} was left halfway by its time limit or an "
+                f"{here}its {self._torn.name} was left halfway by its time limit, an error or an "
                 "interrupt, and the others may have gone on; make a new group"
             )
         if self._late is not None and not self._late.is_completed():

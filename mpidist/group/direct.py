@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,15 @@ class DirectGroup(ProcessGroup):
         return None
 
     # Inside
+
+    def _repeating(
+        self, name: str, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[Op, bool], Any]:
+        nbytes = max((buffer.nbytes for buffer, _ in op.buffers()), default=0)
+        if nbytes < self._ways.from_bytes:
+            return super()._repeating(name, op, args, kwargs)
+        # Members that call it plainly ask first whether anybody's arrays are on a GPU.
+        return lambda _, async_op: getattr(self, name)(*args, **kwargs, async_op=async_op)
 
     def _send_op(
         self, array: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None

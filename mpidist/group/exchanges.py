@@ -76,11 +76,13 @@ class Exchanges(Core):
         send = movable(apart(source, target))
         recv, finish = to_move(target, write=True)
         if are_given(input_split_sizes) or are_given(output_split_sizes):
-            unit = source.itemsize // send.itemsize  # dtypes that MPI does not know are bytes
+            # What MPI has no type for, or cannot reach by it, is moved as bytes.
+            gives_unit = source.itemsize // send.itemsize
+            takes_unit = target.itemsize // recv.itemsize
             gives = self._rows("input", source, input_split_sizes)
             takes = self._rows("output", target, output_split_sizes)
             self._check_own(gives[self._rank], takes[self._rank])
-            given, taken = _stretches(send, gives, unit), _stretches(recv, takes, unit)
+            given, taken = _stretches(send, gives, gives_unit), _stretches(recv, takes, takes_unit)
             return self._exchange_all(given, taken, finish, async_op)
         self._equal_rows("input", source)
         self._equal_rows("output", target)

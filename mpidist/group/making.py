@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpidist.errors import DistBackendError
 from mpidist.group.direct import DirectGroup
 from mpidist.group.process_group import ProcessGroup
 from mpidist.runtime import together
@@ -58,10 +59,18 @@ def group_of(
         timeout: Time limit of every operation.
         kind: Of group.
     """
+    from mpi4py import MPI
+
     whole = comm.Get_group()
     members = whole.Incl(positions)
     with together(f"making group {name!r}", members.Dup()):
-        made = comm.Create_group(members)
+        try:
+            made = comm.Create_group(members)
+        except MPI.Exception as error:
+            raise DistBackendError(
+                f"MPI cannot make group {name!r} ({error}): there can be some two thousand; "
+                "destroy those that are not needed"
+            ) from error
     members.Free()
     whole.Free()
     return kind(made, name, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mpidist.arrays import host_view, to_move
@@ -90,6 +91,21 @@ class Messages(Core):
             A Work, whose result is the sender's world rank. Raises as :meth:`recv`.
         """
         return self._begin_message(self._recv_op(array, src, tag, group_src))
+
+    def begin_messages(self, messages: Sequence[tuple[str, Any, int, int]]) -> list[Work]:
+        """Point to point. Begin several messages, or none if one of them cannot be.
+
+        Args:
+            messages: ``"isend"`` or ``"irecv"``, the array, the other side's world rank, the tag.
+
+        Returns:
+            A Work for each. Raises as :meth:`send` and :meth:`recv`.
+        """
+        made = [
+            (self._send_op if name == "isend" else self._recv_op)(array, peer, tag)
+            for name, array, peer, tag in messages
+        ]
+        return [self._begin_message(op) for op in made]
 
     # Inside
 

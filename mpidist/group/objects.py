@@ -239,6 +239,12 @@ class Objects(Moves, Messages):
                 f"{[str(dtype) for dtype, _ in facts]} by group rank"
             )
         outputs = [np.empty(shape, own.dtype) for _, shape in facts]
+        if sum(movable(output).size for output in outputs) > LARGEST_COUNT:
+            whole = Op("all_gather", self)  # more than one call of MPI can count
+            whole.send_parts = dict.fromkeys(range(self._size), movable(own))
+            whole.recv_parts = {rank: movable(output) for rank, output in enumerate(outputs)}
+            self._at_once(whole)
+            return outputs
         memory, finish = spread(outputs)
         gathered = movable(memory)
         record = Op("all_gather_v", self, movable(own), gathered, finish=finish)

@@ -60,8 +60,12 @@ class Prepared:
         return work
 
     def _check(self) -> None:
-        if self._work is not None and not self._work.is_completed():
-            raise ValueError(f"{self._op.describe()} is still under way: wait for its Work first")
+        for work in (self._work, self._op.late):
+            if work is not None and not work.is_completed():
+                raise ValueError(
+                    f"{self._op.describe()} is still under way: wait for its Work first, or until "
+                    "what is late has come"
+                )
         self._op.root = self._other_side  # receiving from any has set it to the sender
 
     def __repr__(self) -> str:

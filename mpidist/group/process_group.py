@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -102,19 +102,27 @@ class ProcessGroup(Reductions, Objects):
         """
         if "async_op" in kwargs:
             raise TypeError("prepare takes no async_op: call what it gives, or start() it")
+        submit: Callable[[Op, bool], Any] = self._message
         if name in ("send", "recv"):
             make = self._send_op if name == "send" else self._recv_op
-            op, submit = make(*args, **kwargs), self._message
+            op = make(*args, **kwargs)
         elif name in self.repeatable:
             with self.collecting() as ops:
                 getattr(self, name)(*args, **kwargs)
-            (op,), submit = ops, self.submit
+            (op,) = ops
+            submit = self._repeating(name, op, args, kwargs)
         else:
             raise ValueError(
                 f"{name!r} cannot be prepared; what can: {', '.join(self.repeatable)}, send, recv"
             )
         check_repeatable(op, (*args, *kwargs.values()))
         return Prepared(op, submit)
+
+    def _repeating(
+        self, name: str, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[Op, bool], Any]:
+        """What carries out, or begins, an operation that was prepared from these arguments."""
+        return self.submit
 
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
         """Collective. A barrier that names the ranks that do not come.

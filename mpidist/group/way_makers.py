@@ -62,9 +62,15 @@ class _NcclMaker(WayMaker):
         return "it wants a GPU for each rank, and some share one"
 
     def make(self) -> Way:
-        told = [unique_id() if self.group.rank() == 0 else None]
+        told: list[Any] = [None]
+        if self.group.rank() == 0:
+            try:
+                told = [unique_id()]
+            except Exception as error:  # which the others are to learn
+                told = [error]
         self.group.broadcast_object_list(told, group_src=0)
-        assert told[0] is not None
+        if isinstance(told[0], Exception):
+            raise told[0]
         with together("meeting in NCCL", self.group.comm.Get_group()):
             return Nccl(self.group.size(), self.group.rank(), told[0], self.number)
 

@@ -94,7 +94,7 @@ def test_small_ones_become_one(group):
     assert [(op.name, op.recv.size) for op in merged(ops)] == [
         ("all_reduce", 20),
         ("all_reduce", 1 << 20),
-        ("broadcast", 8),
+        ("broadcast", 8 * 4),  # as bytes
         ("broadcast", 4),
     ]
 
