@@ -14,7 +14,10 @@ from dataservice.dataset.spec import Spec, stacked
 from mpidist.errors import InvalidArgumentError, type_name
 
 # Dtypes whose item size differs from element to element.
-_FLEXIBLE = "OSUV"
+_FLEXIBLE = "OSTUV"
+
+_Array = np.ndarray[Any, Any]
+_NUMPY = (np.ndarray, np.generic)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class _Stack:
         self._rows = 0
         self._first: Any = None
         self._structure: Any = None
-        self._columns: list[np.ndarray[Any, Any] | list[Any]] = []
+        self._columns: list[_Array | list[_Array]] = []
 
     def append(self, element: Any) -> None:
         if not self._rows:
@@ -62,17 +65,16 @@ class _Stack:
             tree.check_structure(self._rows, element, self._structure)
         leaves = tree.flatten(element, self._first)
         for component, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
+            array: Any = leaf if isinstance(leaf, _NUMPY) else _array(leaf)
             if isinstance(column, list):
-                column.append(leaf)
+                if column and not _alike(array, column[0]):
+                    raise _misfit(component, column[0], self._rows, array)
+                column.append(array)
                 continue
-            alike = leaf.dtype == column.dtype or tree.native(leaf.dtype) == column.dtype
-            if leaf.shape != column.shape[1:] or not alike:
-                raise InvalidArgumentError(
-                    f"cannot batch arrays of different kinds in component {component}: element 0 "
-                    f"has {column.dtype}{list(column.shape[1:])}, element {self._rows} has "
-                    f"{leaf.dtype}{list(leaf.shape)}"
-                )
-            column[self._rows] = leaf
+            alike = array.dtype == column.dtype or tree.native(array.dtype) == column.dtype
+            if array.shape != column.shape[1:] or not alike:
+                raise _misfit(component, column[0], self._rows, array)
+            column[self._rows] = array
         self._rows += 1
 
     def result(self) -> Any:
@@ -83,12 +85,30 @@ class _Stack:
         return tree.unflatten(self._first, columns)
 
 
-def _column(leaf: Any, size: int) -> np.ndarray[Any, Any] | list[Any]:
-    if not isinstance(leaf, np.ndarray | np.generic):
+def _alike(one: _Array, other: _Array) -> bool:
+    kinds = {one.dtype.kind, other.dtype.kind}
+    # Text that ends with NUL is objects among others that are not.
+    return one.shape == other.shape and (len(kinds) == 1 or kinds in ({"O", "S"}, {"O", "U"}))
+
+
+def _misfit(component: int, first: _Array, number: int, other: _Array) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"cannot batch arrays of different kinds in component {component}: element 0 has "
+        f"{first.dtype}{list(first.shape)}, element {number} has {other.dtype}{list(other.shape)}"
+    )
+
+
+def _array(leaf: Any) -> _Array:
+    if not isinstance(leaf, str | bytes):
         raise InvalidArgumentError(
             f"cannot batch {type_name(leaf)} objects; make map return arrays or numbers of the "
             "host (prefetch_to_device comes last)"
         )
-    if leaf.dtype.kind in _FLEXIBLE:
+    return tree.array_of(leaf)
+
+
+def _column(leaf: Any, size: int) -> _Array | list[_Array]:
+    array = leaf if isinstance(leaf, _NUMPY) else _array(leaf)
+    if array.dtype.kind in _FLEXIBLE:
         return []
-    return np.empty((size, *leaf.shape), tree.native(leaf.dtype))
+    return np.empty((size, *array.shape), tree.native(array.dtype))

@@ -167,7 +167,7 @@ class Lines:
         parse: Makes an element of a line.
     """
 
-    def __init__(self, path: str, parse: Callable[[str], Any] = np.str_) -> None:
+    def __init__(self, path: str, parse: Callable[[str], Any] = tree.to_numpy) -> None:
         self._path = path
         self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - until close()
         self._parse = parse

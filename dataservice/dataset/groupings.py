@@ -52,14 +52,16 @@ class Groupings(Described):
         Args:
             batch_size: Elements in a batch.
             padded_shapes: A shape, or one for each array in the structure of elements, to fill up
-                to; None or -1 in it means as long as the longest of the batch, and so does None.
-            padding_values: What to fill up with, likewise; None: 0, False or empty text.
+                to; None or -1 in it means as long as the longest of the batch, and so does None. A
+                number is a shape of one dimension; an object with ``as_list()`` is taken for that.
+            padding_values: A scalar to fill up with, likewise; None: 0, False or empty text.
             drop_remainder: Whether to leave out a smaller last batch.
 
         Raises:
             TypeError: The batch size or a length is no whole number.
-            ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
-                elements differ in structure, dtype or dimensions, or are longer than their shape.
+            ValueError: The batch size is below 1, or a value is no scalar. During a pass (as
+                InvalidArgumentError): elements differ in structure, dtype or dimensions, or are
+                longer than their shape.
         """
         size = whole("padded_batch", "batch_size", batch_size)
         padding = Padding(padded_shapes, padding_values)

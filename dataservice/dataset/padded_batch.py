@@ -18,7 +18,8 @@ from mpidist.errors import InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
 
-_TEXT = (("S", "S"), ("U", "U"))
+# Text that ends with NUL is objects among others that are not.
+_TEXT = ({"S"}, {"U"}, {"S", "O"}, {"U", "O"})
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class Padding:
 
     Attributes:
         shapes: Of each leaf, in the structure of elements, what it is filled up to; None or -1 in
-            it, or None for a whole shape: as long as the longest of the batch.
+            it, or None for a whole shape: as long as the longest of the batch. A number is a shape
+            of one dimension, and what has ``as_list()`` is the shape that this gives.
         values: Of each leaf, what it is filled with; a single one is for all; None: 0, or nothing
             where elements are text.
 
     Raises:
+        InvalidArgumentError: A value is no scalar.
         TypeError: A length is no whole number.
     """
 
@@ -39,11 +42,17 @@ class Padding:
     values: Any = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shapes", _plain(self.shapes))
         if not _are_shapes(self.shapes):
             raise TypeError(
                 "padded_shapes must be a shape of whole numbers and None, or a structure of such, "
                 f"not {self.shapes!r}"
             )
+        for value in tree.flatten(self.values):
+            if np.ndim(value):
+                raise InvalidArgumentError(
+                    f"padding_values must be a scalar, or a structure of such, not {value!r}"
+                )
 
     def stack(self, elements: list[Any]) -> Any:
         """Local. A batch of elements.
@@ -53,7 +62,7 @@ class Padding:
                 one is longer than its shape.
         """
         first = elements[0]
-        columns = [[np.asarray(leaf) for leaf in column] for column in tree.columns(elements)]
+        columns = [[tree.array_of(leaf) for leaf in column] for column in tree.columns(elements)]
         shapes = _for_leaves(self.shapes, first, _is_shape)
         values = _for_leaves(self.values, first, _is_value)
         filled = [
@@ -110,6 +119,22 @@ def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> lis
     return [leaf for own, part in pairs for leaf in _for_leaves(own, part, is_leaf)]
 
 
+def _plain(shapes: Any) -> Any:
+    """Shapes as they are used: of what others have for a shape, tuples."""
+    if isinstance(shapes, Integral) and not isinstance(shapes, bool):
+        return (int(shapes),)
+    if hasattr(shapes, "as_list"):
+        with suppress(ValueError):  # not even the number of dimensions is known
+            return tuple(shapes.as_list())
+        return None
+    if isinstance(shapes, dict):
+        return {key: _plain(shape) for key, shape in shapes.items()}
+    if isinstance(shapes, tuple) and not _is_shape(shapes):
+        parts = [_plain(shape) for shape in shapes]
+        return type(shapes)(*parts) if hasattr(shapes, "_fields") else tuple(parts)
+    return shapes
+
+
 def _is_shape(given: Any) -> bool:
     return isinstance(given, list | tuple) and all(
         one is None or isinstance(one, Integral) for one in given
@@ -141,7 +166,7 @@ def _limits(shape: Any, ndim: int) -> list[int | None]:
 def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     first = column[0]
     for array in column:
-        kinds = (array.dtype.kind, first.dtype.kind)
+        kinds = {array.dtype.kind, first.dtype.kind}
         alike = tree.native(array.dtype) == tree.native(first.dtype) or kinds in _TEXT
         if array.ndim != first.ndim or not alike:
             raise InvalidArgumentError(
@@ -159,25 +184,39 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
             f"than {target}"
         )
     dtype = np.result_type(*column)
-    result = np.zeros((len(column), *target), dtype)
-    if value is not None:
-        result[...] = _fitting(value, dtype)
+    filler = _empty_text(column, dtype) if value is None else _fitting(value, dtype)
+    if filler is None:
+        result = np.zeros((len(column), *target), dtype)
+    else:
+        result = np.full((len(column), *target), filler, np.result_type(dtype, filler.dtype))
     for row, array in enumerate(column):
         result[row : row + 1, *(slice(length) for length in array.shape)] = array
     return result
 
 
+def _empty_text(column: list[Array], dtype: np.dtype[Any]) -> Array | None:
+    """What objects that are text are filled up with; None where 0 is as good."""
+    if dtype.kind == "O":
+        for one in (one for array in column for one in array.flat):
+            if isinstance(one, str | bytes):
+                return np.array(one[:0], object)
+    return None
+
+
 def _fitting(value: Any, dtype: np.dtype[Any]) -> Array:
     """A value to fill up with in a dtype; InvalidArgumentError if that does not hold it.
 
-    A number may be rounded where the dtype has fractions, but not made infinite.
+    A number may be rounded where the dtype has fractions, but not made infinite. Text is as long as
+    it is.
     """
-    given = np.asarray(value)
+    given = tree.array_of(value)
     own, kind = given.dtype.kind, dtype.kind
     filler: Array | None = None
-    if kind == "O" or ((own in "US") == (kind in "US") and (own != "c" or kind == "c")):
+    if isinstance(value, str | bytes) and own == "O":  # it ends with NUL
+        filler = given if kind in ("O", "U" if isinstance(value, str) else "S") else None
+    elif kind == "O" or ((own in "US") == (kind in "US") and (own != "c" or kind == "c")):
         with suppress(OverflowError, TypeError, ValueError), np.errstate(all="ignore"):
-            filler = given.astype(dtype)
+            filler = given.astype(kind if kind in "US" else dtype)
     if filler is not None and kind in "biu" and not (filler == given).all():
         filler = None
     if filler is not None and kind == "f":

@@ -56,10 +56,18 @@ def fits(element: Any, spec: Spec) -> bool:
     found = _leaf(element)
     if not isinstance(spec, ArraySpec) or not isinstance(found, ArraySpec):
         return bool(found == spec)
-    text = found.dtype.kind in "SU" and found.dtype.kind == spec.dtype.kind
-    if not (text or found.dtype == spec.dtype) or len(found.shape) != len(spec.shape):
+    if not (found.dtype == spec.dtype or _is_text(element, found.dtype.kind, spec.dtype.kind)):
+        return False
+    if len(found.shape) != len(spec.shape):
         return False
     return all(said in (None, length) for length, said in zip(found.shape, spec.shape, strict=True))
+
+
+def _is_text(element: Any, kind: str, said: str) -> bool:
+    """Whether text is of the kind that is said; objects may be text that ends with NUL."""
+    if kind == "O" and said in "SU":
+        return all(isinstance(one, bytes if said == "S" else str) for one in element.flat)
+    return kind in "SU" and said in (kind, "O")
 
 
 def stacked(spec: Spec, rows: int | None) -> Spec:
@@ -90,4 +98,6 @@ def _each(spec: Spec, change: Callable[[ArraySpec], ArraySpec]) -> Spec:
 def _leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic):
         return ArraySpec(leaf.shape, leaf.dtype)
+    if isinstance(leaf, str | bytes):  # text that NumPy's would lose the end of
+        return ArraySpec((), np.asarray(leaf).dtype)
     return type(leaf)

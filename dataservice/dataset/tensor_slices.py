@@ -45,11 +45,13 @@ class TensorSlices(IndexedSource):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
+        if self.rows and any(array.dtype.kind in "OT" for array in tree.flatten(self.arrays)):
+            return spec_of(self.element(0))  # of objects, nothing else says what they are
         return unstacked(spec_of(self.arrays))
 
     def element(self, index: int) -> Any:
         """Local. See :class:`IndexedSource`."""
-        return tree.map_leaves(lambda array: array[index], self.arrays)
+        return tree.map_leaves(lambda array: tree.row(array, index), self.arrays)
 
     def summary(self) -> str:
         """Local. See :class:`Node`."""
@@ -68,13 +70,13 @@ class Tensors(TensorSlices):
 
 def as_only_row(leaf: Any) -> np.ndarray[Any, Any]:
     """Local. An array of one row, which is what is given."""
-    array: np.ndarray[Any, Any] = np.asarray(tree.on_host(leaf))[np.newaxis]
+    array: np.ndarray[Any, Any] = tree.array_of(tree.on_host(leaf))[np.newaxis]
     return array
 
 
 def _read_only(leaf: Any) -> np.ndarray[Any, Any]:
     # A view, because elements that were changed in place would change the next pass.
-    array = np.asarray(tree.on_host(leaf)).view()
+    array = tree.array_of(tree.on_host(leaf)).view()
     if array.ndim == 0:
         raise ValueError(f"from_tensor_slices needs arrays with rows, not the scalar {leaf!r}")
     array.flags.writeable = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,11 @@ from mpidist import host_view
 from mpidist.cuda import lies_on_gpu
 from mpidist.errors import InvalidArgumentError
 
+Array = np.ndarray[Any, Any]
+
 _NUMPY = (np.ndarray, np.generic)
-_CONVERTED = (bool, int, float, complex, str, bytes, list, memoryview)
+_TEXT = (str, bytes)
+_CONVERTED = (bool, int, float, complex, list, memoryview)
 
 
 def map_leaves(function: Callable[[Any], Any], element: Any) -> Any:
@@ -110,22 +113,41 @@ def structure(element: Any) -> Any:
 def to_numpy(element: Any) -> Any:
     """Local. Python numbers, strings and lists as NumPy scalars and arrays; most others stay.
 
-    A memoryview, which cannot be pickled, becomes an array of its memory.
+    A memoryview, which cannot be pickled, becomes an array of its memory. Text that ends with NUL
+    stays Python's, because NumPy's would lose these.
     """
-    if isinstance(element, _NUMPY):
+    if isinstance(element, _NUMPY) and not isinstance(element, _TEXT):
         return element
     return map_leaves(_leaf_to_numpy, element)
 
 
+def array_of(value: Any) -> Array:
+    """Local. An array of what is given; of Python's objects if it holds text that ends with NUL."""
+    array: Array = np.asarray(value)
+    if array.dtype.kind not in "SU" or isinstance(value, np.ndarray):
+        return array
+    if isinstance(value, _TEXT):
+        return _objects([value], ()) if _ends_with_nul(value) else array
+    texts = np.asarray(value, object)
+    if any(_ends_with_nul(text) for text in texts.flat):
+        return _objects(texts.flat, texts.shape)
+    return array
+
+
+def row(array: Any, index: int) -> Any:
+    """Local. A row of an array; of one of objects, what NumPy makes of the object."""
+    return to_numpy(array[index])
+
+
 def only_numpy(element: Any) -> Any:
-    """Local. The element with all leaves in NumPy.
+    """Local. The element with all leaves in NumPy, but for text that ends with NUL.
 
     Raises:
         TypeError: A leaf is neither NumPy's nor has ``__array__``.
     """
     if isinstance(element, _NUMPY):
         return element
-    return map_leaves(_array_of, element)
+    return map_leaves(_only_numpy, element)
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -134,10 +156,13 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def nbytes(element: Any) -> int:
-    """Local. Bytes of an element's arrays; other leaves count as 64."""
+    """Local. Bytes of an element's arrays; text as its length, other leaves as 64."""
     if isinstance(element, _NUMPY):
         return int(element.nbytes)
-    return sum(int(getattr(leaf, "nbytes", 64)) for leaf in flatten(element))
+    return sum(
+        len(leaf) if isinstance(leaf, _TEXT) else int(getattr(leaf, "nbytes", 64))
+        for leaf in flatten(element)
+    )
 
 
 def on_host(leaf: Any) -> Any:
@@ -148,11 +173,31 @@ def on_host(leaf: Any) -> Any:
 
 
 def _leaf_to_numpy(leaf: Any) -> Any:
-    return np.asarray(leaf)[()] if isinstance(leaf, _CONVERTED) else leaf
+    if isinstance(leaf, _TEXT):
+        return _python_text(leaf) if _ends_with_nul(leaf) else np.asarray(leaf)[()]
+    return array_of(leaf)[()] if isinstance(leaf, _CONVERTED) else leaf
 
 
-def _array_of(leaf: Any) -> Any:
-    if isinstance(leaf, _NUMPY):
+def _ends_with_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.endswith("\0")
+    return isinstance(value, bytes) and value.endswith(b"\0")
+
+
+def _python_text(value: Any) -> Any:
+    """Text as Python's own: NumPy's scalars have all of it, but lose it when they are pickled."""
+    if isinstance(value, str):
+        return str.__str__(value)  # str() has that of NumPy, which leaves them out
+    return bytes(value) if isinstance(value, bytes) else value
+
+
+def _objects(values: Iterable[Any], shape: tuple[int, ...]) -> Array:
+    return np.fromiter(map(_python_text, values), object).reshape(shape)
+
+
+def _only_numpy(leaf: Any) -> Any:
+    leaf = to_numpy(leaf) if isinstance(leaf, _TEXT) else leaf
+    if isinstance(leaf, (*_NUMPY, *_TEXT)):
         return leaf
     leaf = on_host(leaf)
     if not hasattr(leaf, "__array__"):

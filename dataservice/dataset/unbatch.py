@@ -15,7 +15,7 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from dataservice.dataset.spec import Spec, unstacked
+from dataservice.dataset.spec import ArraySpec, Spec, spec_of, unstacked
 from mpidist.errors import InvalidArgumentError
 
 
@@ -32,7 +32,10 @@ class Unbatch(UnaryNode):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        return unstacked(self.parent.element_spec())
+        spec = self.parent.element_spec()
+        if any(_of_objects(leaf) for leaf in tree.flatten(spec)):
+            return spec_of(self.first())
+        return unstacked(spec)
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
@@ -54,7 +57,7 @@ class UnbatchIterator(UnaryIterator):
             self._rows, self._next = _rows_of(self._element), 0
         row = self._next
         self._next += 1
-        return tree.map_leaves(lambda array: array[row], self._element)
+        return tree.map_leaves(lambda array: tree.row(array, row), self._element)
 
     def get_state(self) -> tuple[Any, int, int, Any]:
         """Local. See :class:`ElementIterator`."""
@@ -67,10 +70,15 @@ class UnbatchIterator(UnaryIterator):
         super().set_state(below)
 
 
+def _of_objects(leaf: Any) -> bool:
+    """Whether rows are objects, which nothing but themselves says more of."""
+    return isinstance(leaf, ArraySpec) and len(leaf.shape) == 1 and leaf.dtype.kind in "OT"
+
+
 def _rows_of(element: Any) -> int:
     leaves = tree.flatten(element)
     try:
-        lengths = {len(leaf) for leaf in leaves}
+        lengths = {_length(leaf) for leaf in leaves}
     except TypeError as error:
         raise InvalidArgumentError(
             f"unbatch needs elements of arrays with rows, not {element!r}"
@@ -80,3 +88,9 @@ def _rows_of(element: Any) -> int:
             f"unbatch needs arrays of equally many rows in an element, not {sorted(lengths)}"
         )
     return lengths.pop()
+
+
+def _length(leaf: Any) -> int:
+    if isinstance(leaf, str | bytes):
+        raise TypeError("text has a length, but no rows")
+    return len(leaf)

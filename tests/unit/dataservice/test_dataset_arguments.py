@@ -21,7 +21,8 @@ PAIRS = Dataset.zip(D, D)
         (lambda: D.batch(True), "batch needs a whole number as batch_size, not True"),
         (lambda: D.batch(None), "batch needs a whole number as batch_size, not None"),
         (lambda: D.padded_batch("2"), "padded_batch needs a whole number as batch_size, not '2'"),
-        (lambda: D.padded_batch(2, 3), "padded_shapes must be a shape .*, not 3"),
+        (lambda: D.padded_batch(2, 2.5), "padded_shapes must be a shape .*, not 2.5"),
+        (lambda: D.padded_batch(2, True), "padded_shapes must be a shape .*, not True"),
         (
             lambda: PAIRS.padded_batch(2, ([2], "x")),
             r"padded_shapes must be .*, not \(\[2\], 'x'\)",
