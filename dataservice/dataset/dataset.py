@@ -106,8 +106,8 @@ class Dataset(Sources, Transformations):
 
         Raises:
             TypeError: Something is no dataset.
-            ValueError: There is no dataset. During a pass (as InvalidArgumentError): a number is
-                none of them.
+            ValueError: There is no dataset. During a pass (as InvalidArgumentError): a choice is
+                no whole number, or none of them.
         """
         if not isinstance(choice_dataset, Dataset):
             raise TypeError(

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from dataservice.dataset import tree
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call
+from dataservice.dataset.functions import call, name_of
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     ElementIterator,
@@ -15,6 +18,7 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
+from mpidist.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -43,5 +47,18 @@ class FilterIterator(UnaryIterator):
     def __next__(self) -> Any:
         while True:
             element = next(self._parent)
-            if call(self._predicate, element, "filter"):
+            if self._wants(element):
                 return element
+
+    def _wants(self, element: Any) -> bool:
+        answer = tree.on_host(call(self._predicate, element, "filter"))
+        if isinstance(answer, bool | np.bool_):
+            return bool(answer)
+        if isinstance(answer, int) or hasattr(answer, "__array__"):
+            array = np.asarray(answer)
+            if array.ndim == 0 and array.dtype.kind in "biu":
+                return bool(array)
+        raise InvalidArgumentError(
+            f"the function {name_of(self._predicate)} given to filter gave {answer!r}: it must "
+            "return a bool"
+        )

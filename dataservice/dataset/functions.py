@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Local. What a function is called in messages."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
 def call(function: Callable[..., Any], element: Any, whose: str) -> Any:
     """Local. What a user's function makes of an element.
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
+from dataservice.dataset.functions import name_of
 from dataservice.dataset.node import UNKNOWN_CARDINALITY, ElementIterator, Node
 from dataservice.dataset.source import IndexedSource, SplitReader, splits_of
+from mpidist.errors import InvalidArgumentError
 
 
 class RandomAccess(Protocol):
@@ -62,12 +64,12 @@ class Generator(Node):
         """Local. See :class:`Node`."""
         if context.feed is not None:
             return _FedIterator(self, SplitReader(splits_of(self, context)))
-        return GeneratorIterator(iter(self.factory(*self.arguments)))
+        return GeneratorIterator(iter(self.factory(*self.arguments)), name_of(self.factory))
 
     def summary(self) -> str:
         """Local. See :class:`Node`."""
-        name = getattr(self.factory, "__qualname__", type(self.factory).__qualname__)
-        return f"from_generator({', '.join([name, *map(repr, self.arguments)])})"
+        shown = [name_of(self.factory), *map(repr, self.arguments)]
+        return f"from_generator({', '.join(shown)})"
 
 
 class GeneratorIterator(ElementIterator):
@@ -76,16 +78,24 @@ class GeneratorIterator(ElementIterator):
     An iterator that has ``get_state`` and ``set_state`` itself, as Grain's have, or ``state_dict``
     and ``load_state_dict``, as torchdata's, is asked for its state; any other is read again up to
     where it was.
+
+    Args:
+        elements: The iterator.
+        name: Of what made it, for messages.
     """
 
-    def __init__(self, elements: Iterator[Any]) -> None:
+    def __init__(self, elements: Iterator[Any], name: str) -> None:
         self._elements = elements
+        self._name = name
         self._given = 0
         self._error: Exception | None = None
         self._raised = 0  # id of what was raised last, whose frames would be in a circle with this
 
     def __next__(self) -> Any:
-        return as_arrays(self._take())
+        element = self._take()
+        if element is None:
+            raise InvalidArgumentError(f"{self._name} gave None, which is no element")
+        return as_arrays(element)
 
     def get_state(self) -> tuple[int, Any]:
         """Local. See :class:`ElementIterator`."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call
+from dataservice.dataset.functions import call, name_of
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, spec_of
+from mpidist.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -42,4 +43,24 @@ class MapIterator(UnaryIterator):
         self._function = function
 
     def __next__(self) -> Any:
-        return tree.to_numpy(call(self._function, next(self._parent), "map"))
+        return mapped(self._function, next(self._parent), self._function)
+
+
+def mapped(function: Callable[..., Any], element: Any, given: Callable[..., Any]) -> Any:
+    """Local. What ``map`` makes of an element.
+
+    Args:
+        function: What is called.
+        element: The element.
+        given: The user's function, for messages.
+
+    Raises:
+        InvalidArgumentError: It gave None, as functions without a ``return`` do.
+        Exception: What it raises.
+    """
+    result = tree.to_numpy(call(function, element, "map"))
+    if result is None:
+        raise InvalidArgumentError(
+            f"the function {name_of(given)} given to map gave None: it must return an element"
+        )
+    return result

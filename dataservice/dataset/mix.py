@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 from zlib import crc32
 
@@ -253,7 +254,13 @@ class ChooseIterator(_MixIterator):
 
     def __next__(self) -> Any:
         while not all(self._ended):
-            number = int(next(self._choice))
+            choice = next(self._choice)
+            try:
+                number = index(choice)
+            except TypeError:
+                raise InvalidArgumentError(
+                    f"choose_from_datasets: {choice!r} is no whole number, and names no dataset"
+                ) from None
             if not 0 <= number < len(self._passes):
                 raise InvalidArgumentError(
                     f"choose_from_datasets: {number} is none of {len(self._passes)} datasets"

@@ -11,12 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dataservice.dataset import tree
 from dataservice.dataset.autotune import AUTOTUNE, usable_cores
 from dataservice.dataset.context import Context, Scope
 from dataservice.dataset.failure import Failure
-from dataservice.dataset.functions import call
-from dataservice.dataset.map import Map
+from dataservice.dataset.map import Map, mapped
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator
 from dataservice.dataset.processes import Processes
 
@@ -211,7 +209,7 @@ class _Workers:
     def _run(self) -> None:
         while (call := self._work.get()) is not None and not self._closed:
             try:
-                call.value = _mapped(self._processes or self._function, call.element)
+                call.value = mapped(self._processes or self._function, call.element, self._function)
             except BaseException as error:
                 call.error = error
             call.end()
@@ -228,7 +226,3 @@ def _locked() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
-
-
-def _mapped(function: Callable[..., Any], element: Any) -> Any:
-    return tree.to_numpy(call(function, element, "map"))
