@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -82,7 +81,10 @@ class BatchIterator(UnaryIterator):
             try:
                 stack.append(element)
             except InvalidArgumentError:
-                deque(elements, maxlen=0)  # the next batch begins where it would have begun
+                # The next batch begins where it would have begun.
+                count += 1 + sum(1 for _ in elements)
+                if count < node.batch_size and node.drop_remainder:
+                    raise StopIteration from None  # it would be left out
                 raise
             count += 1
         if not count or (count < node.batch_size and node.drop_remainder):

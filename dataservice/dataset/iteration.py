@@ -10,7 +10,7 @@ from dataservice.dataset.ignore_errors import Count, CountingContext
 from dataservice.dataset.node import ElementIterator, Node
 from mpidist.errors import DataLossError, InvalidArgumentError
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class DatasetIterator(ElementIterator):

@@ -9,6 +9,8 @@ import numpy as np
 from dataservice.dataset.source import IndexedSource
 from dataservice.dataset.spec import ArraySpec, Spec
 
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+
 
 @dataclass(frozen=True)
 class Range(IndexedSource):
@@ -23,6 +25,14 @@ class Range(IndexedSource):
     start: int
     stop: int
     step: int
+
+    def __post_init__(self) -> None:
+        numbers = range(self.start, self.stop, self.step)
+        ends = (numbers[0], numbers[-1]) if numbers else ()
+        if not all(_LOWEST <= end <= _HIGHEST for end in ends) or numbers[_HIGHEST:]:
+            raise ValueError(
+                f"{numbers} has numbers that are none of 64 bits, or more than such can count"
+            )
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""

@@ -27,41 +27,64 @@ class Repeat(UnaryNode):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        # A pass may come out empty although there are elements, because others took them; only
-        # a sequence that is empty by description ends an endless repetition.
-        return RepeatIterator(self.parent, context, 0 if self.cardinality() == 0 else self.count)
+        # Where others take elements, a pass may come out empty although there are some; only a
+        # sequence that is empty by description ends an endless repetition then.
+        shared = context.feed is not None or self.parent.distributed
+        count = 0 if self.cardinality() == 0 else self.count
+        return RepeatIterator(self.parent, context, count, count is None and not shared)
 
 
 class RepeatIterator(ElementIterator):
-    """Passes, one after the other."""
+    """Passes, one after the other.
 
-    def __init__(self, parent: Node, context: Context, count: int | None) -> None:
+    Args:
+        parent: The node below.
+        context: Of the whole.
+        count: How many; None: no end of them.
+        needs_some: Whether a first pass without elements is the last.
+    """
+
+    def __init__(self, parent: Node, context: Context, count: int | None, needs_some: bool) -> None:
         self._parent = parent
         self._context = context
         self._count = count
+        self._needs_some = needs_some
+        self._some = False  # elements, or errors in their places, have come
         self._started = 0
         self._pass: ElementIterator | None = None
 
     def __next__(self) -> Any:
         while True:
             if self._pass is None:
-                scope = self._context.scope
-                if self._started == self._count or (scope is not None and scope.closed):
+                if self._is_over():
                     raise StopIteration
                 self._started += 1
                 self._pass = self._parent.iterate(self._context.enter(self._started - 1))
             try:
-                return next(self._pass)
+                element = next(self._pass)
             except StopIteration:
                 self.close()
+            except Exception:
+                self._some = True
+                raise
+            else:
+                self._some = True
+                return element
 
-    def get_state(self) -> tuple[int, Any]:
-        """Local. See :class:`ElementIterator`."""
-        return self._started, None if self._pass is None else (self._pass.get_state(),)
+    def _is_over(self) -> bool:
+        scope = self._context.scope
+        if self._started == self._count or (scope is not None and scope.closed):
+            return True
+        return self._needs_some and self._started > 0 and not self._some
 
-    def set_state(self, state: tuple[int, Any]) -> None:
+    def get_state(self) -> tuple[int, bool, Any]:
         """Local. See :class:`ElementIterator`."""
-        self._started, within = state
+        within = None if self._pass is None else (self._pass.get_state(),)
+        return self._started, self._some, within
+
+    def set_state(self, state: tuple[int, bool, Any]) -> None:
+        """Local. See :class:`ElementIterator`."""
+        self._started, self._some, within = state
         if within is not None:
             self._pass = self._parent.iterate(self._context.enter(self._started - 1))
             self._pass.set_state(within[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -12,7 +13,14 @@ from zlib import crc32
 import numpy as np
 
 from dataservice.dataset.context import Context, Feed, Splits
-from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
+from dataservice.dataset.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    ElementIterator,
+    Node,
+    UnaryIterator,
+    UnaryNode,
+)
 from dataservice.dataset.permutation import Permutation
 from dataservice.dataset.runs import AT_ONCE, SplitUnaryIterator
 
@@ -23,7 +31,7 @@ class Shuffle(UnaryNode):
 
     Attributes:
         parent: The node below.
-        buffer_size: Elements to draw from.
+        buffer_size: Elements to draw from; UNKNOWN_CARDINALITY: all.
         seed: Fixes the order of each pass; None differs from run to run.
         reshuffle_each_iteration: Whether passes differ from each other.
     """
@@ -39,9 +47,13 @@ class Shuffle(UnaryNode):
         """Local. Check the arguments.
 
         Raises:
-            ValueError: The buffer size is below 1, or the seed is negative.
+            ValueError: The buffer size is below 1, or the seed is negative; or there is no end of
+                elements, all of which are to be held.
         """
-        if buffer_size < 1:
+        if buffer_size == UNKNOWN_CARDINALITY:
+            if parent.cardinality() == INFINITE_CARDINALITY:
+                raise ValueError("shuffle of all elements needs a dataset that has an end")
+        elif buffer_size < 1:
             raise ValueError(f"shuffle needs a buffer_size of at least 1, not {buffer_size}")
         if seed is not None and seed < 0:
             raise ValueError(f"a seed cannot be negative: {seed}")
@@ -61,8 +73,13 @@ class Shuffle(UnaryNode):
             has_order
             and below.one_to_one
             and below.random_access
-            and 0 <= below.cardinality() <= self.buffer_size
+            and 0 <= below.cardinality() <= self._held
         )
+
+    @property
+    def _held(self) -> int:
+        """The most elements that are held to draw from."""
+        return sys.maxsize if self.buffer_size == UNKNOWN_CARDINALITY else self.buffer_size
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`; where it shuffles all, places in its order."""
@@ -79,9 +96,7 @@ class Shuffle(UnaryNode):
         if context.feed is not None and self.one_to_one:
             entropy = self._entropy(replace(context, part=()))
             return SplitShuffleIterator(self.parent, entropy, context, context.feed)
-        return ShuffleIterator(
-            self.parent.iterate(context), self.buffer_size, self._entropy(context)
-        )
+        return ShuffleIterator(self.parent.iterate(context), self._held, self._entropy(context))
 
     def _entropy(self, context: Context) -> tuple[int, ...]:
         """What the order of a pass depends on."""

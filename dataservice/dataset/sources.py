@@ -29,7 +29,7 @@ class Sources(Described):
 
         Raises:
             TypeError: An argument is no whole number, or there are none or more than three.
-            ValueError: The step is 0.
+            ValueError: The step is 0, or there are numbers of more than 64 bits.
         """
         numbers = range(*args)
         return cls.of(Range(numbers.start, numbers.stop, numbers.step))
@@ -71,8 +71,8 @@ class Sources(Described):
         """Local. Arrays as they are, as the only element.
 
         Args:
-            tensors: Array-likes, or dicts and tuples of them, nested; held by reference where they
-                are arrays.
+            tensors: Array-likes, or mappings and tuples of them, nested; held by reference where
+                they are arrays.
 
         Returns:
             A dataset of one element; its arrays are read-only views.
@@ -80,15 +80,16 @@ class Sources(Described):
         Raises:
             ValueError: There is no array.
         """
-        return cls.of(Tensors.of(tree.map_leaves(as_only_row, tensors)))
+        return cls.of(Tensors.of(tree.map_leaves(as_only_row, tree.with_dicts(tensors))))
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any) -> Self:
         """Local. The rows of arrays.
 
         Args:
-            tensors: Array-likes of shape (rows, ...), or dicts and tuples of them, nested; held by
-                reference where they are arrays.
+            tensors: Array-likes of shape (rows, ...), or mappings and tuples of them, nested; held
+                by reference where they are arrays. A row that is an object becomes what NumPy makes
+                of it.
 
         Returns:
             A dataset of ``rows`` elements; their arrays are read-only views of shape (...).
@@ -113,6 +114,7 @@ class Sources(Described):
 
         Raises:
             TypeError: It is no function, or these are not several.
+            ValueError: During a pass (as InvalidArgumentError): an element is None.
         """
         checks.check_callable("from_generator", "generator", generator)
         if not isinstance(args, Iterable):

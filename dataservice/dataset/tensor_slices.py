@@ -31,7 +31,7 @@ class TensorSlices(IndexedSource):
         Raises:
             ValueError: There is no array, one has no dimension, or their lengths differ.
         """
-        arrays = tree.map_leaves(_read_only, tensors)
+        arrays = tree.map_leaves(_read_only, tree.with_dicts(tensors))
         lengths = [len(array) for array in tree.flatten(arrays)]
         if not lengths:
             raise ValueError("from_tensor_slices and from_tensors need at least one array")

@@ -52,7 +52,8 @@ class Transformations(InOrder):
 
         Raises:
             TypeError: The function is none, or the number no whole one.
-            ValueError: ``num_parallel_calls`` is below 1, or missing for processes.
+            ValueError: ``num_parallel_calls`` is below 1, or missing for processes. During a pass
+                (as InvalidArgumentError): the function gives None.
         """
         check_callable("map", "function", function)
         calls = whole_or_none("map", "num_parallel_calls", num_parallel_calls)
@@ -72,13 +73,15 @@ class Transformations(InOrder):
         is one of the whole source, and no elements are held.
 
         Args:
-            buffer_size: Elements held to draw from.
+            buffer_size: Elements held to draw from; UNKNOWN_CARDINALITY, as ``cardinality()`` may
+                give it: all of them.
             seed: Makes the order the same in every run.
             reshuffle_each_iteration: Whether each pass has another order.
 
         Raises:
             TypeError: The buffer size or the seed is no whole number.
-            ValueError: The buffer size is below 1, or the seed is negative.
+            ValueError: The buffer size is below 1, or the seed is negative; or all elements of what
+                has no end shall be held.
         """
         size = whole("shuffle", "buffer_size", buffer_size)
         seed = whole_or_none("shuffle", "seed", seed)
@@ -86,6 +89,10 @@ class Transformations(InOrder):
 
     def repeat(self, count: int | None = None) -> Self:
         """Local. The sequence ``count`` times; None or -1 repeats it for ever.
+
+        For ever takes elements: if the first pass has none, as behind a ``filter`` that wants
+        nothing, it is the last. Where consumers of a data service share elements, others may have
+        taken those of a pass, and the next one begins.
 
         Raises:
             TypeError: The count is no whole number.
@@ -171,6 +178,8 @@ class Transformations(InOrder):
 
         Raises:
             TypeError: It is no function.
+            ValueError: During a pass (as InvalidArgumentError): it gives no bool, nor a whole
+                number.
         """
         return self.of(Filter(self._node, check_callable("filter", "predicate", predicate)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,13 @@ def to_numpy(element: Any) -> Any:
     if isinstance(element, _NUMPY) and not isinstance(element, _TEXT):
         return element
     return map_leaves(_leaf_to_numpy, element)
+
+
+def with_dicts(element: Any) -> Any:
+    """Local. The element with a dict in place of every other mapping, as the arrays of a file."""
+    return map_leaves(
+        lambda leaf: with_dicts(dict(leaf)) if isinstance(leaf, Mapping) else leaf, element
+    )
 
 
 def array_of(value: Any) -> Array:
