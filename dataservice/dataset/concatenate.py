@@ -15,7 +15,7 @@ from dataservice.dataset.node import (
 )
 from dataservice.dataset.portions import Portion
 from dataservice.dataset.repeat import Repeat
-from dataservice.dataset.several import SeveralNode
+from dataservice.dataset.several import SeveralNode, merged_spec
 from dataservice.dataset.spec import Spec
 
 
@@ -50,8 +50,7 @@ class Concatenate(SeveralNode):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        empty = [parent.cardinality() == 0 for parent in self.parents]
-        return self.parents[empty.index(False) if False in empty else 0].element_spec()
+        return merged_spec(self.parents)
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

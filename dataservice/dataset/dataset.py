@@ -15,6 +15,7 @@ from dataservice.dataset.functions import call
 from dataservice.dataset.iteration import DatasetIterator
 from dataservice.dataset.mix import Choose, Sample
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator
+from dataservice.dataset.several import check_alike
 from dataservice.dataset.sources import Sources
 from dataservice.dataset.spec import Spec
 from dataservice.dataset.transformations import Transformations
@@ -84,11 +85,14 @@ class Dataset(Sources, Transformations):
             stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
-            TypeError: Something is no dataset, a weight no number, or the seed no whole number.
+            TypeError: Something is no dataset, a weight no number, or the seed no whole number; or
+                elements are known to differ in structure or dtype.
             ValueError: There is no dataset, or the weights do not belong to them.
         """
         seed = whole_or_none("sample_from_datasets", "seed", seed)
-        return cls(Sample.of(_nodes(datasets), weights, seed, stop_on_empty_dataset))
+        nodes = _nodes(datasets)
+        check_alike("sample_from_datasets", nodes)
+        return cls(Sample.of(nodes, weights, seed, stop_on_empty_dataset))
 
     @classmethod
     def choose_from_datasets(
@@ -105,7 +109,8 @@ class Dataset(Sources, Transformations):
             stop_on_empty_dataset: Whether to end with the first of them.
 
         Raises:
-            TypeError: Something is no dataset.
+            TypeError: Something is no dataset; or elements are known to differ in structure or
+                dtype.
             ValueError: There is no dataset. During a pass (as InvalidArgumentError): a choice is
                 no whole number, or none of them.
         """
@@ -113,7 +118,9 @@ class Dataset(Sources, Transformations):
             raise TypeError(
                 f"choose_from_datasets needs a Dataset as choice_dataset, not {choice_dataset!r}"
             )
-        return cls(Choose(_nodes(datasets), stop_on_empty_dataset, choice_dataset.node))
+        nodes = _nodes(datasets)
+        check_alike("choose_from_datasets", nodes)
+        return cls(Choose(nodes, stop_on_empty_dataset, choice_dataset.node))
 
     def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset:
         """Local. ``transformation(self)``, for instance with what ``distribute`` returns.
@@ -216,10 +223,12 @@ class Dataset(Sources, Transformations):
         """Local. The shape and dtype of every array of an element, in an element's structure.
 
         What only a user's function knows is looked up in the first element of a pass. A length is
-        None where a transformation makes it differ from element to element.
+        None where a transformation makes it differ from element to element, and where it differs
+        from one dataset to another whose elements come one after the other.
 
         Raises:
-            ValueError: There is no element to look at.
+            ValueError: There is no element to look at; or (as InvalidArgumentError) such datasets
+                differ in more.
         """
         return self._node.element_spec()
 

@@ -51,6 +51,11 @@ class Interleave(UnaryNode):
         """Local. See :class:`Node`."""
         return spec_of(self.first())
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; a function makes the datasets."""
+        return False
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return InterleaveIterator(self, context)

@@ -30,6 +30,11 @@ class Map(UnaryNode):
         """Local. See :class:`Node`."""
         return spec_of(self.first())
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; a function makes elements."""
+        return False
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return MapIterator(self.parent.iterate(context), self.function)

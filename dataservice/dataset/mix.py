@@ -20,7 +20,7 @@ from dataservice.dataset.node import (
     ElementIterator,
     Node,
 )
-from dataservice.dataset.several import SeveralIterator, SeveralNode
+from dataservice.dataset.several import SeveralIterator, SeveralNode, merged_spec
 from dataservice.dataset.spec import Spec
 from dataservice.dataset.split_sample import SplitSampleIterator
 from mpidist.errors import InvalidArgumentError
@@ -39,18 +39,18 @@ class _Mix(SeveralNode):
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
-        counts = self._counts()
+        counts = [parent.cardinality() for parent in self._taken()]
         if all(count == INFINITE_CARDINALITY for count in counts):
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if any(counts) else 0
 
-    def _counts(self) -> list[int]:
-        """The numbers of elements of the nodes that are taken from."""
-        return [parent.cardinality() for parent in self.parents]
+    def _taken(self) -> Sequence[Node]:
+        """The nodes that are taken from."""
+        return self.parents
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        return self.parents[0].element_spec()
+        return merged_spec(self._taken())
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,15 @@ class Sample(_Mix):
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
-        counts = self._counts()
+        counts = [parent.cardinality() for parent in self._taken()]
         if self.stop_on_empty:
             return super().cardinality()
         if INFINITE_CARDINALITY in counts:
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in counts else sum(counts)
 
-    def _counts(self) -> list[int]:
-        pairs = zip(self.parents, self.weights, strict=True)
-        return [parent.cardinality() for parent, weight in pairs if weight]
+    def _taken(self) -> Sequence[Node]:
+        return [p for p, weight in zip(self.parents, self.weights, strict=True) if weight]
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

@@ -21,6 +21,10 @@ INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
 
+class NoElementError(ValueError):
+    """What elements are like cannot be said, because there is none to look at."""
+
+
 class ElementIterator(ABC):
     """One pass over a node; ends with StopIteration, and keeps raising it."""
 
@@ -112,16 +116,23 @@ class Node(ABC):
         """Local. What elements are like; by default, what the first one is like.
 
         Raises:
-            ValueError: There is no element to look at.
+            NoElementError: There is no element to look at.
         """
         return spec_of(self.first())
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. Whether what elements are like is known without making one."""
+        return False
+
     def first(self) -> Any:
-        """Local. The first element of a pass; ValueError if it has none."""
+        """Local. The first element of a pass; NoElementError if it has none."""
         with self.iterate(Context(seed=(0,))) as elements:
             for element in elements:
                 return element
-        raise ValueError(f"{self.summary()} has no element that says what its elements are like")
+        raise NoElementError(
+            f"{self.summary()} has no element that says what its elements are like"
+        )
 
     @property
     def one_to_one(self) -> bool:
@@ -180,6 +191,11 @@ class UnaryNode(Node):
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`; by default those of the node below."""
         return self.parent.element_spec()
+
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; by default as the node below."""
+        return self.parent.has_static_spec
 
     @property
     def steady(self) -> bool:

@@ -22,6 +22,11 @@ class Promised(UnaryNode):
         """Local. See :class:`Node`."""
         return self.spec
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`."""
+        return True
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return PromisedIterator(self, self.parent.iterate(context))

@@ -42,6 +42,11 @@ class Range(IndexedSource):
         """Local. See :class:`Node`."""
         return ArraySpec((), np.int64)
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`."""
+        return True
+
     def element(self, index: int) -> np.int64:
         """Local. See :class:`IndexedSource`."""
         return np.int64(self.start + index * self.step)

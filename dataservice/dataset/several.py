@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dataservice.dataset.context import Context
-from dataservice.dataset.node import ElementIterator, Node
+from dataservice.dataset.node import ElementIterator, Node, NoElementError
 from dataservice.dataset.portions import side_by_side
+from dataservice.dataset.spec import Spec, alike, merged
 
 
 class SeveralNode(Node):
@@ -35,6 +37,11 @@ class SeveralNode(Node):
         """Local. See :class:`Node`."""
         return any(parent.on_device for parent in self.parents)
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`."""
+        return all(parent.has_static_spec for parent in self.parents)
+
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
         raise self.cannot_be_split("it has several sources")
@@ -52,6 +59,40 @@ class SeveralNode(Node):
     def further(self) -> list[str]:
         """Local. What the summary says besides, as text."""
         return []
+
+
+def merged_spec(parents: Sequence[Node]) -> Spec:
+    """Local. What the elements of several nodes are like.
+
+    Raises:
+        InvalidArgumentError: They differ in more than lengths.
+        NoElementError: No node has an element to look at.
+    """
+    specs: list[Spec] = []
+    nothing: NoElementError | None = None
+    for parent in [each for each in parents if each.cardinality() != 0] or parents:
+        try:
+            specs.append(parent.element_spec())
+        except NoElementError as error:
+            nothing = error
+    if not specs and nothing is not None:
+        raise nothing
+    return merged(specs)
+
+
+def check_alike(method: str, nodes: Sequence[Node]) -> None:
+    """Local. TypeError if nodes are known to have elements of different structure or dtype."""
+    known: list[Spec] = []
+    for node in nodes:
+        if node.has_static_spec and node.cardinality() != 0:
+            with suppress(ValueError):  # a pass will tell
+                known.append(node.element_spec())
+    for spec in known[1:]:
+        if not alike(known[0], spec):
+            raise TypeError(
+                f"{method} needs datasets whose elements have one structure and the same dtypes, "
+                f"not {known[0]} and {spec}"
+            )
 
 
 class SeveralIterator(ElementIterator):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dataservice.dataset import tree
+from mpidist.errors import InvalidArgumentError
 
 Spec = Any
 """An element with an ArraySpec, or the type of what is no array, in place of every leaf."""
@@ -68,6 +69,55 @@ def _is_text(element: Any, kind: str, said: str) -> bool:
     if kind == "O" and said in "SU":
         return all(isinstance(one, bytes if said == "S" else str) for one in element.flat)
     return kind in "SU" and said in (kind, "O")
+
+
+def alike(one: Spec, other: Spec) -> bool:
+    """Local. Whether specs are the same but for shapes; text may have any length."""
+    if tree.structure(one) != tree.structure(other):
+        return False
+    pairs = zip(tree.flatten(one), tree.flatten(other, one), strict=True)
+    return all(_common(mine, its) is not None for mine, its in pairs)
+
+
+def merged(specs: Sequence[Spec]) -> Spec:
+    """Local. What the elements of several datasets are like, with None for lengths that differ.
+
+    Raises:
+        InvalidArgumentError: They differ in structure, dtype or the number of dimensions.
+    """
+    result = specs[0]
+    for spec in specs[1:]:
+        fine = alike(result, spec)
+        pairs = zip(tree.flatten(result), tree.flatten(spec, result), strict=True) if fine else ()
+        leaves = [_merged(one, other) for one, other in pairs]
+        if not fine or None in leaves:
+            raise InvalidArgumentError(
+                f"datasets of different elements have no element_spec: {result} and {spec}"
+            )
+        result = tree.unflatten(result, leaves)
+    return result
+
+
+def _common(one: Any, other: Any) -> Any:
+    """The dtype of two leaves, or their type if they are no arrays; None if they differ."""
+    if not isinstance(one, ArraySpec) or not isinstance(other, ArraySpec):
+        return one if one == other else None
+    kinds = {one.dtype.kind, other.dtype.kind}
+    # Text that ends with NUL is objects among others that are not.
+    if kinds in ({"S"}, {"U"}, {"S", "O"}, {"U", "O"}):
+        return np.result_type(one.dtype, other.dtype)
+    dtype = tree.native(one.dtype)
+    return dtype if dtype == tree.native(other.dtype) else None
+
+
+def _merged(one: Any, other: Any) -> Any:
+    if not isinstance(one, ArraySpec) or one == other:
+        return one
+    if len(one.shape) != len(other.shape):
+        return None
+    pairs = zip(one.shape, other.shape, strict=True)
+    shape = [length if length == its else None for length, its in pairs]
+    return ArraySpec(shape, _common(one, other))
 
 
 def stacked(spec: Spec, rows: int | None) -> Spec:

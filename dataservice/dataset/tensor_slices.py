@@ -45,9 +45,14 @@ class TensorSlices(IndexedSource):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        if self.rows and any(array.dtype.kind in "OT" for array in tree.flatten(self.arrays)):
-            return spec_of(self.element(0))  # of objects, nothing else says what they are
+        if self.rows and not self.has_static_spec:
+            return spec_of(self.element(0))
         return unstacked(spec_of(self.arrays))
+
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; nothing but objects themselves says what they are."""
+        return not any(array.dtype.kind in "OT" for array in tree.flatten(self.arrays))
 
     def element(self, index: int) -> Any:
         """Local. See :class:`IndexedSource`."""

@@ -21,6 +21,7 @@ from dataservice.dataset.map import Map
 from dataservice.dataset.parallel_map import ParallelMap
 from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.repeat import Repeat
+from dataservice.dataset.several import check_alike
 from dataservice.dataset.shard import Shard
 from dataservice.dataset.shuffle import Shuffle
 from dataservice.dataset.skip import Skip
@@ -218,10 +219,11 @@ class Transformations(InOrder):
         """Local. The elements of this dataset, then those of another.
 
         Raises:
-            TypeError: That is no dataset.
+            TypeError: That is no dataset, or known to have elements of another structure or dtype.
         """
         if not isinstance(dataset, Transformations):
             raise TypeError(f"concatenate needs a Dataset as dataset, not {dataset!r}")
+        check_alike("concatenate", (self._node, dataset._node))
         return self.of(Concatenate((self._node, dataset._node)))
 
     def interleave(

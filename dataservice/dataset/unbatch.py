@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +29,21 @@ class Unbatch(UnaryNode):
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         count = self.parent.cardinality()
+        if count > 0 and self.parent.has_static_spec:
+            with suppress(ValueError):  # a pass will tell
+                rows = _rows_said(self.parent.element_spec())
+                return UNKNOWN_CARDINALITY if rows is None else count * rows
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         spec = self.parent.element_spec()
-        if any(_of_objects(leaf) for leaf in tree.flatten(spec)):
-            return spec_of(self.first())
-        return unstacked(spec)
+        return spec_of(self.first()) if _has_objects(spec) else unstacked(spec)
+
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; nothing but objects themselves says what they are."""
+        return self.parent.has_static_spec and not _has_objects(self.parent.element_spec())
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
@@ -70,9 +78,17 @@ class UnbatchIterator(UnaryIterator):
         super().set_state(below)
 
 
-def _of_objects(leaf: Any) -> bool:
-    """Whether rows are objects, which nothing but themselves says more of."""
-    return isinstance(leaf, ArraySpec) and len(leaf.shape) == 1 and leaf.dtype.kind in "OT"
+def _has_objects(spec: Spec) -> bool:
+    """Whether rows of an array are objects."""
+    arrays = [leaf for leaf in tree.flatten(spec) if isinstance(leaf, ArraySpec)]
+    return any(len(array.shape) == 1 and array.dtype.kind in "OT" for array in arrays)
+
+
+def _rows_said(spec: Spec) -> int | None:
+    """How many rows all arrays of every element have, if that is known."""
+    shapes = [leaf.shape for leaf in tree.flatten(spec) if isinstance(leaf, ArraySpec)]
+    rows = {shape[0] if shape else None for shape in shapes}
+    return rows.pop() if len(rows) == 1 else None
 
 
 def _rows_of(element: Any) -> int:

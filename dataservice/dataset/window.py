@@ -98,6 +98,11 @@ class Window(UnaryNode):
         """Local. See :class:`Node`."""
         return spec_of(self.first())
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; elements are datasets."""
+        return False
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         if context.feed is not None:

@@ -119,3 +119,25 @@ def test_ranges_at_the_ends_of_64_bits():
     assert list(Dataset.range(0, 2 * bottom, bottom)) == [0, bottom]
     assert list(Dataset.range(1 << 70, 0)) == []
     assert len(Dataset.range(top)) == top
+
+
+@pytest.mark.parametrize(
+    ("dataset", "count"),
+    [
+        (Dataset.from_tensors(np.zeros((4, 2))).unbatch(), 4),
+        (Dataset.from_tensors({"a": np.zeros(4), "b": ["x"] * 4}).unbatch(), 4),
+        (Dataset.from_tensor_slices(np.zeros((3, 4))).unbatch(), 12),
+        (Dataset.range(10).batch(3, drop_remainder=True).unbatch(), 9),
+        (Dataset.range(10).batch(3).unbatch(), UNKNOWN_CARDINALITY),
+        (Dataset.range(6).map(lambda i: [i, i]).unbatch(), UNKNOWN_CARDINALITY),
+        (Dataset.from_tensors((np.zeros(4), np.zeros(3))).unbatch(), UNKNOWN_CARDINALITY),
+        (Dataset.from_tensors(1).unbatch(), UNKNOWN_CARDINALITY),
+        (Dataset.from_tensors(np.zeros((0, 2))).repeat().unbatch(), -1),
+        (Dataset.from_tensors(np.zeros((0, 2))).unbatch(), 0),
+        (Dataset.range(4).padded_batch(2, [1, 1]).unbatch(), UNKNOWN_CARDINALITY),
+    ],
+)
+def test_how_many_rows_there_are(dataset, count):
+    assert dataset.cardinality() == count
+    if count >= 0:
+        assert len(list(dataset)) == count
