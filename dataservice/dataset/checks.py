@@ -38,6 +38,14 @@ def wholes(method: str, name: str, values: Any) -> tuple[int, ...]:
     return tuple(whole(method, name, value) for value in values)
 
 
+def only_one(method: str, **given: Any) -> Any:
+    """Local. An argument that has several names; TypeError if more than one of them is used."""
+    used = {name: value for name, value in given.items() if value is not None}
+    if len(used) > 1:
+        raise TypeError(f"{method} needs only one of {' and '.join(used)}, which are the same")
+    return next(iter(used.values()), None)
+
+
 def check_callable(method: str, name: str, value: Any) -> Any:
     """Local. An argument that can be called; TypeError if it cannot."""
     if not callable(value):

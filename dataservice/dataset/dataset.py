@@ -51,17 +51,20 @@ class Dataset(Sources, Transformations):
     # Of several
 
     @classmethod
-    def zip(cls, *datasets: Any) -> Dataset:
+    def zip(cls, *args: Any, datasets: Any = None) -> Dataset:
         """Local. One element of each dataset at a time, as a tuple, until one of them ends.
 
         Args:
-            *datasets: Datasets; or one tuple or dict of them, nested, whose structure elements get.
+            *args: Datasets; or one tuple or dict of them, nested, whose structure elements get.
+            datasets: Such a tuple or dict, in place of these.
 
         Raises:
             TypeError: Something is no dataset.
             ValueError: There is none.
         """
-        structure = datasets[0] if len(datasets) == 1 else datasets
+        structure = checks.only_one("zip", args=args or None, datasets=datasets)
+        if structure is args:
+            structure = args[0] if len(args) == 1 else args
         return cls(Zip(_nodes(tree.flatten(structure)), tree.structure(structure)))
 
     @classmethod
@@ -122,12 +125,24 @@ class Dataset(Sources, Transformations):
         check_alike("choose_from_datasets", nodes)
         return cls(Choose(nodes, stop_on_empty_dataset, choice_dataset.node))
 
-    def apply(self, transformation: Callable[[Dataset], Dataset]) -> Dataset:
+    def apply(
+        self,
+        transformation: Callable[[Dataset], Dataset] | None = None,
+        *,
+        transformation_func: Callable[[Dataset], Dataset] | None = None,
+    ) -> Dataset:
         """Local. ``transformation(self)``, for instance with what ``distribute`` returns.
+
+        Args:
+            transformation: The function.
+            transformation_func: Another name of it.
 
         Raises:
             TypeError: It is no function, or does not give a Dataset.
         """
+        transformation = checks.only_one(
+            "apply", transformation=transformation, transformation_func=transformation_func
+        )
         result = check_callable("apply", "transformation", transformation)(self)
         if not isinstance(result, Dataset):
             raise TypeError(f"the transformation gave {type(result).__name__}, not a Dataset")

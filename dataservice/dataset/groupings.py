@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from dataservice.dataset.batch import Batch
 from dataservice.dataset.bucket import Bucket
-from dataservice.dataset.checks import check_callable, whole, wholes
+from dataservice.dataset.checks import check_callable, whole, whole_or_none, wholes
 from dataservice.dataset.described import Described
 from dataservice.dataset.group_by_window import GroupByWindow
 from dataservice.dataset.made_nodes import node_of
@@ -20,24 +20,34 @@ from dataservice.dataset.window import Window
 class Groupings(Described):
     """The transformations that group elements."""
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+    ) -> Self:
         """Local. Consecutive elements stacked into arrays of shape (batch_size, ...).
 
         Under ``"distributed_epoch"`` batches are those of one process, unless an element cannot be
         made: it fails its batch, and the next one begins where it would have begun. Behind what
         drops, reorders, flattens or repeats elements they are each worker's own, and each one's
-        last may be smaller.
+        last may be smaller. Text that ends with NUL, which NumPy's own would lose, makes a batch an
+        array of objects.
 
         Args:
             batch_size: Elements in a batch.
             drop_remainder: Whether to leave out a smaller last batch.
+            num_parallel_calls: Taken, and without effect: one batch is made after the other.
+            deterministic: Taken, and without effect: the order is always kept.
 
         Raises:
-            TypeError: The batch size is no whole number.
+            TypeError: The batch size or ``num_parallel_calls`` is no whole number.
             ValueError: The batch size is below 1. During a pass (as InvalidArgumentError):
                 elements differ in structure, shape or dtype.
         """
         size = whole("batch", "batch_size", batch_size)
+        whole_or_none("batch", "num_parallel_calls", num_parallel_calls)
         return self.of(Batch(self._node, size, drop_remainder))
 
     def padded_batch(

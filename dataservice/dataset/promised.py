@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from dataservice.dataset import tree
 from dataservice.dataset.context import Context
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, fits, spec_of
@@ -13,10 +16,17 @@ from mpidist.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Promised(UnaryNode):
-    """Attributes: the node below, and what its elements are said to be like."""
+    """Elements that must be what is said.
+
+    Attributes:
+        parent: The node below.
+        spec: What its elements are said to be like.
+        converts: Whether numbers get the dtype that is said, where they stay what they are.
+    """
 
     parent: Node
     spec: Spec
+    converts: bool = False
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
@@ -41,9 +51,33 @@ class PromisedIterator(UnaryIterator):
 
     def __next__(self) -> Any:
         element = next(self._parent)
+        if self._node.converts:
+            element = _converted(element, self._node.spec)
         if not fits(element, self._node.spec):
             raise InvalidArgumentError(
                 f"an element of {self._node.parent.summary()} is {spec_of(element)}, which is not "
                 f"what element_spec says: {self._node.spec}"
             )
         return element
+
+
+def _converted(element: Any, spec: Spec) -> Any:
+    """The element with dtypes that are said, as far as it has the structure."""
+    if tree.structure(element) != tree.structure(spec):
+        return element
+    pairs = zip(tree.flatten(element), tree.flatten(spec, element), strict=True)
+    return tree.unflatten(element, [_with_dtype(leaf, said) for leaf, said in pairs])
+
+
+def _with_dtype(leaf: Any, said: Any) -> Any:
+    if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype == said.dtype:
+        return leaf
+    if not leaf.size:  # an empty list says nothing of what would be in it
+        return leaf.astype(said.dtype)
+    kinds = leaf.dtype.kind, said.dtype.kind
+    whole = all(kind in "biu" for kind in kinds)
+    numbers = all(kind in "biufc" for kind in kinds)
+    if not whole and not (numbers and np.can_cast(leaf.dtype, said.dtype, "same_kind")):
+        return leaf
+    converted = leaf.astype(said.dtype)
+    return leaf if whole and not np.array_equal(converted, leaf) else converted

@@ -12,8 +12,10 @@ from dataservice.dataset.counter import Counter
 from dataservice.dataset.described import Described
 from dataservice.dataset.files import Files
 from dataservice.dataset.generator import Generator, Indexed
+from dataservice.dataset.promised import Promised
 from dataservice.dataset.random import Random
 from dataservice.dataset.range import Range
+from dataservice.dataset.spec import spec_from
 from dataservice.dataset.tensor_slices import Tensors, TensorSlices, as_only_row
 
 
@@ -101,7 +103,10 @@ class Sources(Described):
 
     @classmethod
     def from_generator(
-        cls, generator: Callable[..., Iterable[Any]], args: Sequence[Any] = ()
+        cls,
+        generator: Callable[..., Iterable[Any]],
+        args: Sequence[Any] = (),
+        output_signature: Any = None,
     ) -> Self:
         """Local. What a function's iterables give; it is called for each pass.
 
@@ -111,15 +116,22 @@ class Sources(Described):
                 theirs; others are read again up to where they were. An array that has been given
                 must not be changed: it may be used later.
             args: Its arguments.
+            output_signature: What elements are like, for :attr:`element_spec`: their structure with
+                an ArraySpec, or anything else with a shape and a dtype, for each array. Numbers of
+                another dtype are converted, if their kind and whole numbers stay what they are.
 
         Raises:
-            TypeError: It is no function, or these are not several.
-            ValueError: During a pass (as InvalidArgumentError): an element is None.
+            TypeError: It is no function, these are not several, or the signature is none.
+            ValueError: During a pass (as InvalidArgumentError): an element is None, or not what the
+                signature says.
         """
         checks.check_callable("from_generator", "generator", generator)
         if not isinstance(args, Iterable):
             raise TypeError(f"from_generator needs a tuple of arguments as args, not {args!r}")
-        return cls.of(Generator(generator, tuple(args)))
+        node = Generator(generator, tuple(args))
+        if output_signature is None:
+            return cls.of(node)
+        return cls.of(Promised(node, spec_from(output_signature), converts=True))
 
     @classmethod
     def from_source(cls, source: Any) -> Self:

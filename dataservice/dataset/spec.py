@@ -46,6 +46,23 @@ def spec_of(element: Any) -> Spec:
     return tree.map_leaves(_leaf, element)
 
 
+def spec_from(signature: Any) -> Spec:
+    """Local. A spec of what has a shape and a dtype, of this library or another, for each array.
+
+    Raises:
+        TypeError: Something has neither.
+        ValueError: The number of dimensions is not known.
+    """
+    return tree.map_leaves(_said, tree.with_dicts(signature))
+
+
+def _said(leaf: Any) -> ArraySpec:
+    if isinstance(leaf, type) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise TypeError(f"a signature needs an ArraySpec for each array, not {leaf!r}")
+    shape = leaf.shape.as_list() if hasattr(leaf.shape, "as_list") else leaf.shape
+    return ArraySpec(shape, getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
+
+
 def fits(element: Any, spec: Spec) -> bool:
     """Local. Whether an element is what a spec says; text may have any length."""
     if isinstance(spec, dict):

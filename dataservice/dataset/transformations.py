@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
-from dataservice.dataset.autotune import AHEAD, AUTOTUNE, CYCLE_LENGTH
+from dataservice.dataset.autotune import AHEAD, AUTOTUNE
 from dataservice.dataset.cache import Cache
-from dataservice.dataset.checks import check_callable, path, whole, whole_or_none
+from dataservice.dataset.checks import path, whole, whole_or_none
 from dataservice.dataset.concatenate import Concatenate
 from dataservice.dataset.device import PrefetchToDevice, device_number
 from dataservice.dataset.enumerate import Enumerate
-from dataservice.dataset.filter import Filter
+from dataservice.dataset.functional import Functional
 from dataservice.dataset.ignore_errors import IgnoreErrors
 from dataservice.dataset.in_order import InOrder
-from dataservice.dataset.interleave import Interleave
-from dataservice.dataset.made_nodes import node_of
-from dataservice.dataset.map import Map
-from dataservice.dataset.parallel_map import ParallelMap
 from dataservice.dataset.prefetch import Prefetch
 from dataservice.dataset.repeat import Repeat
 from dataservice.dataset.several import check_alike
@@ -28,41 +23,8 @@ from dataservice.dataset.skip import Skip
 from dataservice.dataset.take import Take
 
 
-class Transformations(InOrder):
+class Transformations(Functional, InOrder):
     """The transformations of a dataset."""
-
-    def map(
-        self,
-        function: Callable[..., Any],
-        num_parallel_calls: int | None = None,
-        deterministic: bool = True,
-        processes: bool = False,
-    ) -> Self:
-        """Local. A function of each element.
-
-        Args:
-            function: Gets the element, or the members of a tuple as its arguments. Numbers,
-                strings, lists and memoryviews in its result become NumPy's.
-            num_parallel_calls: How many elements it works on at once, in threads; AUTOTUNE: as
-                many as there are cores where it runs. By default it is called by who asks for
-                elements.
-            deterministic: Whether elements stay in their order; otherwise who is ready goes first,
-                but on workers of a service, where others may have to go on.
-            processes: Run it in processes in place of threads, for functions that Python's lock
-                would hold up. They get the function by cloudpickle, and share no memory.
-
-        Raises:
-            TypeError: The function is none, or the number no whole one.
-            ValueError: ``num_parallel_calls`` is below 1, or missing for processes. During a pass
-                (as InvalidArgumentError): the function gives None.
-        """
-        check_callable("map", "function", function)
-        calls = whole_or_none("map", "num_parallel_calls", num_parallel_calls)
-        if calls is None:
-            if processes:
-                raise ValueError("map needs num_parallel_calls, the number of its processes")
-            return self.of(Map(self._node, function))
-        return self.of(ParallelMap(self._node, function, calls, deterministic, processes))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
@@ -171,19 +133,6 @@ class Transformations(InOrder):
         """
         return self.of(Skip(self._node, whole("skip", "count", count)))
 
-    def filter(self, predicate: Callable[..., Any]) -> Self:
-        """Local. The elements that a function says True of.
-
-        Args:
-            predicate: Gets the element, or the members of a tuple as its arguments.
-
-        Raises:
-            TypeError: It is no function.
-            ValueError: During a pass (as InvalidArgumentError): it gives no bool, nor a whole
-                number.
-        """
-        return self.of(Filter(self._node, check_callable("filter", "predicate", predicate)))
-
     def ignore_errors(self, log_warning: bool = False, *, limit: int | None = None) -> Self:
         """Local. All but the elements whose evaluation raised an Exception.
 
@@ -225,51 +174,6 @@ class Transformations(InOrder):
             raise TypeError(f"concatenate needs a Dataset as dataset, not {dataset!r}")
         check_alike("concatenate", (self._node, dataset._node))
         return self.of(Concatenate((self._node, dataset._node)))
-
-    def interleave(
-        self,
-        map_func: Callable[..., Transformations],
-        cycle_length: int = CYCLE_LENGTH,
-        block_length: int = 1,
-        num_parallel_calls: int | None = None,
-    ) -> Self:
-        """Local. The elements of the datasets that elements become, some of these in turn.
-
-        Args:
-            map_func: Makes a dataset of an element.
-            cycle_length: How many datasets take turns; AUTOTUNE: 16.
-            block_length: How many elements each gives in its turn.
-            num_parallel_calls: How many of them make the elements of their next turn ahead, in a
-                thread each; AUTOTUNE: all. The order stays. By default elements are made by who
-                asks for them.
-
-        Raises:
-            TypeError: The function is none, or a number no whole one.
-            ValueError: A number is below 1, or there are more calls than datasets that take turns.
-        """
-        cycle = whole("interleave", "cycle_length", cycle_length)
-        cycle = CYCLE_LENGTH if cycle == AUTOTUNE else cycle
-        block = whole("interleave", "block_length", block_length)
-        calls = whole_or_none("interleave", "num_parallel_calls", num_parallel_calls)
-        if calls is not None and calls != AUTOTUNE and not 1 <= calls <= cycle:
-            raise ValueError(
-                "interleave needs num_parallel_calls from 1 to cycle_length, or AUTOTUNE, not "
-                f"{calls} of {cycle}"
-            )
-        ahead = cycle if calls == AUTOTUNE else calls or 0
-        function = node_of("interleave", "map_func", map_func)
-        return self.of(Interleave(self._node, function, cycle, block, ahead))
-
-    def flat_map(self, map_func: Callable[..., Transformations]) -> Self:
-        """Local. The elements of the datasets that elements become, one after the other.
-
-        Args:
-            map_func: Makes a dataset of an element.
-
-        Raises:
-            TypeError: It is no function.
-        """
-        return self.of(Interleave(self._node, node_of("flat_map", "map_func", map_func), 1, 1))
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
         """Local. The elements of the first whole pass, kept for later ones.
