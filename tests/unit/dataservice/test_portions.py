@@ -11,6 +11,7 @@ from dataservice import Dataset
 from dataservice.dataset.context import Context
 
 LETTERS = Dataset.from_tensor_slices(list("abcdefghij"))
+DIGITS = Dataset.from_tensor_slices(list("0123456789"))
 
 
 @dataclass
@@ -91,7 +92,7 @@ DATASETS = {
     "cache, a part of it": LETTERS.cache().skip(2).shard(2, 1),
     "cache what is prefetched": Dataset.zip(LETTERS.prefetch(2), LETTERS.prefetch(3)).cache(),
     "cache a parallel map": Dataset.range(10).map(abs, 3).cache(),
-    "cache a concatenate": LETTERS.concatenate(Dataset.range(7).cache()).cache(),
+    "cache a concatenate": LETTERS.concatenate(DIGITS.take(7).cache()).cache(),
     "windows": batches(Dataset.range(10).window(3)),
     "windows that are whole": batches(Dataset.range(10).window(3, drop_remainder=True)),
     "windows that overlap": batches(Dataset.range(10).window(4, 1)),
@@ -113,18 +114,18 @@ DATASETS = {
     "batches that are kept": Dataset.range(12).batch(2).cache().map(lambda batch: batch * 2),
     "batches of what is kept": Dataset.range(12).cache().batch(5),
     "batches that are filled up": Dataset.range(9).map(range_of).padded_batch(4),
-    "a mixture": Dataset.sample_from_datasets([LETTERS, Dataset.range(7)], seed=1),
+    "a mixture": Dataset.sample_from_datasets([LETTERS, DIGITS.take(7)], seed=1),
     "a mixture with weights": Dataset.sample_from_datasets(
-        [LETTERS, Dataset.range(3), Dataset.range(9).skip(2)], [0.1, 0, 5], seed=2
+        [LETTERS, DIGITS.take(3), DIGITS.skip(2)], [0.1, 0, 5], seed=2
     ),
     "a mixture of maps": Dataset.sample_from_datasets(
         [Dataset.range(9).map(abs, 3), LETTERS.prefetch(2)], seed=3
     ),
     "a mixture, a part of it": Dataset.sample_from_datasets([LETTERS, LETTERS], seed=4).take(6),
     "a mixture of mixtures": Dataset.sample_from_datasets(
-        [Dataset.sample_from_datasets([LETTERS, LETTERS], seed=5), Dataset.range(9)], seed=6
+        [Dataset.sample_from_datasets([LETTERS, LETTERS], seed=5), DIGITS.take(9)], seed=6
     ),
-    "a mixture without seed": Dataset.sample_from_datasets([LETTERS, Dataset.range(5)]),
+    "a mixture without seed": Dataset.sample_from_datasets([LETTERS, DIGITS.take(5)]),
     "batches of a mixture": Dataset.sample_from_datasets(
         [Dataset.range(9), Dataset.range(20, 24)], seed=7
     ).batch(2),
@@ -138,7 +139,7 @@ DATASETS = {
     "a shuffle of a mixture": Dataset.sample_from_datasets(
         [Dataset.range(9).shuffle(9), Dataset.range(20, 24)], seed=7
     ).shuffle(13),
-    "a shuffle of a concatenate": Dataset.range(6).concatenate(LETTERS).shuffle(99, seed=1),
+    "a shuffle of a concatenate": DIGITS.take(6).concatenate(LETTERS).shuffle(99, seed=1),
     "a shuffle of batches of a concatenate": LETTERS.concatenate(LETTERS).batch(4).shuffle(9),
     "a shuffle of a zip with a concatenate": Dataset.zip(
         Dataset.range(20), LETTERS.concatenate(LETTERS)

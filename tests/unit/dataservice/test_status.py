@@ -132,7 +132,7 @@ def test_datasets_that_functions_make_count_together_and_leave_nothing(monkeypat
 def test_stages_on_a_thread_of_their_own():
     times = StageTimes()
     times.on = True
-    node = Dataset.range(4).map(lambda x: time.sleep(0.01)).prefetch(1).node
+    node = Dataset.range(4).map(lambda x: (time.sleep(0.01), x)).prefetch(1).node
     with node.iterate(Context((0,), stages=times)) as elements:
         list(elements)
     seconds = dict(times.own_seconds())
