@@ -86,9 +86,10 @@ class _Stack:
 
 
 def _alike(one: _Array, other: _Array) -> bool:
-    kinds = {one.dtype.kind, other.dtype.kind}
+    if one.shape != other.shape or one.dtype.kind == other.dtype.kind:
+        return one.shape == other.shape
     # Text that ends with NUL is objects among others that are not.
-    return one.shape == other.shape and (len(kinds) == 1 or kinds in ({"O", "S"}, {"O", "U"}))
+    return {one.dtype.kind, other.dtype.kind} in ({"O", "S"}, {"O", "U"})
 
 
 def _misfit(component: int, first: _Array, number: int, other: _Array) -> InvalidArgumentError:

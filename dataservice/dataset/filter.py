@@ -20,6 +20,8 @@ from dataservice.dataset.node import (
 )
 from mpidist.errors import InvalidArgumentError
 
+_BOOLS = (bool, np.bool_)
+
 
 @dataclass(frozen=True)
 class Filter(UnaryNode):
@@ -47,13 +49,12 @@ class FilterIterator(UnaryIterator):
     def __next__(self) -> Any:
         while True:
             element = next(self._parent)
-            if self._wants(element):
+            answer = call(self._predicate, element, "filter")
+            if answer if isinstance(answer, _BOOLS) else self._as_bool(answer):
                 return element
 
-    def _wants(self, element: Any) -> bool:
-        answer = tree.on_host(call(self._predicate, element, "filter"))
-        if isinstance(answer, bool | np.bool_):
-            return bool(answer)
+    def _as_bool(self, answer: Any) -> bool:
+        answer = tree.on_host(answer)
         if isinstance(answer, int) or hasattr(answer, "__array__"):
             array = np.asarray(answer)
             if array.ndim == 0 and array.dtype.kind in "biu":

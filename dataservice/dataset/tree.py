@@ -143,7 +143,8 @@ def array_of(value: Any) -> Array:
 
 def row(array: Any, index: int) -> Any:
     """Local. A row of an array; of one of objects, what NumPy makes of the object."""
-    return to_numpy(array[index])
+    found = array[index]
+    return found if isinstance(found, _NUMPY) else to_numpy(found)
 
 
 def only_numpy(element: Any) -> Any:
