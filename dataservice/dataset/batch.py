@@ -86,10 +86,11 @@ class _Stack:
 
 
 def _alike(one: _Array, other: _Array) -> bool:
-    if one.shape != other.shape or one.dtype.kind == other.dtype.kind:
-        return one.shape == other.shape
+    if one.shape != other.shape:
+        return False
+    mine, its = one.dtype.kind, other.dtype.kind
     # Text that ends with NUL is objects among others that are not.
-    return {one.dtype.kind, other.dtype.kind} in ({"O", "S"}, {"O", "U"})
+    return mine == its or {mine, its} in ({"O", "S"}, {"O", "U"})
 
 
 def _misfit(component: int, first: _Array, number: int, other: _Array) -> InvalidArgumentError:
