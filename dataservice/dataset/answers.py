@@ -9,8 +9,10 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.checks import whole
-from dataservice.dataset.functions import call
+from dataservice.dataset.functions import call, name_of
 from mpidist.errors import InvalidArgumentError
+
+_BOOLS = (bool, np.bool_)
 
 
 def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
@@ -25,9 +27,10 @@ def holds(predicate: Callable[..., Any], element: Any, whose: str) -> bool:
         InvalidArgumentError: It gave neither a bool nor a whole number.
         Exception: As :func:`call`.
     """
-    answer = tree.on_host(call(predicate, element, whose))
-    if isinstance(answer, bool | np.bool_):
+    answer = call(predicate, element, whose)
+    if isinstance(answer, _BOOLS):
         return bool(answer)
+    answer = tree.on_host(answer)
     if isinstance(answer, int) or hasattr(answer, "__array__"):
         array = np.asarray(answer)
         if array.ndim == 0 and array.dtype.kind in "biu":
@@ -57,7 +60,6 @@ def number(function: Callable[..., Any], element: Any, whose: str) -> int:
 def _wrong(
     function: Callable[..., Any], whose: str, answer: Any, what: str
 ) -> InvalidArgumentError:
-    name = getattr(function, "__qualname__", type(function).__qualname__)
     return InvalidArgumentError(
-        f"the function {name} given to {whose} gave {answer!r}: it must return {what}"
+        f"the function {name_of(function)} given to {whose} gave {answer!r}: it must return {what}"
     )

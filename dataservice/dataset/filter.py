@@ -6,11 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from dataservice.dataset import tree
+from dataservice.dataset.answers import holds
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call, name_of
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     ElementIterator,
@@ -18,9 +15,6 @@ from dataservice.dataset.node import (
     UnaryIterator,
     UnaryNode,
 )
-from mpidist.errors import InvalidArgumentError
-
-_BOOLS = (bool, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -49,17 +43,5 @@ class FilterIterator(UnaryIterator):
     def __next__(self) -> Any:
         while True:
             element = next(self._parent)
-            answer = call(self._predicate, element, "filter")
-            if answer if isinstance(answer, _BOOLS) else self._as_bool(answer):
+            if holds(self._predicate, element, "filter"):
                 return element
-
-    def _as_bool(self, answer: Any) -> bool:
-        answer = tree.on_host(answer)
-        if isinstance(answer, int) or hasattr(answer, "__array__"):
-            array = np.asarray(answer)
-            if array.ndim == 0 and array.dtype.kind in "biu":
-                return bool(array)
-        raise InvalidArgumentError(
-            f"the function {name_of(self._predicate)} given to filter gave {answer!r}: it must "
-            "return a bool"
-        )

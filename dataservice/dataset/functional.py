@@ -9,10 +9,9 @@ from dataservice.dataset.autotune import AUTOTUNE, CYCLE_LENGTH
 from dataservice.dataset.checks import check_callable, only_one, whole, whole_or_none
 from dataservice.dataset.described import Described
 from dataservice.dataset.filter import Filter
-from dataservice.dataset.functions import name_of
 from dataservice.dataset.interleave import Interleave
+from dataservice.dataset.made_nodes import node_of
 from dataservice.dataset.map import Map
-from dataservice.dataset.node import Node
 from dataservice.dataset.parallel_map import ParallelMap
 
 
@@ -104,7 +103,7 @@ class Functional(Described):
                 f"{calls} of {cycle}"
             )
         ahead = cycle if calls == AUTOTUNE else calls or 0
-        function = _node_of(map_func, "interleave")
+        function = node_of("interleave", "map_func", map_func)
         return self.of(Interleave(self._node, function, cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Described]) -> Self:
@@ -116,25 +115,4 @@ class Functional(Described):
         Raises:
             TypeError: It is no function.
         """
-        return self.of(Interleave(self._node, _node_of(map_func, "flat_map"), 1, 1))
-
-
-def _node_of(function: Callable[..., Described], name: str) -> Callable[..., Node]:
-    return _Nodes(check_callable(name, "map_func", function), name)
-
-
-class _Nodes:
-    """A user's function that makes datasets, as one that makes nodes; it can be pickled."""
-
-    def __init__(self, function: Callable[..., Described], name: str) -> None:
-        self._function = function
-        self._name = name
-        self.__qualname__ = name_of(function)
-
-    def __call__(self, *arguments: Any) -> Node:
-        dataset = self._function(*arguments)
-        if not isinstance(dataset, Described):
-            raise TypeError(
-                f"the function given to {self._name} gave {type(dataset).__name__}, not a Dataset"
-            )
-        return dataset._node
+        return self.of(Interleave(self._node, node_of("flat_map", "map_func", map_func), 1, 1))

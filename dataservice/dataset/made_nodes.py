@@ -7,6 +7,7 @@ from typing import Any
 
 from dataservice.dataset.checks import check_callable
 from dataservice.dataset.described import Described
+from dataservice.dataset.functions import name_of
 from dataservice.dataset.node import Node
 
 
@@ -33,7 +34,7 @@ class _Nodes:
     def __init__(self, function: Callable[..., Described], name: str) -> None:
         self._function = function
         self._name = name
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+        self.__qualname__ = name_of(function)
 
     def __call__(self, *arguments: Any) -> Node:
         dataset = self._function(*arguments)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dataservice.dataset import tree
 from dataservice.dataset.context import Context
-from dataservice.dataset.functions import call
+from dataservice.dataset.functions import call, name_of
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.spec import Spec, spec_of
 from mpidist.errors import InvalidArgumentError
@@ -59,9 +59,8 @@ class ScanIterator(UnaryIterator):
     def __next__(self) -> Any:
         result = call(self._function, (tree.opened(self._state), next(self._parent)), "scan")
         if not isinstance(result, tuple) or len(result) != 2 or result[1] is None:
-            name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
             raise InvalidArgumentError(
-                f"the function {name} given to scan gave {result!r}: it must return a state and an "
+                f"the function {name_of(self._function)} given to scan gave {result!r}: it must return a state and an "
                 "element"
             )
         state, element = result
