@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 IN_CHAINS = ("reduce", "scan", "exscan")
-# Of members whose arrays differ in length, what is left of one operation must not be taken for a
-# part of the next: pieces have tags by the number of the operation, and the last has its own.
-_TAGS = RESERVED_TAGS[200:400]
+# Members whose arrays differ in length must not take pieces of each other, nor what is left of one
+# operation for a part of the next: tags are by the numbers of the operation and of its pieces.
+_OPERATIONS, _PIECES = 24, 32
+_TAGS = RESERVED_TAGS[200 : 200 + _OPERATIONS * _PIECES]
 # Bytes a member from which an array goes by the chain: as many pieces as members are under way at
 # once, so that it takes at most about twice as long as between two.
 _WORTH_A_CHAIN = 1 << 17
@@ -68,10 +69,10 @@ class Chain:
         length = max(1, min(_LARGEST_PIECE, own.nbytes // (self._comm.size - 1)) // own.itemsize)
         combine = self._combination(op, own)
         arriving, leaving = self._pieces(own, length)
-        first_tag = 2 * (op.sequence % (len(_TAGS) // 2))
+        pieces = -(-own.size // length)
+        tag = _TAGS[op.sequence % _OPERATIONS * _PIECES + pieces % _PIECES]
         for start in range(0, own.size, length):
             passed = mine = own[start : start + length]
-            tag = _TAGS[first_tag + (start + length >= own.size)]
             if before >= 0:
                 arrived = arriving[: mine.size]
                 self._comm.Recv(arrived, before, tag)

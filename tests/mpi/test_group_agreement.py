@@ -61,6 +61,18 @@ DIFFERENT = {
         r"barrier\(\)",
         r"all_reduce\(SUM, float64\[3\]\)",
     ),
+    "scans": (
+        lambda group: group.scan(np.ones(3), "max"),
+        lambda group: group.scan(np.ones(3)),
+        r"scan\(MAX, float64\[3\]\)",
+        r"scan\(SUM, float64\[3\]\)",
+    ),
+    "lengths of scans": (
+        lambda group: group.exscan(np.ones(4)),
+        lambda group: group.exscan(np.ones(3)),
+        r"exscan\(SUM, float64\[4\]\)",
+        r"exscan\(SUM, float64\[3\]\)",
+    ),
     "objects": (
         lambda group: group.all_gather_object([None] * group.size(), "x"),
         lambda group: group.all_reduce(np.ones(3)),

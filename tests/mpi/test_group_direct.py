@@ -374,6 +374,25 @@ def test_nccl_that_fails_at_its_first_operation(group, xp, say, monkeypatch, eve
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("count", [100, COUNT])
+def test_what_one_has_prepared_others_call(group, xp, count):
+    """Those who call large arrays look first whether anybody's is on a GPU."""
+    for module in (np, xp):
+        prepared = np.ones(count, "f4")
+        step = group.prepare("all_reduce", prepared)
+        called = module.ones(count, "f4")
+        for expected in (2, 4):
+            if group.rank() == 0:
+                step()
+                np.testing.assert_array_equal(prepared, expected)
+            else:
+                group.all_reduce(called)
+                got = xp.asnumpy(called) if module is xp else called
+                np.testing.assert_array_equal(got, expected)
+        step.start().wait(60)
+
+
+@pytest.mark.ranks(2)
 def test_a_member_without_room_for_numbers_to_prove_ways_by(group, xp, say, monkeypatch):
     say(gpu_mpi="0")
     array = xp.ones(COUNT, "f4")

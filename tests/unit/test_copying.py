@@ -206,6 +206,8 @@ def test_a_place_that_is_not_there(wrong):
     assert not table[700:].any()
     with pytest.raises(IndexError):
         put_rows(table[:0], ids, np.ones((1000, 32), np.float32))
+    with pytest.raises(IndexError):  # few, and from the end
+        put_rows(table, np.array([0, -1]), np.ones((2, 32), np.float32))
     table.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         put_rows(table, np.arange(1000), np.ones((1000, 32), np.float32))

@@ -1,12 +1,13 @@
 """Endpoints over inproc."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, wait_until
 
-from mpidist import DistNetworkError, Endpoint, Reply, errors, open_endpoint
+from mpidist import LATER, DistNetworkError, Endpoint, Reply, errors, open_endpoint
 
 
 @pytest.fixture
@@ -185,3 +186,23 @@ def test_what_reaches_a_peer(protocol, peer, transport):
         address = peer.format(here=here, there=here + 1000)
         with open_endpoint(protocol, peer=address) as endpoint:
             assert endpoint.address.protocol == transport
+
+
+@pytest.mark.parametrize("protocol", ["inproc", "tcp"])
+def test_a_call_that_nobody_waits_for_ends_at_its_deadline(protocol):
+    with open_endpoint(protocol) as server, open_endpoint(protocol) as client:
+        held = []
+        server.register("never", {"Answers": lambda request: held.append(request) or LATER})
+        server.serve_in_thread()
+        ended = []
+        work = client.call(server.address, "never/Answers", timeout=0.2)
+        work.add_done_callback(ended.append)
+        deadline = time.monotonic() + LIMIT_S
+        while not work.is_completed():
+            client.progress()
+            assert time.monotonic() < deadline
+        assert ended == [work]
+        with pytest.raises(errors.DeadlineExceededError, match="no reply to never/Answers"):
+            work.result()
+        client.call(server.address, "never/Answers", timeout=0.2)
+        assert client.drain(LIMIT_S)  # it ends, and so does the wait for it

@@ -47,6 +47,19 @@ def test_old_ones_are_forgotten_and_stay_refused(monkeypatch):
     assert answers.admit(1001)
 
 
+def test_one_that_waits_does_not_keep_those_behind_it(monkeypatch):
+    monkeypatch.setattr(module, "_REMEMBERED", 10)
+    answers = Answers()
+    for identity in range(1, 1001):
+        assert answers.admit(identity)
+        if identity != 5:
+            answers.settle([identity])
+    assert len(answers._answers) <= 11
+    answers.store(5, reply(5))
+    assert answers.get(5) is not None
+    assert not any(answers.admit(identity) for identity in range(1, 1001))
+
+
 @given(st.lists(st.tuples(st.integers(1, 20), st.sampled_from("rsa")), max_size=80))
 def test_nothing_is_done_twice(script):
     answers, done = Answers(), []

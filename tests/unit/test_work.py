@@ -144,6 +144,19 @@ def test_then_with_errors():
         completed("op", 0).then(lambda value: 1 / value).wait()
 
 
+def test_an_interrupt_in_what_follows_ends_it():
+    def interrupted(value):
+        raise KeyboardInterrupt
+
+    work = Work("op")
+    following = work.then(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        work.complete(1)
+    assert following.is_completed()
+    with pytest.raises(KeyboardInterrupt):
+        following.result()
+
+
 def test_waiting_for_what_follows_drives():
     assert Polled(5, 2).work.then(lambda value: value * 10).result() == 20
     endless = Polled(1 << 60).work.then(str)
