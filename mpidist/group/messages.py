@@ -44,7 +44,7 @@ class Messages(Core):
 
         Args:
             array: Writable, of the dtype of what is sent, and as large; of a shorter message the
-                rest stays as it is.
+                rest stays as it is (not of arrays beyond 2^31 elements, which come in pieces).
             src: World rank of the sender; without it, and without ``group_src``, any member.
             tag: Matched to the sender's.
             group_src: Group rank of the sender.
