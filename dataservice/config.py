@@ -75,8 +75,8 @@ class DispatcherConfig:
         worker_timeout_ms: After how long a silent worker counts as lost; None means 60,000. More
             than the workers' ``heartbeat_interval_ms``.
         client_timeout_ms: After how long a silent consumer counts as gone; None means 300,000.
-            A consumer is heard of four times a second, so that less than 1,000 gives up healthy
-            ones.
+            Consumers are heard of once a second, or four times within this time, but for a quarter
+            of a second on their side: less than 1,000 gives up healthy ones.
         worker_max_concurrent_snapshots: How many parts of snapshots a worker writes at a time;
             0 means 3.
 

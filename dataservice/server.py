@@ -177,7 +177,7 @@ class WorkerServer(_Server):
     """Makes elements for the consumers of a data service.
 
     Args:
-        port: Number of its endpoint, as for :class:`DispatchServer`. Or a WorkerConfig.
+        port: Number of its endpoint; 0 takes a free one. Or a WorkerConfig.
         dispatcher_address: ``host:port`` of the dispatcher, with or without ``protocol://``. After
             a config, this place is that of ``start``.
         worker_address: What others shall call it, as ``host:port``; ``%port%`` stands for its

@@ -57,6 +57,6 @@ _STARTED = "has it been started, and is that its address?"
 _CAUSES = {
     "inproc": "it is looked for in this process alone (inproc); the address of one in another "
     "process begins with tcp:// or mpi://.",
-    "tcp": f"{_STARTED} A DispatchServer in a plain Python process needs protocol='tcp' to be "
-    "reached from others. Do both know the same secret (MPIDIST_SECRET)?",
+    "tcp": f"{_STARTED} A DispatchServer in a plain Python process needs a port, or "
+    "protocol='tcp', to be reached from others. Do both know the same secret (MPIDIST_SECRET)?",
 }

@@ -79,14 +79,15 @@ def put_rows(table: Array, ids: NDArray[np.int64], rows: Array) -> None:
     Raises:
         IndexError: One is not there.
     """
-    if len(ids):
-        _check_rows(table, ids)
     many = len(ids) >= _MANY_ROWS and table.flags.writeable
     if many and _are_plain_rows(table, ids, rows) and can_compile():
         from mpidist.compiled_copies import put_compiled
 
+        _check_rows(table, ids)
         put_compiled(table, ids, rows)
     else:
+        if len(ids) and ids.min() < 0:  # NumPy would count from the end
+            _check_rows(table, ids)
         table[ids] = rows
 
 

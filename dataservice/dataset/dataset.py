@@ -62,9 +62,9 @@ class Dataset(Sources, Transformations):
             TypeError: Something is no dataset.
             ValueError: There is none.
         """
-        structure = checks.only_one("zip", args=args or None, datasets=datasets)
-        if structure is args:
-            structure = args[0] if len(args) == 1 else args
+        structure: Any = args[0] if len(args) == 1 else args
+        if datasets is not None:
+            structure = checks.only_one("zip", args=args or None, datasets=datasets)
         return cls(Zip(_nodes(tree.flatten(structure)), tree.structure(structure)))
 
     @classmethod

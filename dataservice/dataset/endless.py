@@ -29,6 +29,11 @@ class Endless(Node):
         """Local. See :class:`Node`."""
         return ArraySpec((), np.int64)
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`."""
+        return True
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return EndlessIterator(self, context)

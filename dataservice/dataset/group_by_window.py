@@ -58,6 +58,11 @@ class GroupByWindow(UnaryNode):
         """Local. See :class:`Node`."""
         return spec_of(self.first())
 
+    @property
+    def has_static_spec(self) -> bool:
+        """Local. See :class:`Node`; only what functions make says what elements are."""
+        return False
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return GroupByWindowIterator(self, context)

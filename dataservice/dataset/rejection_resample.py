@@ -114,11 +114,12 @@ class RejectionResampleIterator(UnaryIterator):
 
     def _chance(self, found: int) -> float:
         """How likely an element of a class stays; 1 for the class that is wanted most."""
-        node = self._node
-        target = np.array(node.target)
-        there = np.array(self._seen if node.initial is None else node.initial)
-        wanted = np.divide(target, there, out=np.zeros(len(target)), where=target > 0)
-        return float(wanted[found] / wanted.max())
+        there = self._seen if self._node.initial is None else self._node.initial
+        wanted = [
+            share / count if share > 0 else 0.0
+            for share, count in zip(self._node.target, there, strict=True)
+        ]
+        return wanted[found] / max(wanted)
 
 
 def _check_shares(name: str, shares: tuple[float, ...]) -> None:

@@ -84,8 +84,8 @@ def check_alike(method: str, nodes: Sequence[Node]) -> None:
     """Local. TypeError if nodes are known to have elements of different structure or dtype."""
     known: list[Spec] = []
     for node in nodes:
-        if node.has_static_spec and node.cardinality() != 0:
-            with suppress(ValueError):  # a pass will tell
+        with suppress(ValueError):  # a pass will tell
+            if node.has_static_spec and node.cardinality() != 0:
                 known.append(node.element_spec())
     for spec in known[1:]:
         if not alike(known[0], spec):

@@ -118,7 +118,8 @@ class Sources(Described):
             args: Its arguments.
             output_signature: What elements are like, for :attr:`element_spec`: their structure with
                 an ArraySpec, or anything else with a shape and a dtype, for each array. Numbers of
-                another dtype are converted, if their kind and whole numbers stay what they are.
+                another dtype are converted, if those with fractions keep them; others may be
+                rounded.
 
         Raises:
             TypeError: It is no function, these are not several, or the signature is none.

@@ -29,8 +29,8 @@ class Unbatch(UnaryNode):
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""
         count = self.parent.cardinality()
-        if count > 0 and self.parent.has_static_spec:
-            with suppress(ValueError):  # a pass will tell
+        with suppress(ValueError):  # a pass will tell
+            if count > 0 and self.parent.has_static_spec:
                 rows = _rows_said(self.parent.element_spec())
                 return UNKNOWN_CARDINALITY if rows is None else count * rows
         return count if count in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY

@@ -95,7 +95,7 @@ def _add(digest: hashlib.blake2b, element: Any) -> None:
             raise InvalidArgumentError(
                 f"unique needs elements of arrays, numbers and text, not {element!r}"
             )
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(f"{array.dtype.descr}{array.shape}".encode())
         digest.update(array.tobytes())
 
 

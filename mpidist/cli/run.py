@@ -8,8 +8,10 @@ import itertools
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -96,8 +98,10 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error("--run-dir is empty; name a folder")
     with asked_to_end() as signals:
         parent = Path(tempfile.gettempdir())
-        remove_abandoned(parent, _SCRATCH)
-        name, lock = locked_folder(parent, _SCRATCH)
+        # Not those of other hosts, whose locks may not be seen here.
+        prefix = f"{_SCRATCH}{zlib.crc32(socket.gethostname().encode()) & 0xFFFF:04x}-"
+        remove_abandoned(parent, prefix)
+        name, lock = locked_folder(parent, prefix)
         scratch = Path(name)
         try:
             try:

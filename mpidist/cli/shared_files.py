@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -111,7 +112,8 @@ def locked_folder(parent: Path, prefix: str) -> tuple[str, int]:
         folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
         with suppress(FileNotFoundError):  # another command saw it before it was locked
             lock = os.open(folder, _OPEN)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks: nobody removes it then
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.isdir(folder):
                 return folder, lock
             os.close(lock)
@@ -124,7 +126,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
         parent: Where they are.
         prefix: How their names begin.
     """
-    for folder in parent.glob(f"{prefix}*"):
+    for folder in parent.glob(f"{glob.escape(prefix)}{'[a-z0-9_]' * 8}"):  # as they are made
         # Another user's, or no folder, or removed meanwhile; or its command is alive.
         with suppress(OSError):
             lock = os.open(folder, _OPEN | os.O_NOFOLLOW)

@@ -81,10 +81,12 @@ def _ending(
 
 def _waits(folder: Path, layout: Layout) -> list[str]:
     """Local. Lines about what ranks have waited for, for long, when they were ended."""
+    left = records.ended_well(folder)
     lines = [
         f"{_name(folder, layout, rank)} was waiting for "
         f"{record['time'] - wait['since']:.0f} s: {wait['what']}"
         for rank, record in sorted(records.read(folder, "waits").items())
+        if rank not in left
         for wait in record["waits"]
     ]
     more = [f"and {len(lines) - _MOST_WAITS} more such waits"] if len(lines) > _MOST_WAITS else []

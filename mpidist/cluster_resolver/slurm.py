@@ -72,8 +72,9 @@ class SlurmClusterResolver(PlacedResolver):
         _check_gpus("gpus_per_node", gpus_per_node)
         _check_gpus("gpus_per_task", gpus_per_task)
         super().__init__(jobs, port_base, rpc_layer)
-        bound = _are_bound(len(visible_gpus()))
-        self._gpus = visible_gpus() if bound else self._own_gpus(gpus_per_node, gpus_per_task)
+        names = visible_gpus()
+        bound = _are_bound(len(names))
+        self._gpus = names if bound else self._own_gpus(names, gpus_per_node, gpus_per_task)
         if auto_set_gpu and self._gpus and not bound:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
 
@@ -130,8 +131,7 @@ class SlurmClusterResolver(PlacedResolver):
             )
         return dict(zip(nodes, counts, strict=True))
 
-    def _own_gpus(self, per_node: int | None, per_task: int | None) -> list[str]:
-        names = visible_gpus()
+    def _own_gpus(self, names: list[str], per_node: int | None, per_task: int | None) -> list[str]:
         if per_node is not None and per_node > len(names):
             raise FailedPreconditionError(
                 f"{per_node} GPUs per node are asked for, and this one shows {len(names)}"

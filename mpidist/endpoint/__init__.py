@@ -61,6 +61,8 @@ def open_endpoint(
 
 
 def _transport_to(peer: str, protocol: str | None) -> str:
+    if protocol is not None:
+        check_protocol(protocol)
     scheme, _, place = peer.rpartition("://")
     named = protocol if protocol in TRANSPORTS else scheme or protocol
     if launched() or not (named is None or named in REMOTE_ALIASES):

@@ -30,7 +30,12 @@ from mpidist.endpoint.tcp_link import Link
 from mpidist.endpoint.tcp_listener import Listener
 from mpidist.endpoint.tcp_shelves import Shelves
 from mpidist.endpoint.tcp_wire import keep_freed_memory
-from mpidist.errors import CancelledError, DistNetworkError, PermissionDeniedError
+from mpidist.errors import (
+    CancelledError,
+    DistNetworkError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+)
 from mpidist.runtime import fork
 
 if TYPE_CHECKING:
@@ -73,7 +78,7 @@ class TcpTransport:
         """Local. See :class:`Transport`; a given number is a port to listen at."""
         fork.check()
         if number is not None and not 0 < number < _FIRST_NUMBER:
-            raise DistNetworkError(f"over tcp a number is a port, 1 to 65535, not {number}")
+            raise InvalidArgumentError(f"over tcp a number is a port, 1 to 65535, not {number}")
         with self._sockets:
             if number is None:
                 number = next(self._numbers)

@@ -115,7 +115,10 @@ def _places(op: Op) -> list[tuple[Array, bool]]:
 
 
 def merged(ops: Sequence[Op]) -> list[Op]:
-    """Local. The operations, with small ones of one kind, dtype and root made one."""
+    """Local. The operations, with small ones made one that share a kind, a root and a dtype.
+
+    The dtypes of broadcasts, which only move bytes, may differ.
+    """
     kinds: dict[tuple[object, ...], list[Op]] = {}
     for number, op in enumerate(ops):
         buffer = op.recv

@@ -229,8 +229,13 @@ class Core:
             raise
         question.check()
 
-    def _at_once(self, op: Op) -> None:
-        """Carry out a collective of which the caller needs the result."""
+    def _at_once(self, op: Op, *, later: bool = False) -> None:
+        """Carry out a collective of which the caller needs the result.
+
+        Args:
+            op: The collective.
+            later: Whether others before it are a part of the same operation.
+        """
         if self._is_collecting():
             raise ValueError(
                 f"{op.name} of objects or of unequal parts needs its result at once: group "
@@ -241,7 +246,7 @@ class Core:
         except ValueError:  # on all members alike
             raise
         except BaseException:
-            if op.sequence:  # else it has not begun
+            if op.sequence or later:  # else nothing has begun
                 self._tear(op)
             raise
 

@@ -68,11 +68,12 @@ def group_of(
             made = comm.Create_group(members)
         except MPI.Exception as error:
             raise DistBackendError(
-                f"MPI cannot make group {name!r} ({error}): there can be some two thousand; "
+                f"MPI cannot make group {name!r} ({error}); if there are some two thousand, "
                 "destroy those that are not needed"
             ) from error
-    members.Free()
-    whole.Free()
+        finally:
+            members.Free()
+            whole.Free()
     return kind(made, name, timeout)
 
 

@@ -243,13 +243,13 @@ class Objects(Moves, Messages):
             whole = Op("all_gather", self)  # more than one call of MPI can count
             whole.send_parts = dict.fromkeys(range(self._size), movable(own))
             whole.recv_parts = {rank: movable(output) for rank, output in enumerate(outputs)}
-            self._at_once(whole)
+            self._at_once(whole, later=True)
             return outputs
         memory, finish = spread(outputs)
         gathered = movable(memory)
         record = Op("all_gather_v", self, movable(own), gathered, finish=finish)
         record.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
-        self._at_once(record)
+        self._at_once(record, later=True)
         return outputs
 
     # Inside
@@ -266,7 +266,7 @@ class Objects(Moves, Messages):
         whole = np.empty(sum(counts), np.uint8)
         record = Op("all_gather_v", self, as_array(data), whole)
         record.recv_counts = list(counts)  # which mpi4py takes for numbers, unlike a tuple
-        self._at_once(record)
+        self._at_once(record, later=True)
         return cut(whole, counts)
 
     def _whole(self, size: int, part: memoryview, rank: int) -> memoryview:
@@ -284,5 +284,5 @@ class Objects(Moves, Messages):
         if size <= ROOM_BYTES:
             return part
         whole = np.empty(size, BYTE) if data is None else as_array(data)
-        self._at_once(Op("broadcast", self, None, whole, root=root))
+        self._at_once(Op("broadcast", self, None, whole, root=root), later=True)
         return whole.data

@@ -58,9 +58,9 @@ class ProcessGroup(Reductions, Objects):
     def coalesce(self, async_ops: bool = False) -> AbstractContextManager[Coalescing]:
         """Collective. Begin all collectives called in a ``with`` block together, at its end.
 
-        Those of arrays up to 256 KiB that are of one kind, dtype and root become one operation;
-        the others follow in order. What a call in the block would return is None, and arrays have
-        their results after the block, or after ``wait()``::
+        Those of arrays up to 256 KiB that are of one kind, dtype and root (of broadcasts, of any
+        dtype) become one; the others follow in order. What a call in the block would return is
+        None, and arrays have their results after the block, or after ``wait()``::
 
             with group.coalesce(async_ops=True) as begun:
                 for gradient in gradients:

@@ -63,6 +63,7 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
         self.write_metrics()
+        self._write_waits((), time.monotonic())  # of those that have just ended
 
     def send_notes(self) -> list[Any]:
         """Local. Tell all others that this rank has left; the requests of the messages."""

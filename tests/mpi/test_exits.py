@@ -93,9 +93,13 @@ wait_for_ever()
     assert reason_of(ended).endswith("ValueError: the true reason")
 
 
-def test_several_threads_wait_for_one_operation(run):
-    ended = run("""
-if rank == 0:
+def test_several_threads_wait_for_one_operation(run, tmp_path):
+    ended = run(f"""
+told = {str(tmp_path / "told")!r}
+if rank == 1:
+    while not os.path.exists(told):
+        time.sleep(0.01)
+else:
     work = group.irecv(np.zeros(1), 1)
     thread = threading.Thread(target=work.wait)
     thread.start()
@@ -103,6 +107,7 @@ if rank == 0:
         work.wait(timeout=0.2)
     except TimeoutError:
         say("not yet")
+    open(told, "w").close()
     thread.join()
 """)
     assert ended.status == 1, ended.err

@@ -1,5 +1,6 @@
 """Groups at their edges: odd memory, errors half-way, threads, and works that nobody waits for."""
 
+import re
 import threading
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_dropped_works_do_not_pile_up_behind_one_that_waits(group):
         else:
             group.recv(array, other, tag=1)
         group.barrier()
-    for _ in range(len(group._begun)):  # each is looked at once
+    for _ in range(50):  # as many on both, in which each is looked at
         group.barrier()
     assert len(group._begun) <= 2 + core._SWEPT
     group.isend(np.ones(1), other, tag=7).wait()
@@ -284,7 +285,7 @@ def test_members_of_a_chain_with_other_lengths_are_told_of(tmp_path):
     ended = run_ranks(tmp_path, 2, LONGER, env={"MPIDIST_STALL_ABORT_S": "2"})
     assert ended.status == 1, ended.err
     assert "reduce number 1 of group" in ended.err
-    assert "has waited for 2 s" in ended.err
+    assert re.search(r"has waited for \d+ s, the limit set by", ended.err)
 
 
 @pytest.mark.ranks(2)

@@ -64,23 +64,30 @@ def test_both_call_styles():
         dispatcher.stop()
 
 
+def a_free_port():
+    with socket.create_server(("localhost", 0)) as listening:
+        return listening.getsockname()[1]
+
+
 @pytest.mark.parametrize("protocol", ["inproc", "tcp", "grpc"])
 def test_a_port_in_use(protocol):
-    with DispatchServer(port=4803, protocol=protocol) as first:
+    port = a_free_port()
+    with DispatchServer(port=port, protocol=protocol) as first:
         with pytest.raises(AlreadyExistsError, match="in use"):
-            DispatchServer(port=4803, protocol=protocol)
+            DispatchServer(port=port, protocol=protocol)
         with WorkerServer(dispatcher_address=first.target):
             dataset = Dataset.range(3).apply(distribute("parallel_epochs", first.target))
             assert list(dataset) == [0, 1, 2]
 
 
 def test_who_names_a_port_is_found_there_by_others():
-    with DispatchServer(port=4809) as dispatcher:
-        assert dispatcher.target == "tcp://localhost:4809"
-        with socket.create_connection(("localhost", 4809), timeout=10):
+    address = f"localhost:{a_free_port()}"
+    with DispatchServer(port=int(address.rpartition(":")[2])) as dispatcher:
+        assert dispatcher.target == f"tcp://{address}"
+        with socket.create_connection(address.split(":"), timeout=10):
             pass
-        with WorkerServer(dispatcher_address="localhost:4809"):
-            for service in ("localhost:4809", "grpc://localhost:4809", dispatcher.target):
+        with WorkerServer(dispatcher_address=address):
+            for service in (address, f"grpc://{address}", dispatcher.target):
                 dataset = Dataset.range(3).apply(distribute("parallel_epochs", service))
                 assert list(dataset) == [0, 1, 2]
 
