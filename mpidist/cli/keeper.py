@@ -33,8 +33,9 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the rank knows what they mean
-_ALL = (*_FORWARDED, *_PASSED_ON)
+# The rank knows what they mean. Launchers send them to the whole group, so it has them already.
+_OF_RANK = (signal.SIGUSR1, signal.SIGUSR2)
+_ALL = (*_FORWARDED, *_OF_RANK)
 _SAME_SIGNAL_S = 0.05
 # A line that is not ended so long, or longer, is handed on as if it were: who asks for an answer on
 # the same line is waiting for it.
@@ -200,8 +201,8 @@ def main(arguments: list[str]) -> None:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    for number in _PASSED_ON:
-        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    for number in _OF_RANK:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALL)
     # Waits without reaping, so that the number of the child stays its own while forward() may run.
     seen = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)

@@ -267,6 +267,7 @@ def _run_in(
             failed=lambda: records.first_failure(folder) is not None,
             ended=lambda: len(records.ended(folder)) == layout.ranks,
             shared_files=shared_files,
+            passed_on=launcher.vendor.passed_on,
         )
     finally:
         shared_files.close()

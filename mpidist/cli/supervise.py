@@ -19,7 +19,7 @@ from mpidist.cli.shared_files import SharedFiles
 _TICK_S = 0.1
 _LEAVE_S = 1.0
 _KILL_WAIT_S = 2.0
-# Launchers hand these to their ranks, which may know what they mean.
+# Ranks may know what they mean. Launchers hand on what they can; the others would end by them.
 _FOR_JOB = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -182,6 +182,7 @@ def supervise(
     failed: Callable[[], bool],
     ended: Callable[[], bool],
     shared_files: SharedFiles,
+    passed_on: Sequence[int] = (),
 ) -> Result:
     """Local. Run a launcher until it, and everything it started, has ended.
 
@@ -194,6 +195,7 @@ def supervise(
         ended: Tells whether all ranks have ended; what they leave behind must not keep the
             launcher waiting.
         shared_files: Looks at the files that the job makes.
+        passed_on: Signals that the launcher hands to its ranks.
 
     Returns:
         How it ended.
@@ -215,7 +217,9 @@ def supervise(
             now = time.monotonic()
             while received:
                 if received[0] in _FOR_JOB:
-                    job.tell(received.pop(0))
+                    told = received.pop(0)
+                    if told in passed_on:
+                        job.tell(told)
                     continue
                 again, number = number, received.pop(0)
                 job.hurry() if again else job.end(number, limits)

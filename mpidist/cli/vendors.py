@@ -6,6 +6,7 @@ One row a vendor; this table is the only place that knows a launcher's flags.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class Vendor:
         signs: Texts in the output of ``mpiexec --version`` that tell the vendor.
         rank_variable: The environment variable that tells a process its rank.
         flags: Always passed.
+        passed_on: Signals that it hands to all ranks.
         oversubscribe: Passed when there are more ranks than cores.
         root: Passed when the user is root.
         hosts: Before a list of hosts and numbers of ranks, as ``a:2,b:1``; empty if it takes none.
@@ -45,6 +47,7 @@ class Vendor:
     signs: tuple[str, ...]
     rank_variable: str
     flags: tuple[str, ...] = ()
+    passed_on: tuple[int, ...] = (signal.SIGUSR1,)
     oversubscribe: tuple[str, ...] = ()
     root: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -63,6 +66,7 @@ VENDORS = (
         rank_variable="OMPI_COMM_WORLD_RANK",
         # A rank bound to one core, the default for two ranks, would share it among its threads.
         flags=("--bind-to", "none"),
+        passed_on=(signal.SIGUSR1, signal.SIGUSR2),
         oversubscribe=("--oversubscribe",),
         root=("--allow-run-as-root",),
         hosts=("--host",),

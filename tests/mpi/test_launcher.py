@@ -298,15 +298,27 @@ def test_interrupted_twice(tmp_path):
 def test_a_signal_that_the_ranks_know(tmp_path):
     """What batch systems send some time before the end, for a last checkpoint."""
     catch = """
-signal.signal(signal.SIGUSR1, lambda *_: (HERE / f"told-{RANK}").touch())
+times = []
+signal.signal(signal.SIGUSR1, lambda *_: times.append(1))
 """
     wait = """
-while not (HERE / f"told-{RANK}").exists():
+for count in (1, 2):
+    while len(times) < count:
+        time.sleep(0.01)
+    (HERE / f"told-{count}-{RANK}").touch()
+while not (HERE / "go").exists():
     time.sleep(0.01)
+assert times == [1, 1]
 """
     job = Job(tmp_path, HEAD + catch + WORLD.removeprefix(HEAD) + wait, "-n", "2")
     job.up(2)
-    job.process.send_signal(signal.SIGUSR1)
+    deadline = time.monotonic() + 30
+    for count in (1, 2):
+        job.process.send_signal(signal.SIGUSR1)
+        while not all((tmp_path / f"told-{count}-{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    (tmp_path / "go").touch()
     assert job.end() == 0, job.err
 
 

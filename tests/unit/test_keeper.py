@@ -59,6 +59,7 @@ def test_killed(rank, tmp_path):
 
 
 def test_signals_that_the_rank_may_know(tmp_path):
+    """Launchers send them to all of the group; who gets one alone does nothing."""
     program = """
 import os, signal, sys
 signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"one\\n"))
@@ -69,11 +70,13 @@ while True:
 """
     words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", program]
     env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)}
-    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE)
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, process_group=0)
     assert process.stdout.readline() == b"ready\n"
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == b"one\n"
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGUSR1)
+        assert process.stdout.readline() == b"one\n"
     process.send_signal(signal.SIGUSR2)
+    os.killpg(process.pid, signal.SIGUSR2)
     left = record(process, tmp_path)
     assert (left["exit_code"], left["asked"], process.returncode) == (4, False, 4)
 

@@ -85,7 +85,8 @@ class Scenario:
         expected = set(range(self.elements))
         assert set(counts) <= expected
         seen = Counter(counts[element] for element in expected)
-        assert self.fits(seen, most), f"so many elements came so often: {dict(seen)}"
+        missing = [element for element in expected if not counts[element]]
+        assert self.fits(seen, most), f"so many came so often: {dict(seen)}; none of {missing}"
 
     def fits(self, seen, most):
         """Whether so many elements may have come so often."""
