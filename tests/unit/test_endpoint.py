@@ -164,6 +164,12 @@ def test_unknown_protocols():
         assert (default.address.protocol, alias.address.protocol) == ("inproc", "tcp")
 
 
+@pytest.mark.parametrize("peer", ["grpc://localhost:5", "localhost:5", "tcp://localhost:5"])
+def test_a_protocol_that_is_not_known_reaches_nobody(peer):
+    with pytest.raises(ValueError, match="unknown protocol 'foo'"):
+        open_endpoint("foo", peer=peer)
+
+
 @pytest.mark.parametrize(
     ("protocol", "peer", "transport"),
     [

@@ -210,3 +210,9 @@ def test_copies_of_workers_go_on_where_they_were(make_service, name):
     with iter(dataset.apply(distribute("parallel_epochs", make_service(1).target))) as elements:
         elements.set_state(state)
         assert plain([*found, *elements]) == plain(list(dataset))
+
+
+def test_records_of_other_fields_are_others():
+    one = np.zeros((), [("a", "i4"), ("b", "f4")])
+    other = np.zeros((), [("a", "f4"), ("b", "i4")])
+    assert len(list(Dataset.from_generator(lambda: iter([one, other, one])).unique())) == 2

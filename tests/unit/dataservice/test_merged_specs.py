@@ -88,3 +88,32 @@ def test_dimensions_that_differ(several):
     assert len(list(found)) == 2
     with pytest.raises(InvalidArgumentError, match="datasets of different elements"):
         _ = found.element_spec
+
+
+@pytest.mark.parametrize("join", ["concatenate", "sample"])
+def test_functions_are_not_called_while_datasets_are_put_together(join):
+    def never(*arguments):
+        raise RuntimeError("called")
+
+    numbers = Dataset.range(3)
+    made = [
+        numbers.scan(0, never),
+        numbers.group_by_window(lambda x: 0, never, window_size=2),
+        numbers.map(never),
+    ]
+    for dataset in made:
+        if join == "concatenate":
+            dataset.concatenate(numbers)
+        else:
+            Dataset.sample_from_datasets([dataset, numbers])
+
+
+def test_what_cannot_be_told_of_parts_is_told_in_a_pass():
+    several = Dataset.from_tensors(np.zeros(4)).concatenate(Dataset.from_tensors(np.zeros((2, 2))))
+    joined = several.unbatch().concatenate(Dataset.from_tensors(np.zeros(2)))
+    assert [np.shape(element) for element in joined] == [(), (), (), (), (2,), (2,), (2,)]
+
+
+def test_endless_numbers_have_a_dtype():
+    with pytest.raises(TypeError, match="the same dtypes"):
+        Dataset.counter().concatenate(Dataset.from_tensors("a"))

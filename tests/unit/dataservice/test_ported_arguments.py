@@ -141,3 +141,9 @@ def test_a_signature_through_a_service(make_service):
     assert there.element_spec == ArraySpec((None,), np.int32)
     (batch,) = there
     np.testing.assert_array_equal(batch, np.array([1, 2, 3], np.int32), strict=True)
+
+
+def test_nothing_to_zip():
+    for call in (lambda: Dataset.zip(), lambda: Dataset.zip(datasets=())):
+        with pytest.raises(ValueError, match="at least one dataset"):
+            call()

@@ -22,6 +22,7 @@ from mpidist.errors import (
     AlreadyExistsError,
     CancelledError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
@@ -78,6 +79,11 @@ def test_a_port_in_use(protocol):
         with WorkerServer(dispatcher_address=first.target):
             dataset = Dataset.range(3).apply(distribute("parallel_epochs", first.target))
             assert list(dataset) == [0, 1, 2]
+
+
+def test_a_port_that_there_is_not():
+    with pytest.raises(InvalidArgumentError, match="1 to 65535, not 70000"):
+        DispatchServer(port=70000)
 
 
 def test_who_names_a_port_is_found_there_by_others():
