@@ -88,9 +88,7 @@ class _Stack:
 def _alike(one: _Array, other: _Array) -> bool:
     if one.shape != other.shape:
         return False
-    mine, its = one.dtype.kind, other.dtype.kind
-    # Text that ends with NUL is objects among others that are not.
-    return mine == its or {mine, its} in ({"O", "S"}, {"O", "U"})
+    return one.dtype.kind == other.dtype.kind or tree.are_text(one.dtype, other.dtype)
 
 
 def _misfit(component: int, first: _Array, number: int, other: _Array) -> InvalidArgumentError:

@@ -18,9 +18,6 @@ from mpidist.errors import InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
 
-# Text that ends with NUL is objects among others that are not.
-_TEXT = ({"S"}, {"U"}, {"S", "O"}, {"U", "O"})
-
 
 @dataclass(frozen=True)
 class Padding:
@@ -166,8 +163,8 @@ def _limits(shape: Any, ndim: int) -> list[int | None]:
 def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
     first = column[0]
     for array in column:
-        kinds = {array.dtype.kind, first.dtype.kind}
-        alike = tree.native(array.dtype) == tree.native(first.dtype) or kinds in _TEXT
+        alike = tree.native(array.dtype) == tree.native(first.dtype)
+        alike = alike or tree.are_text(array.dtype, first.dtype)
         if array.ndim != first.ndim or not alike:
             raise InvalidArgumentError(
                 f"cannot batch arrays of different kinds in component {number}: "

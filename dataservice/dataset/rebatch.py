@@ -23,9 +23,6 @@ from mpidist.errors import InvalidArgumentError
 
 _Array = np.ndarray[Any, Any]
 
-# Kinds of arrays whose items may be of different sizes: text, which may be objects, too.
-_TEXT = ({"S"}, {"U"}, {"T"}, {"S", "O"}, {"U", "O"})
-
 
 @dataclass(frozen=True)
 class Rebatch(UnaryNode):
@@ -134,6 +131,4 @@ def _joined(pieces: Sequence[Any]) -> Any:
 
 def _alike(one: _Array, other: _Array) -> bool:
     same = tree.native(one.dtype) == tree.native(other.dtype)
-    return one.shape[1:] == other.shape[1:] and (
-        same or {one.dtype.kind, other.dtype.kind} in _TEXT
-    )
+    return one.shape[1:] == other.shape[1:] and (same or tree.are_text(one.dtype, other.dtype))

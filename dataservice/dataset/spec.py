@@ -119,9 +119,7 @@ def _common(one: Any, other: Any) -> Any:
     """The dtype of two leaves, or their type if they are no arrays; None if they differ."""
     if not isinstance(one, ArraySpec) or not isinstance(other, ArraySpec):
         return one if one == other else None
-    kinds = {one.dtype.kind, other.dtype.kind}
-    # Text that ends with NUL is objects among others that are not.
-    if kinds in ({"S"}, {"U"}, {"S", "O"}, {"U", "O"}):
+    if tree.are_text(one.dtype, other.dtype):
         return np.result_type(one.dtype, other.dtype)
     dtype = tree.native(one.dtype)
     return dtype if dtype == tree.native(other.dtype) else None

@@ -141,6 +141,11 @@ def array_of(value: Any) -> Array:
     return array
 
 
+def are_text(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Local. Whether both are of text of one kind; what ends with NUL is objects among the rest."""
+    return {one.kind, other.kind} in ({"S"}, {"U"}, {"S", "O"}, {"U", "O"})
+
+
 def row(array: Any, index: int) -> Any:
     """Local. A row of an array; of one of objects, what NumPy makes of the object."""
     found = array[index]

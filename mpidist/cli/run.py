@@ -173,7 +173,6 @@ def rank_command(
         root=os.geteuid() == 0,
         variables=(*ours, *variables),
         places=places,
-        together=ranks_together(layout.ranks, places, os.environ),
     )
     isolated = [sys.executable, "-I", "-S", str(Path(keeper.__file__).absolute())]
     return [*words, *isolated, launcher.vendor.rank_variable, *program]

@@ -5,6 +5,7 @@ One row a vendor; this table is the only place that knows a launcher's flags.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from mpidist.cli.hosts import ranks_together
 
 _VERSION_TIMEOUT_S = 30
 
@@ -137,7 +140,6 @@ class Launcher:
         root: bool,
         variables: Sequence[str] = (),
         places: Sequence[tuple[str, int]] = (),
-        together: int | None = None,
     ) -> list[str]:
         """Local. The command line that starts ranks, up to the program to run.
 
@@ -148,7 +150,6 @@ class Launcher:
             variables: Names of environment variables that every rank must get.
             places: Hosts, and how many ranks each takes, in the order of the ranks; by default
                 what the launcher finds: this host, a batch system's, or those of its own settings.
-            together: How many ranks the fullest host has; by default as the places say, else all.
 
         Returns:
             The words of the command.
@@ -165,8 +166,7 @@ class Launcher:
                     "its own variables or configuration, and leave out --hosts and --hostfile"
                 )
             words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in places)]
-        fullest = max((number for _, number in places), default=ranks)
-        if (fullest if together is None else together) > cores:
+        if ranks_together(ranks, places, os.environ) > cores:
             words += vendor.oversubscribe
         if root:
             words += vendor.root

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from mpidist.config import config
@@ -51,7 +52,7 @@ class Core:
         self._torn: Op | None = None
         self._late: Work | None = None
         # MPI works on their arrays, whether or not somebody keeps their handles.
-        self._begun: dict[int, RequestWork] = {}
+        self._begun: OrderedDict[int, RequestWork] = OrderedDict()
         # MPI wants the collectives of a group one after the other, whichever thread calls them.
         self._turn = threading.Lock()
         self._collecting: dict[int, list[Op]] = {}  # by thread
@@ -334,11 +335,11 @@ class Core:
         if self._late is not None:
             self._late.is_completed()
         for key, work in list(itertools.islice(self._begun.items(), _SWEPT)):
-            if work.is_completed() or self._begun.pop(key, None) is None:
-                continue
-            self._begun[key] = work  # behind the others
-            if work.is_completed():  # meanwhile, on another thread
-                self._begun.pop(key, None)
+            if not work.is_completed():
+                # Behind the others; it may end meanwhile, on another thread. It is never out of
+                # here before: MPI uses its arrays.
+                with suppress(KeyError):
+                    self._begun.move_to_end(key)
 
     def _check_alive(self) -> None:
         if self._freed:
