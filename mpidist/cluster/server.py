@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.cluster.addresses import check_addresses, check_alone, check_ranks, ranks_by_address
 from mpidist.cluster.definition import server_def
@@ -29,6 +29,8 @@ from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
 from mpidist.runtime.exits import is_good_end
+
+_Part = TypeVar("_Part")
 
 
 class Server:
@@ -221,12 +223,12 @@ class Server:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The endpoint that serves this task; FailedPreconditionError before ``start``."""
-        if self._stopped:
-            raise FailedPreconditionError(f"the Server {self.target} was stopped; make a new one")
-        if self._endpoint is None:
-            raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
-        return self._endpoint
+        """The endpoint that serves this task.
+
+        Raises:
+            FailedPreconditionError: The server has not been started, or was stopped.
+        """
+        return self._running(self._endpoint)
 
     @property
     def own_tasks(self) -> list[Task]:
@@ -256,9 +258,12 @@ class Server:
 
     @property
     def memory(self) -> Memory:
-        """Memory of the ps tasks, as far as this process reaches it."""
-        assert self._memory is not None, "the Server has not been started"
-        return self._memory
+        """Memory of the ps tasks, as far as this process reaches it.
+
+        Raises:
+            FailedPreconditionError: The server has not been started, or was stopped.
+        """
+        return self._running(self._memory)
 
     def has_left(self, job: str, index: int) -> bool:
         """Local. Whether a task of the cluster has ended, or has closed its Server."""
@@ -286,6 +291,14 @@ class Server:
         return self._groups[job]
 
     # Inside
+
+    def _running(self, part: _Part | None) -> _Part:
+        """Return a part that a running server has; FailedPreconditionError if it does not run."""
+        if self._stopped:
+            raise FailedPreconditionError(f"the Server {self.target} was stopped; make a new one")
+        if part is None:
+            raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
+        return part
 
     def _start_alone(self) -> None:
         check_alone(self._spec, self._task, launched=launched())
