@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from mpidist.cluster.members import Members
 from mpidist.cluster.memory import Memory
 from mpidist.cluster.services import Service, make_services
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
-from mpidist.cluster.started import forget, make_room, set_started
+from mpidist.cluster.started import forget, set_started
 from mpidist.config import config as settings
 from mpidist.endpoint import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.errors import (
@@ -42,9 +41,9 @@ class Server:
     There is no session: ``target`` names the server, and nothing connects to it by that name
     alone. Use it as a context manager: leaving it drains what is under way.
 
-    A process has one started Server. One that nobody holds any more stays for strategies to find,
-    and is stopped when the process starts the next one. Strategies that use it, a ``join`` that
-    runs and its services hold it.
+    A process has one started Server at a time. A Server stays started until :meth:`stop`, the end
+    of its ``with`` block, or the end of the process, whether or not the script keeps a reference
+    to it. :func:`mpidist.started_server` returns it.
 
     Args:
         server_or_cluster_def: A ServerDef, a ClusterDef, a ClusterSpec, or a dict.
@@ -60,8 +59,6 @@ class Server:
         TypeError: An argument has a wrong type.
         OpError: Or one of its subclasses, if it cannot start.
     """
-
-    _endpoint: Endpoint | None = None  # also of a Server whose arguments are wrong
 
     def __init__(
         self,
@@ -85,6 +82,7 @@ class Server:
                 "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "
                 "ranks of one MPI world ('mpi'), or all in one process ('inproc')"
             )
+        self._endpoint: Endpoint | None = None
         self._members: Members | None = None
         self._memory: Memory | None = None
         self._own_tasks: list[Task] = []
@@ -134,7 +132,7 @@ class Server:
         return self._task[1]
 
     def start(self) -> None:
-        """Collective over the tasks of the cluster. Start; a second call does nothing.
+        """Start the server; a second call does nothing. Collective over the tasks of the cluster.
 
         A Server that could not start is stopped; make a new one to try again.
 
@@ -142,7 +140,7 @@ class Server:
         a second to leave it.
 
         Raises:
-            AlreadyExistsError: Another Server of this process has been started and is held, or
+            AlreadyExistsError: Another Server of this process has been started and not stopped, or
                 another endpoint has the number of this task's.
             DeadlineExceededError: A task has not started in time; the message names it.
             FailedPreconditionError: The server was stopped, the cluster needs more ranks than there
@@ -154,14 +152,13 @@ class Server:
             raise FailedPreconditionError("a Server that was stopped cannot start; make a new one")
         if self._endpoint is not None:
             return
-        make_room()
+        set_started(self)
         try:
             check_addresses(self._spec)
             if self._transport == "mpi":
                 self._start_in_world()
             else:
                 self._start_alone()
-            set_started(self)
             self._start_services()
         except BaseException as error:
             self._close()
@@ -197,11 +194,6 @@ class Server:
         finally:
             self._close()
 
-    def __del__(self) -> None:
-        # A running one gets here through make_room only, which holds it until then.
-        if self._endpoint is not None and not sys.is_finalizing():
-            self.stop()
-
     def __enter__(self) -> Server:
         self.start()
         return self
@@ -234,11 +226,6 @@ class Server:
     def own_tasks(self) -> list[Task]:
         """All (job, index) that live in this process, the script's first."""
         return list(self._own_tasks)
-
-    @property
-    def serves(self) -> bool:
-        """Whether services of this process run."""
-        return bool(self._services) and not self._stopped
 
     def own_index(self, job: str) -> int:
         """Local. Index of this process's task of a job; NotFoundError if it has none."""
