@@ -54,7 +54,8 @@ class Message:
         peer: Whom it came from or goes to, in the transport's own terms.
         failure: Of a reply: set in place of a result.
         settled: Over tcp: requests whose replies have arrived since the last message.
-        answered: Of a received request: whether it has been.
+        answering: True for a received request from when its answer is about to be sent.
+        answered: True for a received request once its answer has been sent.
         placed: Of a request and its reply: the reply's buffers have arrays to go into.
     """
 
@@ -68,6 +69,7 @@ class Message:
     peer: Any = None
     failure: Failure | None = None
     settled: Sequence[int] = ()
+    answering: bool = False
     answered: bool = False
     placed: bool = False
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, as_bytes, ask, pattern, wait_until
 from _cases.jobs import run_ranks
+from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
 from mpidist import DistNetworkError, Reply, errors, open_endpoint
 
@@ -38,6 +39,21 @@ def test_an_endpoint_that_calls_itself(world, served, case):
     endpoint, address = served
     if world.rank == 0:
         case(endpoint, address, b"key")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_second_answer_is_logged(world, caplog, handler):
+    with open_endpoint() as endpoint:
+        address = world.bcast(str(endpoint.address))
+        if world.rank == 0:
+            serve(endpoint, handler)
+        answer = answer_of(endpoint, address) if world.rank else None
+        world.Barrier()
+        if world.rank == 0:
+            check_log(caplog, handler, "rank 1")
+        else:
+            check_answer(handler, answer)
 
 
 @pytest.mark.ranks(3)
