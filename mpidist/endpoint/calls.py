@@ -7,14 +7,15 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mpidist.config import config
 from mpidist.copying import copy_array
 from mpidist.endpoint.credits import Credits
-from mpidist.endpoint.message import Array, Message, Transport, as_bytes
+from mpidist.endpoint.message import NO_ENDPOINT, Array, Message, Transport, as_bytes
 from mpidist.endpoint.request import Reply
-from mpidist.errors import DeadlineExceededError, UnavailableError, from_code
+from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableError, from_code
 from mpidist.runtime.backoff import Backoff
 from mpidist.work import Work
 
@@ -184,7 +185,9 @@ class Calls:
                     raise
             call.complete(Reply(message.body, buffers))
         else:
-            call.complete(error=from_code(failure.code, failure.message))
+            missing = failure.code == NO_ENDPOINT
+            error = DistNetworkError if missing else partial(from_code, failure.code)
+            call.complete(error=error(failure.message))
 
     def are_over(self) -> bool:
         """Local. Whether no request waits for its reply; those past their deadlines end."""

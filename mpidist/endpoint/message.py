@@ -38,6 +38,9 @@ THANKS: Final = 6
 LENT: Final = 7
 """Over tcp, after a welcome; the body is a Hello that says whether its memory was found."""
 
+NO_ENDPOINT: Final = 100
+"""Code of a failure, beyond the canonical ones: the receiver has no endpoint of that number."""
+
 
 @dataclass(slots=True, weakref_slot=True)
 class Message:
