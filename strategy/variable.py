@@ -44,7 +44,8 @@ class _MadeByStrategies(type):
         return super().__call__(*parts)
 
 
-class Variable(ArrayLike, metaclass=_MadeByStrategies):
+# NumPy's stubs take NDArrayOperatorsMixin for an ABC, which it is not.
+class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclass]
     """An array that lives on a ps task; made by :func:`get_variable`.
 
     It acts as an array wherever one is expected: each use pulls its value. A worker always sees
