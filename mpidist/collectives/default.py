@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Any
 
-from mpidist import group as group_package
+import mpidist.group as group_package
 from mpidist.config import config
 from mpidist.cuda import why_no_gpu
 from mpidist.group import DirectGroup, ProcessGroup
