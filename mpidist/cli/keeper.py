@@ -14,8 +14,6 @@ does not have it they are dropped, and the MPI library takes its own place.
 jobs in the order of their ranks, and how many each has: ``ps:1,worker:3``, or ``:4`` where jobs are
 not known before the ranks are.
 
-The rank finds in ``MPIDIST_RUN_KEEPER`` which one it is, and the keeper's process id.
-
 ``asked`` says that the rank was told to end by a signal that the keeper got before, or got too: it
 is a victim of the launcher's cleaning up, not a cause.
 """
@@ -182,7 +180,6 @@ def main(arguments: list[str]) -> None:
     outputs = _labelled(os.environ[variable])
     libc = ctypes.CDLL(None)
     keeper = os.getpid()
-    os.environ["MPIDIST_RUN_KEEPER"] = f"{os.environ[variable]}:{keeper}"
     received: list[int] = []
     asking: list[int] = []  # those that came while the rank still ran
     # Blocked until the child is known, so that no signal is forwarded to nobody.
