@@ -96,9 +96,9 @@ def worker_index(address: str, worker_addresses: Sequence[str]) -> int:
     for number in named + open_ones:
         return number
     raise InvalidArgumentError(
-        f"data worker {address} is none of the DispatcherConfig.worker_addresses "
-        f"{list(worker_addresses)}, or other workers have taken the places of its host; name it "
-        "there, or start it at an address that is in the list"
+        f"data worker {address} is not in DispatcherConfig.worker_addresses "
+        f"{list(worker_addresses)}, or other workers of its host have taken all entries: add it "
+        "to the list, or start it at an address of the list"
     )
 
 
@@ -107,7 +107,7 @@ def _parts(address: str) -> tuple[str, str, str]:
     found = _ADDRESS.fullmatch(address)
     if found is None:
         raise InvalidArgumentError(
-            f"{address!r} is no address of a worker: expected [protocol://]host[:port]"
+            f"{address!r} is not the address of a worker: expected [protocol://]host[:port]"
         )
     return found["protocol"] or "", found["host"].lower(), found["port"] or ""
 
@@ -123,8 +123,9 @@ def _by_files(node: Node, num_workers: int, index: int) -> Node:
     for source in _sources(node):
         if not _is_of_files(source):
             raise NotFoundError(
-                f"unshardable: ShardingPolicy.FILE divides files, and {source.summary()} in "
-                f"{node.summary()} is no from_files; use ShardingPolicy.DATA or FILE_OR_DATA"
+                "unshardable: ShardingPolicy.FILE divides files, but the source "
+                f"{source.summary()} of {node.summary()} is not from_files: use "
+                "ShardingPolicy.DATA or FILE_OR_DATA"
             )
         if len(source.paths) < num_workers:
             raise InvalidArgumentError(
@@ -151,8 +152,8 @@ def _by_hints(node: Node, num_workers: int, index: int) -> Node:
     result = _rewritten(node, part)
     if result is node:
         raise NotFoundError(
-            f"ShardingPolicy.HINT needs shard(SHARD_HINT, SHARD_HINT), and {node.summary()} has "
-            "none that lies outside of functions; put it where workers shall share the elements"
+            "ShardingPolicy.HINT needs shard(SHARD_HINT, SHARD_HINT) outside of functions, and "
+            f"{node.summary()} has none: add it where the workers divide the elements"
         )
     return result
 

@@ -277,7 +277,10 @@ def distributed_save(
     check_compression(compression)
     node = dataset.node
     if node.cardinality() == INFINITE_CARDINALITY:
-        raise InvalidArgumentError(f"{node.summary()} has no end, and cannot be saved")
+        raise InvalidArgumentError(
+            f"{node.summary()} is infinite and cannot be saved: call take(n) before "
+            "distributed_save()"
+        )
     registration = Registration(node)
     request = pb.SaveRequest(
         path=os.path.abspath(path),
@@ -299,10 +302,13 @@ def _with_dispatcher(service: str | tuple[str, str], what: Callable[[Caller], An
 
 
 def _check_endless(terms: Terms, cardinality: int, summary: str) -> None:
-    reads = {pb.ROUNDS: "coordinated reads (num_consumers)", pb.CACHED: "a cross_trainer_cache"}
+    reads = {
+        pb.ROUNDS: "coordinated reads (num_consumers) need",
+        pb.CACHED: "a cross_trainer_cache needs",
+    }
     what = reads.get(terms.job.reading)
     if what is not None and cardinality >= 0 and cardinality != INFINITE_CARDINALITY:
         raise FailedPreconditionError(
-            f"{what} need a dataset without end, and {summary} has {cardinality} elements; put "
-            ".repeat() before distribute"
+            f"{what} an infinite dataset, but {summary} has {cardinality} elements: call "
+            "repeat() before distribute()"
         )

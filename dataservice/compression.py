@@ -40,7 +40,7 @@ class Compressor:
 
     def __init__(self, codec: str, limit: int = LARGEST_BYTES) -> None:
         if codec not in CODECS:
-            raise ValueError(f"there is no codec {codec!r}; there are {', '.join(CODECS)}")
+            raise ValueError(f"unknown codec {codec!r}: expected one of {', '.join(CODECS)}")
         library = _cramjam(codec)
         self._codec = codec
         self._limit = limit
@@ -83,8 +83,8 @@ class Compressor:
         what = f"{data.nbytes} bytes of {self._codec}"
         if not 0 < nbytes <= self._limit:
             raise DataLossError(
-                f"{what} are said to have been {nbytes} bytes, which is not between 1 and the "
-                f"limit, {self._limit}: the message is damaged, or not from a data worker"
+                f"{what} are to decompress to {nbytes} bytes, which is not between 1 and the "
+                f"limit {self._limit}: the message is damaged, or not from a data worker"
             )
         result = np.empty(nbytes, np.uint8)
         try:
@@ -96,8 +96,8 @@ class Compressor:
             ) from error
         if there != nbytes:
             raise DataLossError(
-                f"{what} were {there} bytes, and not {nbytes} as their sender says: the message is "
-                "damaged, or not from a data worker"
+                f"{what} decompressed to {there} bytes, not to the {nbytes} that the sender "
+                "gave: the message is damaged, or not from a data worker"
             )
         return result
 

@@ -163,8 +163,8 @@ class WorkerConfig:
         given, own = self.data_transfer_address, self.worker_address or "localhost:%port%"
         if given is not None and given.replace("%dts_port%", "%port%") != own:
             raise ValueError(
-                f"data_transfer_address {given!r}: elements come from the worker's own address, "
-                f"{own!r}; leave it out, or give a worker_address"
+                f"data_transfer_address={given!r} is not supported: elements come from the "
+                f"worker's own address, {own!r}; leave it out, or set worker_address"
             )
 
 
@@ -196,8 +196,8 @@ def check_transfer(protocol: str | None, service_protocol: str | None) -> None:
     """Local. Elements travel as calls do; ValueError for another ``data_transfer_protocol``."""
     if protocol is not None and protocol not in (service_protocol, "grpc", "local"):
         raise ValueError(
-            f"data_transfer_protocol {protocol!r}: elements travel by the service's own protocol "
-            "(through shared memory within a host); leave it out"
+            f"data_transfer_protocol={protocol!r} is not supported: elements use the protocol "
+            "of the service, and shared memory within a host; leave it out"
         )
 
 

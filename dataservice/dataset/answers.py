@@ -61,5 +61,6 @@ def _wrong(
     function: Callable[..., Any], whose: str, answer: Any, what: str
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"the function {name_of(function)} given to {whose} gave {answer!r}: it must return {what}"
+        f"the function {name_of(function)} given to {whose} returned {answer!r}: it must return "
+        f"{what}"
     )

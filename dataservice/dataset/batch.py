@@ -101,8 +101,8 @@ def _misfit(component: int, first: _Array, number: int, other: _Array) -> Invali
 def _array(leaf: Any) -> _Array:
     if not isinstance(leaf, str | bytes):
         raise InvalidArgumentError(
-            f"cannot batch {type_name(leaf)} objects; make map return arrays or numbers of the "
-            "host (prefetch_to_device comes last)"
+            f"cannot batch objects of type {type_name(leaf)}: elements must be arrays or "
+            "numbers on the host (call prefetch_to_device last)"
         )
     return tree.array_of(leaf)
 

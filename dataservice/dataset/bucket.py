@@ -111,8 +111,8 @@ class BucketIterator(UnaryIterator):
         if self._node.to_boundary:
             if number == len(self._node.boundaries):
                 raise InvalidArgumentError(
-                    "pad_to_bucket_boundary: an element is as long as the last boundary, "
-                    f"{self._node.boundaries[-1:]}, or longer"
+                    "pad_to_bucket_boundary: an element is as long as the last of the boundaries "
+                    f"{list(self._node.boundaries)}, or longer"
                 )
             padding = padding.up_to(self._node.boundaries[number] - 1, elements[0])
         return padding.stack(elements)

@@ -58,14 +58,14 @@ class Cache(UnaryNode):
         """Local. See :class:`Node`."""
         if self.path:
             raise self.cannot_be_split(
-                "every worker would write its own part into the file, unless elements are kept in "
-                "memory (no filename), or once for all with distributed_save"
+                "every worker would write only its own part into the file; use cache() without "
+                "a file name, or save once with distributed_save()"
             )
         below = super().source_indices()
         if not self.one_to_one:
             raise self.cannot_be_split(
-                "elements are kept by the index of the source that they are made of; move cache "
-                "before what drops, reorders, flattens, mixes or repeats elements"
+                "elements are cached by their index in the source; call cache before "
+                "transformations that drop, reorder, flatten, mix or repeat elements"
             )
         return below
 

@@ -92,12 +92,13 @@ class CacheFile:
         except Exception as error:
             self._file.close()
             raise DataLossError(
-                f"the file {path!r} is no cache, or a damaged one ({error!r}); remove it"
+                f"the file {path!r} is not a cache, or is damaged ({error!r}): remove it"
             ) from error
         if known != summary:
             self._file.close()
             raise InvalidArgumentError(
-                f"the cache {path!r} is of {known}, not of {summary}; remove it, or name another"
+                f"the cache {path!r} was written for {known}, not for {summary}: remove it, or "
+                "use another file"
             )
 
     def __len__(self) -> int:

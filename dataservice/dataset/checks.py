@@ -42,7 +42,7 @@ def only_one(method: str, **given: Any) -> Any:
     """Local. An argument that has several names; TypeError if more than one of them is used."""
     used = {name: value for name, value in given.items() if value is not None}
     if len(used) > 1:
-        raise TypeError(f"{method} needs only one of {' and '.join(used)}, which are the same")
+        raise TypeError(f"{method} takes only one of {' and '.join(used)}, which mean the same")
     return next(iter(used.values()), None)
 
 

@@ -45,7 +45,7 @@ class Concatenate(SeveralNode):
     def source_indices(self) -> range:
         """Local. See :class:`Node`; those of the first node, then those of the next."""
         if any(_repeats(parent) for parent in self.parents):
-            raise self.cannot_be_split("a part of it is repeated, which goes only for the whole")
+            raise self.cannot_be_split("one of its parts is repeated, and only the whole can be")
         return range(sum(len(parent.source_indices()) for parent in self.parents))
 
     def element_spec(self) -> Spec:

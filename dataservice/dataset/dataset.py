@@ -145,7 +145,9 @@ class Dataset(Sources, Transformations):
         )
         result = check_callable("apply", "transformation", transformation)(self)
         if not isinstance(result, Dataset):
-            raise TypeError(f"the transformation gave {type(result).__name__}, not a Dataset")
+            raise TypeError(
+                f"the function given to apply returned {type(result).__name__}, not a Dataset"
+            )
         return result
 
     # Elements
@@ -204,7 +206,7 @@ class Dataset(Sources, Transformations):
             found = list(itertools.islice(elements, 2))
         if len(found) != 1:
             raise InvalidArgumentError(
-                f"get_single_element needs a dataset of one element, and {self!r} has "
+                f"get_single_element needs a dataset of one element, but {self!r} has "
                 f"{'more' if found else 'none'}"
             )
         return found[0]

@@ -144,12 +144,12 @@ def device_number(device: int | str) -> int:
     if isinstance(device, str):
         match = _NAME.fullmatch(device)
         if match is None:
-            raise ValueError(f"{device!r} is no GPU: expected 'GPU:0', or its number")
+            raise ValueError(f"{device!r} is not a GPU: expected 'GPU:0', or its number")
         return int(match[1])
     if isinstance(device, bool) or not hasattr(device, "__index__"):
         raise TypeError(f"a GPU is named by a number, or as 'GPU:0', not by {device!r}")
     if device < 0:
-        raise ValueError(f"{device} is no number of a GPU")
+        raise ValueError(f"{device!r} is not the number of a GPU")
     return device.__index__()
 
 

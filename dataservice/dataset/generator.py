@@ -94,7 +94,7 @@ class GeneratorIterator(ElementIterator):
     def __next__(self) -> Any:
         element = self._take()
         if element is None:
-            raise InvalidArgumentError(f"{self._name} gave None, which is no element")
+            raise InvalidArgumentError(f"{self._name} returned None, which is not an element")
         return as_arrays(element)
 
     def get_state(self) -> tuple[int, Any]:

@@ -70,8 +70,8 @@ class DatasetIterator(ElementIterator):
             raise DataLossError(f"the state of an iterator is damaged: {error!r}") from error
         if (version, summary) != (_FORMAT, self._node.summary()):
             raise InvalidArgumentError(
-                f"this is the state, of format {version}, of an iterator over {summary}, not of "
-                f"format {_FORMAT} over {self._node.summary()}"
+                f"the state belongs to an iterator over {summary} (format {version}), not over "
+                f"{self._node.summary()} (format {_FORMAT})"
             )
         seed, passes, ignored, below = within
         self._elements.close()

@@ -67,8 +67,8 @@ class Load(Node):
             raise
         if not (found.done or self.wait):
             raise FailedPreconditionError(
-                f"the snapshot {self.path!r} is not complete: wait=True reads it while it is being "
-                "saved. If nobody saves it any more, remove it"
+                f"the snapshot {self.path!r} is not complete: give wait=True to read it while "
+                "it is being saved, or remove it if its save has ended"
             )
         return found
 
@@ -164,7 +164,7 @@ class LoadIterator(ElementIterator):
         identity, taken, within = state
         if identity is not None and identity != self._begun().metadata.identity:
             raise InvalidArgumentError(
-                f"the state of this pass is of another snapshot than the one at {self._node.path!r}"
+                f"the state belongs to another snapshot than the one at {self._node.path!r}"
             )
         if self._share is not None:
             self._share.numbers.set_state(taken)

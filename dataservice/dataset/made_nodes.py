@@ -40,6 +40,7 @@ class _Nodes:
         dataset = self._function(*arguments)
         if not isinstance(dataset, Described):
             raise TypeError(
-                f"the function given to {self._name} gave {type(dataset).__name__}, not a Dataset"
+                f"the function given to {self._name} returned {type(dataset).__name__}, not a "
+                "Dataset"
             )
         return dataset._node

@@ -66,6 +66,6 @@ def mapped(function: Callable[..., Any], element: Any, given: Callable[..., Any]
     result = tree.to_numpy(call(function, element, "map"))
     if result is None:
         raise InvalidArgumentError(
-            f"the function {name_of(given)} given to map gave None: it must return an element"
+            f"the function {name_of(given)} given to map returned None: it must return an element"
         )
     return result

@@ -90,8 +90,8 @@ class Sample(_Mix):
         # Draws are made below the sum, with all the digits that a number can have.
         if not fine or (parents and not np.finfo(float).tiny <= sum(given) < np.inf):
             raise ValueError(
-                f"weights must be one number of at least 0 for each of {len(parents)} datasets, "
-                f"and not all be 0, nor their sum too large, not {weights!r}"
+                f"weights must be {len(parents)} numbers of at least 0, one for each dataset, "
+                f"with a positive and finite sum, not {weights!r}"
             )
         return cls(parents, stop_on_empty, tuple(given), seed)
 
@@ -140,8 +140,9 @@ class Sample(_Mix):
         lengths = [len(parent.source_indices()) for parent in self.parents]
         if not self.one_to_one:
             raise self.cannot_be_split(
-                "elements are drawn by their numbers, which takes stop_on_empty_dataset=False; "
-                "move what drops, reorders, flattens or repeats elements behind it"
+                "elements are drawn by their index, which needs stop_on_empty_dataset=False; "
+                "call sample_from_datasets before transformations that drop, reorder, flatten "
+                "or repeat elements"
             )
         pairs = zip(lengths, self.weights, strict=True)
         return range(sum(length for length, weight in pairs if weight))
@@ -258,11 +259,11 @@ class ChooseIterator(_MixIterator):
                 number = index(choice)
             except TypeError:
                 raise InvalidArgumentError(
-                    f"choose_from_datasets: {choice!r} is no whole number, and names no dataset"
+                    f"choose_from_datasets: choice {choice!r} is not a whole number"
                 ) from None
             if not 0 <= number < len(self._passes):
                 raise InvalidArgumentError(
-                    f"choose_from_datasets: {number} is none of {len(self._passes)} datasets"
+                    f"choose_from_datasets: choice {number} is not in [0, {len(self._passes)})"
                 )
             there, element = self._take(number)
             if there:

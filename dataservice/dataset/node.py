@@ -108,8 +108,8 @@ class Node(ABC):
     def cannot_be_split(self, why: str) -> UnimplementedError:
         """Local. What :meth:`source_indices` raises where parts cannot be evaluated apart."""
         return UnimplementedError(
-            f"{self.summary()} cannot be split between workers: {why}; use processing_mode "
-            "'parallel_epochs', or this transformation after distribute"
+            f"{self.summary()} cannot be split between workers: {why}; or use "
+            "processing_mode='parallel_epochs', or this transformation after distribute()"
         )
 
     def element_spec(self) -> Spec:
@@ -225,8 +225,8 @@ class UnaryNode(Node):
         """Local. ValueError where elements would be taken from a GPU by a thread of ``what``."""
         if self.parent.on_device:
             raise ValueError(
-                f"{what} takes elements on a thread of its own, whose stream is not that of who "
-                "uses them: prefetch_to_device comes last"
+                f"{what} runs on a thread with a CUDA stream of its own: call "
+                "prefetch_to_device last"
             )
 
     def _selected(self, indices: slice) -> range:
@@ -234,8 +234,8 @@ class UnaryNode(Node):
         below = self.parent.source_indices()
         if not self.parent.one_to_one:
             raise self.cannot_be_split(
-                f"each would apply {type(self).__name__.lower()} to its own part; move it before "
-                "what drops, reorders, flattens or repeats elements"
+                f"each would apply {type(self).__name__.lower()} to its own part; call it "
+                "before transformations that drop, reorder, flatten or repeat elements"
             )
         return below[indices]
 

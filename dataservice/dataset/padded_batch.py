@@ -109,9 +109,9 @@ def _for_leaves(given: Any, element: Any, is_leaf: Callable[[Any], bool]) -> lis
         pairs = list(zip(given, element, strict=True))
     else:
         raise InvalidArgumentError(
-            f"padded_batch is given {given!r} for elements of the structure "
-            f"{tree.structure(element)!r}: shapes and values have that of the elements, or are one "
-            "for all"
+            f"padded_batch got {given!r} for elements of the structure "
+            f"{tree.structure(element)!r}: give one for all arrays, or the structure of the "
+            "elements"
         )
     return [leaf for own, part in pairs for leaf in _for_leaves(own, part, is_leaf)]
 
@@ -154,7 +154,7 @@ def _limits(shape: Any, ndim: int) -> list[int | None]:
         return [None] * ndim
     if len(shape) != ndim:
         raise InvalidArgumentError(
-            f"padded_batch: the shape {shape!r} is for {len(shape)} dimensions, and an array of "
+            f"padded_batch: the shape {shape!r} has {len(shape)} dimensions, but an array of "
             f"the elements has {ndim}"
         )
     return [None if one in (None, -1) else int(one) for one in shape]
@@ -167,7 +167,7 @@ def _filled(number: int, column: list[Array], shape: Any, value: Any) -> Array:
         alike = alike or tree.are_text(array.dtype, first.dtype)
         if array.ndim != first.ndim or not alike:
             raise InvalidArgumentError(
-                f"cannot batch arrays of different kinds in component {number}: "
+                f"cannot batch arrays of different dtypes or shapes in component {number}: "
                 f"{first.dtype}{list(first.shape)} and {array.dtype}{list(array.shape)}"
             )
     longest = [max(lengths) for lengths in zip(*(array.shape for array in column), strict=True)]
@@ -221,7 +221,7 @@ def _fitting(value: Any, dtype: np.dtype[Any]) -> Array:
         filler = None if infinite.any() else filler
     if filler is None:
         raise InvalidArgumentError(
-            f"padded_batch: arrays of {dtype} cannot be filled up with {value!r}"
+            f"padded_batch: arrays of dtype {dtype} cannot be padded with {value!r}"
         )
     return filler
 

@@ -98,8 +98,8 @@ class _Process:
         except (OSError, ValueError, EOFError) as error:
             self.close()
             raise UnavailableError(
-                f"a process of map ended with status {self._process.wait()} in the middle of a "
-                "call; a negative number is that of a signal, and -9 mostly a want of memory"
+                f"a process of map ended with status {self._process.wait()} during a call (-9, "
+                "a SIGKILL, usually means that the host ran out of memory)"
             ) from error
         if well:
             return result

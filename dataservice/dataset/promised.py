@@ -55,8 +55,8 @@ class PromisedIterator(UnaryIterator):
             element = _converted(element, self._node.spec)
         if not fits(element, self._node.spec):
             raise InvalidArgumentError(
-                f"an element of {self._node.parent.summary()} is {spec_of(element)}, which is not "
-                f"what element_spec says: {self._node.spec}"
+                f"an element of {self._node.parent.summary()} has the spec {spec_of(element)}, "
+                f"but its element_spec is {self._node.spec}"
             )
         return element
 

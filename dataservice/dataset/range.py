@@ -30,9 +30,7 @@ class Range(IndexedSource):
         numbers = range(self.start, self.stop, self.step)
         ends = (numbers[0], numbers[-1]) if numbers else ()
         if not all(_LOWEST <= end <= _HIGHEST for end in ends) or numbers[_HIGHEST:]:
-            raise ValueError(
-                f"{numbers} has numbers that are none of 64 bits, or more than such can count"
-            )
+            raise ValueError(f"{numbers}: all numbers and their count must fit into 64 bits")
 
     def cardinality(self) -> int:
         """Local. See :class:`Node`."""

@@ -102,12 +102,13 @@ def _rows_of(element: Any) -> int:
     leaves = tree.flatten(element)
     if not all(isinstance(leaf, np.ndarray) and leaf.ndim for leaf in leaves):
         raise InvalidArgumentError(
-            f"rebatch needs elements of arrays with rows, on the host, not {element!r}"
+            f"rebatch needs arrays with at least one dimension, on the host, not {element!r}"
         )
     lengths = {len(leaf) for leaf in leaves}
     if len(lengths) != 1:
         raise InvalidArgumentError(
-            f"rebatch needs arrays of equally many rows in an element, not {sorted(lengths)}"
+            "rebatch needs arrays with the same number of rows in an element, not "
+            f"{sorted(lengths)}"
         )
     return lengths.pop()
 
@@ -122,8 +123,9 @@ def _joined(pieces: Sequence[Any]) -> Any:
         for other in others:
             if not _alike(first, other):
                 raise InvalidArgumentError(
-                    f"cannot batch arrays of different kinds in component {component}: rows have "
-                    f"{first.dtype}{list(first.shape[1:])} and {other.dtype}{list(other.shape[1:])}"
+                    "cannot batch arrays of different dtypes or shapes in component "
+                    f"{component}: rows have {first.dtype}{list(first.shape[1:])} and "
+                    f"{other.dtype}{list(other.shape[1:])}"
                 )
     # Copies, so that a small batch does not keep the memory of a large one.
     return tree.unflatten(pieces[0], [np.concatenate(column) for column in columns])

@@ -80,7 +80,7 @@ class RejectionResample(UnaryNode):
         found = number(self.class_of, element, "rejection_resample")
         if not 0 <= found < len(self.target):
             raise InvalidArgumentError(
-                f"rejection_resample: class {found} is none of {len(self.target)}"
+                f"rejection_resample: class {found} is not in [0, {len(self.target)})"
             )
         return found
 
@@ -139,6 +139,6 @@ def _check_together(target: tuple[float, ...], initial: tuple[float, ...]) -> No
     for each, (wanted, there) in enumerate(zip(target, initial, strict=True)):
         if wanted and not there:
             raise ValueError(
-                f"rejection_resample: target_dist wants class {each}, and initial_dist has none of "
-                "it"
+                f"rejection_resample: target_dist has class {each}, whose probability in "
+                "initial_dist is 0"
             )

@@ -65,8 +65,8 @@ class ScanIterator(UnaryIterator):
         result = call(self._function, (tree.opened(self._state), next(self._parent)), "scan")
         if not isinstance(result, tuple) or len(result) != 2 or result[1] is None:
             raise InvalidArgumentError(
-                f"the function {name_of(self._function)} given to scan gave {result!r}: it must "
-                "return a state and an element"
+                f"the function {name_of(self._function)} given to scan returned {result!r}: it "
+                "must return a state and an element"
             )
         state, element = result
         self._state = _own(state)

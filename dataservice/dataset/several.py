@@ -90,7 +90,7 @@ def check_alike(method: str, nodes: Sequence[Node]) -> None:
     for spec in known[1:]:
         if not alike(known[0], spec):
             raise TypeError(
-                f"{method} needs datasets whose elements have one structure and the same dtypes, "
+                f"{method} needs datasets whose elements have the same structure and dtypes, "
                 f"not {known[0]} and {spec}"
             )
 

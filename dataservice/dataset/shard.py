@@ -72,8 +72,8 @@ class Shard(UnaryNode):
     def _check_filled_in(self) -> None:
         if self.hint:
             raise FailedPreconditionError(
-                f"{self.parent.summary()}.shard(SHARD_HINT, SHARD_HINT) has elements on the "
-                "workers of a data service only, under distribute(ShardingPolicy.HINT, ...)"
+                f"{self.parent.summary()}.shard(SHARD_HINT, SHARD_HINT) can only be read by the "
+                "workers of a data service, under distribute(ShardingPolicy.HINT, ...)"
             )
 
 

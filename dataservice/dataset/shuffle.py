@@ -52,7 +52,7 @@ class Shuffle(UnaryNode):
         """
         if buffer_size == UNKNOWN_CARDINALITY:
             if parent.cardinality() == INFINITE_CARDINALITY:
-                raise ValueError("shuffle of all elements needs a dataset that has an end")
+                raise ValueError("shuffle without a buffer_size needs a finite dataset")
         elif buffer_size < 1:
             raise ValueError(f"shuffle needs a buffer_size of at least 1, not {buffer_size}")
         if seed is not None and seed < 0:

@@ -109,7 +109,8 @@ def merged(specs: Sequence[Spec]) -> Spec:
         leaves = [_merged(one, other) for one, other in pairs]
         if not fine or None in leaves:
             raise InvalidArgumentError(
-                f"datasets of different elements have no element_spec: {result} and {spec}"
+                f"the datasets have different elements, {result} and {spec}, and so no common "
+                "element_spec"
             )
         result = tree.unflatten(result, leaves)
     return result

@@ -94,8 +94,8 @@ def check_structure(number: int, element: Any, first: Any) -> None:
     """Local. InvalidArgumentError unless an element has the structure of the first one."""
     if structure(element) != first:
         raise InvalidArgumentError(
-            f"cannot put elements of different structure together: element 0 has {first!r}, "
-            f"element {number} has {structure(element)!r}"
+            f"cannot combine elements of different structures: element 0 has {first!r}, element "
+            f"{number} has {structure(element)!r}"
         )
 
 
@@ -214,5 +214,8 @@ def _only_numpy(leaf: Any) -> Any:
         return leaf
     leaf = on_host(leaf)
     if not hasattr(leaf, "__array__"):
-        raise TypeError(f"{type(leaf).__name__} {leaf!r} has no form in NumPy; iterate directly")
+        raise TypeError(
+            f"{type(leaf).__name__} {leaf!r} cannot be converted to NumPy: iterate over the "
+            "dataset itself"
+        )
     return np.asarray(leaf)

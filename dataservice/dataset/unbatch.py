@@ -97,11 +97,12 @@ def _rows_of(element: Any) -> int:
         lengths = {_length(leaf) for leaf in leaves}
     except TypeError as error:
         raise InvalidArgumentError(
-            f"unbatch needs elements of arrays with rows, not {element!r}"
+            f"unbatch needs arrays with at least one dimension, not {element!r}"
         ) from error
     if len(lengths) != 1:
         raise InvalidArgumentError(
-            f"unbatch needs arrays of equally many rows in an element, not {sorted(lengths)}"
+            "unbatch needs arrays with the same number of rows in an element, not "
+            f"{sorted(lengths)}"
         )
     return lengths.pop()
 

@@ -89,8 +89,8 @@ class Window(UnaryNode):
         below = self.parent.source_indices()
         if not self.parent.one_to_one:
             raise self.cannot_be_split(
-                "windows would end where the parts do; move window before what drops, reorders, "
-                "flattens or repeats elements"
+                "windows would end where the parts do; call window before transformations that "
+                "drop, reorder, flatten or repeat elements"
             )
         return range(self._count(len(below)))
 

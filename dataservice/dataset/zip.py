@@ -44,8 +44,8 @@ class Zip(SeveralNode):
         lengths = [len(parent.source_indices()) for parent in self.parents]
         if not self.one_to_one:
             raise self.cannot_be_split(
-                "elements that belong together would come to different workers; move zip before "
-                "what drops, reorders, flattens or repeats elements"
+                "elements that belong together would go to different workers; call zip before "
+                "transformations that drop, reorder, flatten or repeat elements"
             )
         return range(min(lengths))
 

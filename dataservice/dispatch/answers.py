@@ -176,7 +176,7 @@ class Answers:
         try:
             self._endpoint.notify(worker, f"data_worker/{method}", body.SerializeToString())
         except DistNetworkError:
-            logger.debug("worker %s is gone, and its tasks with it", worker)
+            logger.debug("worker %s is gone, and so are its tasks", worker)
 
     # Inside
 
@@ -188,7 +188,9 @@ class Answers:
         if self._full_since is None:
             self._full_since = now
             logger.warning(
-                "answers wait while this is tried again for %g s: %s", _PATIENCE_S, error
+                "the dispatcher answers no requests for up to %g s, until its journal has room: %s",
+                _PATIENCE_S,
+                error,
             )
         return now - self._full_since < _PATIENCE_S
 

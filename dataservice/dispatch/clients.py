@@ -52,8 +52,8 @@ class Clients(Jobs):
         local = [w for w in self.workers.values() if w.process == request.process]
         if request.terms.target == pb.LOCAL and not local:
             raise InvalidArgumentError(
-                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, and "
-                f"none of the workers of this dispatcher is in {request.process}"
+                "target_workers='LOCAL' needs a WorkerServer in the consumer's own process, "
+                f"but no worker of this dispatcher runs in {request.process}"
             )
         iteration = self._iteration(request, dataset, seed)
         if told_apart(iteration.job.terms):

@@ -238,7 +238,7 @@ class Dispatcher:
         try:
             Address.of(body.address)  # consumers are told it as it is
         except ValueError as error:
-            raise InvalidArgumentError(f"the address of a data worker is none: {error}") from error
+            raise InvalidArgumentError(f"a data worker gave an invalid address: {error}") from error
         worker = self._registry.register_worker(
             body.address, body.process, list(body.tags), time.monotonic()
         )

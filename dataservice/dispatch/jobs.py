@@ -109,8 +109,8 @@ class Jobs(Datasets):
             )
         if by_worker(request.terms) and not len(self.homes):
             raise NotFoundError(
-                f"ShardingPolicy.{pb.ShardingPolicy.Name(request.terms.policy)} gives each data "
-                "worker a part of its own, and the dispatcher does not know the workers; give it "
+                f"ShardingPolicy.{pb.ShardingPolicy.Name(request.terms.policy)} divides the "
+                "dataset between workers that are known in advance: give the dispatcher "
                 "DispatcherConfig(worker_addresses=...)"
             )
         begin = request.state if request.HasField("state") else None
@@ -143,7 +143,7 @@ class Jobs(Datasets):
         summary = dataset.request.summary
         if begin is not None and other_kind(begin, summary, request.terms):
             raise InvalidArgumentError(
-                f"this is the state of an iterator over {begin.summary}, read as "
+                f"the state belongs to an iterator over {begin.summary}, read as "
                 f"{read_as(begin.terms)}, not over {summary}, read as {read_as(request.terms)}"
             )
         job = self._by_job_name.get(request.job_name) if request.job_name else None

@@ -105,12 +105,12 @@ class Journal:
         with explained(self._directory):
             for kind, key, value, checksum in self._connection.execute(_READ):
                 if checksum != _checksum(kind, key, value):
-                    raise damaged(self._directory, f"{kind} {key} is not what was written")
+                    raise damaged(self._directory, f"{kind} {key} has a wrong checksum")
                 if (kind, key) != _LAST:
                     tables.setdefault(kind, {})[key] = value
                     total += checksum
         if total % _SUM_END != self._sum:
-            raise damaged(self._directory, "its records are not all of the last commit")
+            raise damaged(self._directory, "records of the last commit are missing")
         return tables
 
     def commit(self, changes: Mapping[tuple[str, int], bytes | None]) -> None:
@@ -157,9 +157,9 @@ class Journal:
         """Local. Raise InvalidArgumentError if something is too large to be written."""
         if nbytes > _LARGEST_RECORD_BYTES:
             raise InvalidArgumentError(
-                f"{what} has {nbytes} bytes, and the dispatcher's journal in {self._directory} "
-                f"takes {_LARGEST_RECORD_BYTES} a record; keep large data in files that the "
-                "dataset reads"
+                f"{what} has {nbytes} bytes, more than the {_LARGEST_RECORD_BYTES} that a "
+                f"record of the dispatcher's journal in {self._directory} may have: keep large "
+                "data in files that the dataset reads"
             )
 
     def damaged(self, what: str) -> DataLossError:
@@ -199,9 +199,9 @@ def _open(directory: Path) -> sqlite3.Connection:
     # SQLite would take either for a new file, and throw away what is in the write-ahead log.
     if path.exists():
         if path.stat().st_size < _SMALLEST_BYTES:
-            raise damaged(directory, f"{_NAME} is cut off")
+            raise damaged(directory, f"{_NAME} is truncated")
     elif (directory / _LOG).exists():
-        raise damaged(directory, f"{_NAME} is missing, beside its write-ahead log")
+        raise damaged(directory, f"{_NAME} is missing, but its write-ahead log is there")
     else:
         begin_commits(directory)
         _make(path)
@@ -211,8 +211,8 @@ def _open(directory: Path) -> sqlite3.Connection:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise FailedPreconditionError(
-                f"the file system of {directory} cannot have a write-ahead log; give a directory "
-                "on another one"
+                f"SQLite cannot keep a write-ahead log on the file system of {directory}: use a "
+                "directory on another one"
             )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_LARGEST_LOG_BYTES}")
@@ -272,7 +272,7 @@ def _last(connection: sqlite3.Connection, directory: Path) -> tuple[int, int]:
     """Local. What the last transaction has left: the number of commits, and the sum."""
     value, checksum = connection.execute(_READ_ONE, _LAST).fetchone() or (b"", 0)
     if checksum != _checksum(*_LAST, value) or len(value) != _LAST_VALUE.size:
-        raise damaged(directory, "its number of commits is not what was written")
+        raise damaged(directory, "its number of commits is wrong")
     number, total = _LAST_VALUE.unpack(value)
     return number, total
 

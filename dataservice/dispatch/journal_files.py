@@ -32,8 +32,8 @@ def lock(directory: Path) -> io.FileIO:
             file.seek(0)
             holder = file.read().decode(errors="replace") or "which is just starting"
             raise FailedPreconditionError(
-                f"another dispatcher, {holder}, has the journal in {directory}; end it, or give "
-                "this one another directory"
+                f"another dispatcher, {holder}, uses the journal in {directory}: stop it, or "
+                "use another directory"
             ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()}".encode())
@@ -69,7 +69,7 @@ class Commits:
             self._file = io.FileIO(directory / COMMITS, "r+")
         except FileNotFoundError as error:
             raise damaged(
-                directory, f"{COMMITS} is missing, and without it nobody knows whether all is there"
+                directory, f"{COMMITS} is missing, so lost commits cannot be detected"
             ) from error
         least = _read(self._file)
         if least is None:
@@ -82,8 +82,8 @@ class Commits:
         if number < self.least:
             raise damaged(
                 self._directory,
-                f"of {self.least} commits the last {self.least - number} are lost, because the "
-                "write-ahead log (-wal) is missing, cut off or garbled",
+                f"the last {self.least - number} of {self.least} commits are lost: the "
+                "write-ahead log (-wal) is missing, truncated or damaged",
             )
 
     def write(self, number: int) -> None:

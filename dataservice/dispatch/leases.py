@@ -46,8 +46,7 @@ class Leases:
         task = self.tasks.get(task_id)
         if task is None:
             raise NotFoundError(
-                f"task {task_id} is not known: its iteration has been forgotten, or another "
-                "worker has got its part"
+                f"unknown task {task_id}: its iteration has ended, or another worker has its part"
             )
         if task.lost:
             raise NotFoundError(f"task {task_id} is lost: its worker {task.worker.address} is gone")

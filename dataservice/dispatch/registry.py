@@ -158,8 +158,8 @@ class Registry(Clients):
             return known
         if number != part.granted.count(passes) or iteration.cursors is None:
             raise FailedPreconditionError(
-                f"split {number} of pass {passes} of task {task_id} is not to be had: "
-                f"{part.granted.count(passes)} have been given"
+                f"split {number} of pass {passes} of task {task_id} is requested out of order: "
+                f"{part.granted.count(passes)} have been given out"
             )
         split = iteration.cursors.next(passes, len(self.workers))
         if split:

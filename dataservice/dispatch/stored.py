@@ -164,7 +164,7 @@ def _fits(kind: str, key: int) -> Iterator[None]:
     except DecodeError as error:
         raise DataLossError(f"{kind} {key} cannot be read: {error}") from error
     except Exception as error:
-        raise DataLossError(f"{kind} {key} does not fit the others: {error}") from error
+        raise DataLossError(f"{kind} {key} contradicts the other records: {error}") from error
 
 
 def _known(kind: str, records: Mapping[int, T], key: int) -> T:

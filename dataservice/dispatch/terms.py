@@ -67,8 +67,8 @@ def check_index_is_free(iteration: Iteration, request: pb.IterationRequest) -> N
     for other in iteration.clients.values():
         if other.index == request.consumer_index:
             raise AlreadyExistsError(
-                f"consumer {request.consumer_index} of the job {iteration.job.name!r} reads "
-                f"already, in {other.process}"
+                f"consumer {request.consumer_index} of the job {iteration.job.name!r} is "
+                f"already reading, in {other.process}"
             )
 
 
@@ -76,6 +76,6 @@ def check_same_begin(iteration: Iteration, begin: pb.State | None) -> None:
     """Local. InvalidArgumentError if only some consumers go on from a state."""
     if (iteration.begin is None) != (begin is None):
         raise InvalidArgumentError(
-            f"some consumers of the job {iteration.job.name!r} go on from a state and others do "
-            "not: set the same state in all of them, before they read"
+            f"some consumers of the job {iteration.job.name!r} resume from a state and others "
+            "do not: set the same state in all of them before they read"
         )

@@ -171,8 +171,8 @@ class Consumer:
         breaks_since = self._requests.breaks_since
         if self._requests.working and breaks_since and now - breaks_since > limit:
             raise UnavailableError(
-                f"no data worker has given anything for {limit:g} s: they fail again and again, "
-                f"last{self._requests.last_loss}"
+                f"no data worker has delivered an element for {limit:g} s: they fail "
+                f"repeatedly, last{self._requests.last_loss}"
             )
 
     @property
@@ -343,4 +343,4 @@ class Consumer:
         try:
             self._dispatcher.start("dispatcher/ReleaseClient", self._reports.farewell()).wait(1.0)
         except Error as error:
-            logger.debug("a consumer left without a word: %s", error)
+            logger.debug("a consumer could not tell the dispatcher that it leaves: %s", error)

@@ -167,9 +167,9 @@ class DistributedIterator(ElementIterator):
         """
         if self._node.terms.job.reading in (pb.SHARED, pb.CACHED):
             raise UnimplementedError(
-                f"the consumers of {self._node.job} share elements as they come, and none knows "
-                "what the others have: give distribute() deterministic=True, num_consumers and "
-                "consumer_index, or no job_name"
+                f"the consumers of {self._node.job} share elements in no fixed order, so there "
+                "is no state of one of them: give distribute() deterministic=True, "
+                "num_consumers and consumer_index, or no job_name"
             )
         if self._fetch is None:
             if self._request.state.over:
@@ -222,6 +222,6 @@ def _check_parts(begin: pb.State, job: pb.Terms) -> None:
         then, now = getattr(begin.terms, name), getattr(job, name)
         if then != now and not begin.over:
             raise InvalidArgumentError(
-                f"this is the state of an iterator with {name} {then}, and this one has {now}: "
-                f"give distribute() {name}={then}"
+                f"the state belongs to an iterator with {name}={then}, but this one has "
+                f"{name}={now}: give distribute() {name}={then}"
             )

@@ -107,7 +107,9 @@ class Fetch:
         consumer = self._consumer
         try:
             if consumer is None:
-                raise InvalidArgumentError(f"this consumer of {self._job} reads nothing")
+                raise InvalidArgumentError(
+                    f"this consumer of {self._job} has no part of the dataset, and so no state"
+                )
             parts = {part.part: part for part in begun.parts}
             asked = [
                 (parts[number], self._ask_for_checkpoint(parts[number], task_id, worker))

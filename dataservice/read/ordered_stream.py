@@ -133,8 +133,8 @@ class OrderedStream(Stream):
         """
         if end and self._width > 1:
             raise FailedPreconditionError(
-                f"coordinated reads need a dataset without end, and part {part} of this one ends "
-                f"after {stop} elements; put .repeat() before distribute"
+                f"coordinated reads (num_consumers) need an infinite dataset, but part {part} "
+                f"of this one ended after {stop} elements: call repeat() before distribute()"
             )
         with self._changed:
             shelf = self._shelves[part]

@@ -42,7 +42,10 @@ class Registered(Node):
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
         if self.spec is None:
-            raise ValueError(f"nobody has said what the elements of {self.summary()} are like")
+            raise ValueError(
+                f"the element_spec of {self.summary()} is not known: give element_spec to "
+                "from_dataset_id()"
+            )
         return self.spec
 
     def summary(self) -> str:

@@ -81,9 +81,9 @@ def _packed(node: Node) -> Parcel:
     except Exception as error:
         step = _first_unpicklable(node) or node
         raise TypeError(
-            f"{step.summary()} cannot be sent to data workers: its last step refers to what cannot "
-            f"be pickled ({error}). Make that inside the function, or keep it in a module that "
-            "workers can import"
+            f"{step.summary()} cannot be sent to data workers: its last step uses an object "
+            f"that cannot be pickled ({error}). Create the object inside the function, or "
+            "define it in a module that workers can import"
         ) from error
 
 

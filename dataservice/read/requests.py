@@ -160,7 +160,8 @@ class Requests:
                 self._reports.unreachable.add(task.id)
             if now - call.sent > _REPLY_LIMIT_S:
                 raise DeadlineExceededError(
-                    f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; it is stuck or gone"
+                    f"no answer within {_REPLY_LIMIT_S:g} s: {call.work.name}; the data worker "
+                    "hangs or has ended"
                 )
 
     def ask_again(self) -> None:

@@ -62,8 +62,8 @@ class ChunkName:
         match = _CHUNK.fullmatch(name)
         if match is None:
             raise DataLossError(
-                f"{name!r} among the chunks of a snapshot is none: remove it if it came from "
-                "elsewhere; otherwise the snapshot is damaged"
+                f"{name!r} is not the name of a chunk: remove it if it was copied there; "
+                "otherwise the snapshot is damaged"
             )
         return cls(*map(int, match.groups()))
 
@@ -95,12 +95,13 @@ def committed_chunks(snapshot: str, num_streams: int) -> Counts:
     for chunk in sorted(found, key=str):
         if chunk.stream >= num_streams:
             raise DataLossError(
-                f"the snapshot {snapshot!r} has {num_streams} streams, but a chunk {str(chunk)!r}"
+                f"the snapshot {snapshot!r} has {num_streams} streams, so the chunk "
+                f"{str(chunk)!r} is not one of its own"
             )
         if chunk.number in streams[chunk.stream]:
             raise DataLossError(
-                f"chunk {chunk.number} of stream {chunk.stream} is twice in the snapshot "
-                f"{snapshot!r}: {str(chunk)!r} is one of them"
+                f"the snapshot {snapshot!r} has chunk {chunk.number} of stream {chunk.stream} "
+                f"twice; one of them is {str(chunk)!r}"
             )
         streams[chunk.stream][chunk.number] = chunk.elements
     for chunk in first:
@@ -122,7 +123,9 @@ def _list_chunks(snapshot: str) -> list[ChunkName]:
     try:
         names = os.listdir(os.path.join(snapshot, CHUNKS))
     except FileNotFoundError as error:
-        raise DataLossError(f"the snapshot {snapshot!r} has lost its folder {CHUNKS!r}") from error
+        raise DataLossError(
+            f"the snapshot {snapshot!r} is damaged: its folder {CHUNKS!r} is missing"
+        ) from error
     return [ChunkName.parse(name) for name in names]
 
 
@@ -148,8 +151,8 @@ def writing(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise FailedPreconditionError(
-            f"cannot write the snapshot {path!r}: {error}; there must be room for it, and whoever "
-            "saves must be able to write into its folder"
+            f"cannot write the snapshot {path!r}: {error}; check the free space and the "
+            "permissions of its folder"
         ) from error
 
 

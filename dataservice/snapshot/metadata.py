@@ -145,13 +145,13 @@ def read(path: str) -> Metadata:
     facts = layout.get(path, layout.METADATA)
     if facts is None:
         raise NotFoundError(
-            f"there is no snapshot at {path!r}: is the name right, and is this host's file system "
-            "the saver's? wait=True waits for one to be begun"
+            f"there is no snapshot at {path!r}: check the path, and that this host shares the "
+            "saver's file system; wait=True waits for a save to begin"
         )
     if facts.get("format") != FORMAT:
         raise DataLossError(
-            f"the snapshot {path!r} is of format {facts.get('format')!r}, not {FORMAT}: load it "
-            "with the version that has saved it"
+            f"the snapshot {path!r} has format {facts.get('format')!r}, not {FORMAT}: load it "
+            "with the version of mpidist that saved it"
         )
     return Metadata(
         bytes.fromhex(facts["identity"]),

@@ -80,8 +80,8 @@ class ChunkReader:
             element = frames.unpack_body(body, self._decompress)
         except Exception as error:
             raise FailedPreconditionError(
-                f"cannot unpickle the element at byte {start} of {self._path!r}: {error!r}; are "
-                "the modules of the saver here, in the same version?"
+                f"cannot unpickle the element at byte {start} of {self._path!r}: {error!r}; "
+                "install the same versions of the modules that the saver used"
             ) from error
         self._given += 1
         return element
@@ -116,26 +116,26 @@ class ChunkReader:
             raise self._damaged(start, "it ends within a record")
         self._place += length
         if frames.checksum(length, kind, [body.data]) != crc:
-            raise self._damaged(start, "the checksum of a record is another one")
+            raise self._damaged(start, "a record has a wrong checksum")
         return kind, body
 
     def _take(self, size: int) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
-            raise self._damaged(self._place, "it is cut short")
+            raise self._damaged(self._place, "it is truncated")
         self._place += size
         return data
 
     def _check_head(self, head: bytes) -> None:
         if self._take(len(head)) != head:
-            raise self._damaged(0, "its head is not that of this chunk of this snapshot")
+            raise self._damaged(0, "its header belongs to another chunk")
 
     def _check_end(self, start: int, body: Array) -> None:
         told = frames.COUNT.unpack(body.data)[0] if len(body) == frames.COUNT.size else -1
         if not told == self._given == self.chunk.elements:
             raise self._damaged(
                 start,
-                f"{self._given} elements have been read; its end tells of {told}, and its name of "
+                f"it has {self._given} elements, but its end says {told} and its name "
                 f"{self.chunk.elements}",
             )
 

@@ -74,8 +74,8 @@ class StreamWriter:
         self._metadata = metadata.read(path)
         if not 0 <= stream < self._metadata.num_streams:
             raise ValueError(
-                f"the snapshot {path!r} has {self._metadata.num_streams} streams, and none of "
-                f"number {stream}"
+                f"the snapshot {path!r} has {self._metadata.num_streams} streams, so there is "
+                f"no stream {stream}"
             )
         if attempt < 0:
             raise ValueError(f"attempts are numbered from 0, not {attempt}")
@@ -215,8 +215,8 @@ class StreamWriter:
             os.mkdir(self._folder)
         except FileExistsError as error:
             raise AlreadyExistsError(
-                f"attempt {attempt} at stream {self._stream} of {self._snapshot!r} has begun "
-                "before: give each its own number, higher than the last"
+                f"attempt {attempt} at stream {self._stream} of {self._snapshot!r} was started "
+                "before: number attempts in ascending order"
             ) from error
         for name in os.listdir(self._stream_folder):
             match = _ATTEMPT.match(name)

@@ -33,8 +33,8 @@ class CacheOutbox(Outbox):
             FailedPreconditionError: Always, for trainers that are late would miss the end.
         """
         raise FailedPreconditionError(
-            "a cross_trainer_cache needs a dataset without end, and this one ends after "
-            f"{self._produced} elements; put .repeat() before distribute"
+            "a cross_trainer_cache needs an infinite dataset, but this one ended after "
+            f"{self._produced} elements: call repeat() before distribute()"
         )
 
     def _oldest_needed(self) -> int:
