@@ -153,7 +153,11 @@ def _constants() -> tuple[list[MPI.Op], Any, int]:
 
 
 def _add_wrapping(source: Any, target: Any, datatype: MPI.Datatype) -> None:
-    """Add 8- or 16-bit integers modulo 2^n (MPI 4.1, 6.9.5), signed ones by the same bits."""
+    """Add 8- or 16-bit integers modulo 2^n (MPI 4.1, 6.9.5), signed ones by the same bits.
+
+    An error ends the job, since mpi4py cannot pass it through MPI. That includes the exception of a
+    signal handler that happens to run here.
+    """
     dtype = np.uint8 if datatype.Get_size() == 1 else np.uint16
     total = np.frombuffer(target, dtype)
     np.add(total, np.frombuffer(source, dtype), out=total)
