@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mpidist.arrays import Array, Finish
-from mpidist.reduce_op import ReduceOp
+from mpidist.reduce_op import MpiReduction, ReduceOp
 
 if TYPE_CHECKING:
     from mpidist.group.core import Core
@@ -35,7 +35,7 @@ class Op:
         group: Whose.
         send: What this rank contributes, or None.
         recv: What this rank gets; both for an operation in place.
-        reduce: MPI's operation for reductions.
+        reduce: Which reduction MPI carries out.
         root: Group rank of the root, or of the other side; -1 for any.
         tag: Of a message.
         finish: What is left to do afterwards.
@@ -70,7 +70,7 @@ class Op:
         group: Core,
         send: Array | None = None,
         recv: Array | None = None,
-        reduce: ReduceOp = ReduceOp.SUM,
+        reduce: MpiReduction = ReduceOp.SUM,
         root: int = -1,
         tag: int = 0,
         finish: Finish = None,

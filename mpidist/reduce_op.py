@@ -1,4 +1,4 @@
-"""How values of several ranks become one, and arrays that MPI can reduce so."""
+"""Reductions, and the arrays that MPI can reduce."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ReduceOp(enum.IntEnum):
 
     @classmethod
     def of(cls, op: Reduction | str) -> Reduction:
-        """Local. The operation meant by a member or a name, in either case of letters.
+        """Return the reduction of a member or a name, in either case of letters.
 
         Raises:
             ValueError: The name is unknown.
@@ -69,10 +69,27 @@ class ReduceOp(enum.IntEnum):
         if isinstance(op, (cls, PremulSum)):
             return op
         try:
-            return cls[str(op).upper()]
+            return NAMED[str(op).upper()]
         except KeyError:
             known = ", ".join(cls.__members__)
             raise ValueError(f"unknown reduction {op!r}; the known ones are {known}") from None
+
+
+NAMED = {
+    spelling: member
+    for name, member in ReduceOp.__members__.items()
+    for spelling in (name, name.lower())
+}
+"""The reductions by name. A look-up enters no Python frame, unlike ``ReduceOp.of``."""
+
+
+class WrappingSum(enum.IntEnum):
+    """The sum of 8- and 16-bit integers modulo 2^n, as NumPy has it; follows ReduceOp's numbers.
+
+    MPI_SUM does not serve: the vector instructions of Open MPI saturate. In messages it is SUM.
+    """
+
+    SUM = len(ReduceOp)
 
 
 class PremulSum:
@@ -105,13 +122,18 @@ class PremulSum:
 Reduction = ReduceOp | PremulSum
 """What an ``op`` argument takes, beside names."""
 
+MpiReduction = ReduceOp | WrappingSum
+"""The reductions that MPI carries out: its own ones and one of ours."""
 
 _REAL = frozenset("bBhHiIlLqQfdg")
 _INTEGER = frozenset("bBhHiIlLqQ")
-# By operation, the types whose arrays MPI reduces as they are, with nothing left to do afterwards.
+# See WrappingSum.
+_SMALL_INTEGERS = frozenset("bBhH")
+# The types whose arrays MPI reduces by an operation of its own, as they are, by operation.
 _NONE: frozenset[str] = frozenset()
 _NUMBERS = NATIVE | {"G"}
-_DIRECT = (_NUMBERS, _NONE, _NUMBERS, _REAL, _REAL, _INTEGER, _INTEGER, _INTEGER, _NONE)
+_SUMMED = _NUMBERS - _SMALL_INTEGERS
+_DIRECT = (_SUMMED, _NONE, _NUMBERS, _REAL, _REAL, _INTEGER, _INTEGER, _INTEGER, _NONE)
 # bool arrays reduce by logic: SUM is "any", PRODUCT is "all".
 _LOGICAL = {
     ReduceOp.SUM: ReduceOp.BOR,
@@ -122,14 +144,14 @@ _LOGICAL = {
 
 
 def is_direct(dtype: np.dtype[Any], op: Reduction | str) -> bool:
-    """Local. Whether MPI reduces a native dtype as it is, with nothing left to do afterwards."""
+    """Return whether MPI reduces a native dtype as it is, by an operation of its own."""
     return op.__class__ is ReduceOp and dtype.char in _DIRECT[op]
 
 
 def to_reduce(
     array: Any, op: Reduction | str, count: int, *, write: bool = True
-) -> tuple[Array, ReduceOp, Finish]:
-    """Local. A contiguous array that MPI can reduce in place of this one.
+) -> tuple[Array, MpiReduction, Finish]:
+    """Return a contiguous array that MPI can reduce in place of this one.
 
     Args:
         array: See :func:`host_view`; numbers or bools, any strides.
@@ -138,20 +160,23 @@ def to_reduce(
         write: Whether the result goes into the array.
 
     Returns:
-        The array to hand to MPI, MPI's operation, and what to call once MPI is done.
+        The array for MPI, the reduction for MPI, and a function to call after MPI, or None.
 
     Raises:
         TypeError: The dtype cannot be reduced so.
         ValueError: The array is read-only.
     """
+    if type(op) is str:
+        op = NAMED.get(op, op)
     if array.__class__ is np.ndarray and op.__class__ is ReduceOp:
         flags, dtype = array.flags, array.dtype
         if (
-            (flags.carray or (not write and flags.c_contiguous and flags.aligned))
-            and dtype.char in _DIRECT[op]
-            and dtype.isnative
-        ):
-            return array, op, None
+            flags.carray or (not write and flags.c_contiguous and flags.aligned)
+        ) and dtype.isnative:
+            if dtype.char in _DIRECT[op]:
+                return array, op, None
+            if op is ReduceOp.SUM and dtype.char in _SMALL_INTEGERS:
+                return array, WrappingSum.SUM, None
     op = ReduceOp.of(op)
     view = host_view(array)
     check_usable(view, write)
@@ -160,19 +185,16 @@ def to_reduce(
     direct = np.require(memory, dtype, ("C", "A"))
     if isinstance(op, PremulSum):
         direct, op = op.times(direct), ReduceOp.SUM
-    average = op is ReduceOp.AVG
-    finish = copier(memory, direct, count if average else None) if write else None
+    finish = copier(memory, direct, count if op is ReduceOp.AVG else None) if write else None
     if write:
         finish = written(view, finish)
-    if dtype == np.bool_:
-        return direct.view(np.uint8), _LOGICAL.get(op, op), finish
-    return direct, ReduceOp.SUM if average else op, finish
+    return _as_numbers(direct), _mpi_reduction(op, dtype), finish
 
 
 def to_reduce_into(
     source: Array, target: Array, op: Reduction | str, count: int
-) -> tuple[Array, Array, ReduceOp, Finish]:
-    """Local. Contiguous arrays for a reduction that reads one array and writes another.
+) -> tuple[Array, Array, MpiReduction, Finish]:
+    """Return contiguous arrays for a reduction that reads one array and writes another.
 
     Args:
         source: Numbers or bools, any strides.
@@ -181,7 +203,8 @@ def to_reduce_into(
         count: How many ranks take part, for AVG.
 
     Returns:
-        The arrays to read from and to write to, MPI's operation, and what to call once MPI is done.
+        The arrays to read and to write, the reduction for MPI, and a function to call after MPI,
+        or None.
 
     Raises:
         TypeError: The dtype cannot be reduced so.
@@ -208,15 +231,25 @@ def to_reduce_into(
     recv = target
     if dtype != target.dtype or not target.flags.carray:
         recv = np.empty(target.shape, dtype)
-    average = op is ReduceOp.AVG
-    finish = written(target, copier(target, recv, count if average else None))
+    finish = written(target, copier(target, recv, count if op is ReduceOp.AVG else None))
+    return _as_numbers(send), _as_numbers(recv), _mpi_reduction(op, dtype), finish
+
+
+def _as_numbers(array: Array) -> Array:
+    return array.view(np.uint8) if array.dtype == np.bool_ else array
+
+
+def _mpi_reduction(op: ReduceOp, dtype: np.dtype[Any]) -> MpiReduction:
+    """Return the reduction that MPI carries out for another one, of arrays of a dtype."""
     if dtype == np.bool_:
-        return send.view(np.uint8), recv.view(np.uint8), _LOGICAL.get(op, op), finish
-    return send, recv, ReduceOp.SUM if average else op, finish
+        return _LOGICAL.get(op, op)
+    if op is ReduceOp.AVG:
+        return ReduceOp.SUM
+    return WrappingSum.SUM if op is ReduceOp.SUM and dtype.char in _SMALL_INTEGERS else op
 
 
 def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]:
-    """What numbers are reduced in; TypeError if they cannot be."""
+    """Return the dtype in which numbers are reduced; raise TypeError if they cannot be."""
     if reduction is ReduceOp.PREMUL_SUM:
         raise ValueError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(0.5)")
     op = ReduceOp(index(reduction))

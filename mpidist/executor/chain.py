@@ -34,7 +34,7 @@ class Chain:
 
     Args:
         comm: The group's communicator.
-        mpi_ops: MPI's operations in the order of ReduceOp.
+        mpi_ops: MPI's operations by MpiReduction.
     """
 
     def __init__(self, comm: MPI.Intracomm, mpi_ops: list[MPI.Op]) -> None:

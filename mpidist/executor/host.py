@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from mpidist.arrays import one_after_the_other
 from mpidist.executor.chain import IN_CHAINS, Chain
 from mpidist.executor.parts import PartsByMessage
@@ -142,8 +144,20 @@ def _calls(method: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[[O
 
 @cache
 def _constants() -> tuple[list[MPI.Op], Any, int]:
-    """MPI's operations in the order of ReduceOp, MPI_IN_PLACE, and MPI_ANY_SOURCE."""
+    """Return MPI's operations by MpiReduction, MPI_IN_PLACE, and MPI_ANY_SOURCE."""
     from mpi4py import MPI
 
     ops = [MPI.SUM, MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]
+    ops += [MPI.OP_NULL, MPI.Op.Create(_add_wrapping, commute=True)]  # PREMUL_SUM ends as a SUM
     return ops, MPI.IN_PLACE, MPI.ANY_SOURCE
+
+
+def _add_wrapping(source: Any, target: Any, datatype: MPI.Datatype) -> None:
+    """Add 8- or 16-bit integers modulo 2^n (MPI 4.1, 6.9.5), signed ones by the same bits.
+
+    An error ends the job, since mpi4py cannot pass it through MPI. That includes the exception of a
+    signal handler that happens to run here.
+    """
+    dtype = np.uint8 if datatype.Get_size() == 1 else np.uint16
+    total = np.frombuffer(target, dtype)
+    np.add(total, np.frombuffer(source, dtype), out=total)

@@ -13,18 +13,18 @@ from mpidist.group.checks import check_list, check_multiple
 from mpidist.group.coalescing import begin_together, returning
 from mpidist.group.core import Core
 from mpidist.op import Op
-from mpidist.reduce_op import ReduceOp, Reduction, is_direct, to_reduce, to_reduce_into
+from mpidist.reduce_op import NAMED, ReduceOp, Reduction, is_direct, to_reduce, to_reduce_into
 from mpidist.work import Work
 
 
 class Reductions(Core):
     """all_reduce and its relatives.
 
-    The types of all: numbers and bools; float16, bfloat16 and float8 reduce in float32, bool by
-    logic, AVG and PREMUL_SUM need a floating or complex dtype. All raise TypeError where the dtype
-    cannot be reduced so, ValueError where a result is to be written into a read-only array,
-    DeadlineExceededError when the group's time limit passes, and GroupBrokenError while an earlier
-    operation of the group is past its limit, and pending.
+    All take numbers and bools: float16, bfloat16 and float8 reduce in float32, bool reduces by
+    logic, integers wrap around as NumPy's do, and AVG and PREMUL_SUM need a floating or complex
+    dtype. All raise TypeError where the dtype cannot be reduced so, ValueError where a result is to
+    be written into a read-only array, DeadlineExceededError when the group's time limit passes, and
+    GroupBrokenError while an earlier operation of the group is past its limit, and pending.
     """
 
     _waste: Array | None = None
@@ -121,6 +121,8 @@ class Reductions(Core):
             A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
             the list has another length, or an array another shape or dtype.
         """
+        if type(op) is str:
+            op = NAMED.get(op, op)
         rows = rows_like(input_list, output, self._size)
         if rows is not None and is_direct(rows.dtype, op):
             record = Op("reduce_scatter", self, rows, output, cast("ReduceOp", op))

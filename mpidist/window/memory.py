@@ -23,7 +23,7 @@ _OWN_BYTES = 1 << 16  # what MPI takes beside the parts, and a page a rank
 # Address space without a promise of memory: Linux refuses promises larger than what it has.
 # Python names the flag from 3.13 on.
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-# Behind each rank's part lies a word that is 1 while somebody adds numbers unknown to MPI.
+# A lock word follows each rank's part. It guards additions that MPI does not do by itself.
 _LOCK_BYTES = 64
 
 

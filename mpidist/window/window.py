@@ -26,7 +26,10 @@ Array = NDArray[Any]
 CHUNK_BYTES = 1 << 20
 _MOST_CHUNKS = 32  # under way at once; some MPI libraries fail with more than some hundred
 # Type characters of the numbers that MPI adds by itself.
-_ADDED_BY_MPI = frozenset("bBhHiIlLqQfdgFDG")
+_ADDED_BY_MPI = frozenset("iIlLqQfdgFDG")
+# Numbers that are added under the lock of a part: MPI does not know halves, and the vector
+# instructions of Open MPI saturate small integers. MPI allows no operations of ours here.
+_ADDED_UNDER_LOCK = ("int8", "uint8", "int16", "uint16", "float16", "bfloat16")
 
 
 class Window:
@@ -172,7 +175,9 @@ class Window:
             self._in_chunks(self._win.Put, rank, offset, source)
 
     def add(self, rank: int, offset: int, data: Array) -> None:
-        """Local. Add to numbers in a rank's part, element by element; each is atomic.
+        """Add to numbers in a rank's part, element by element; each addition is atomic.
+
+        Integers wrap around, as NumPy's do.
 
         Args:
             rank: See :meth:`get`.
@@ -186,8 +191,8 @@ class Window:
         """
         source = _contiguous(data).reshape(-1)
         dtype = source.dtype
-        half = dtype.name in ("float16", "bfloat16")
-        if not dtype.isnative or not (half or dtype.char in _ADDED_BY_MPI):
+        under_lock = dtype.name in _ADDED_UNDER_LOCK
+        if not dtype.isnative or not (under_lock or dtype.char in _ADDED_BY_MPI):
             raise TypeError(
                 f"numbers of dtype {dtype} cannot be added in a window: use integers, floats or "
                 "complex numbers in this machine's byte order"
@@ -196,7 +201,7 @@ class Window:
         if self._win is None:
             with self._adding:
                 _add_to(self._parts[rank][offset : offset + source.nbytes], source)
-        elif half:
+        elif under_lock:
             with self._locked(rank):
                 numbers = np.empty_like(source)
                 self.get(rank, offset, numbers)
@@ -276,7 +281,7 @@ class Window:
 
     @contextlib.contextmanager
     def _locked(self, rank: int) -> Iterator[None]:
-        """Be the only one who adds, to this rank's part, numbers that MPI does not know."""
+        """Hold the lock of a rank's part, for additions that MPI does not do by itself."""
         backoff = Backoff()
         while self._exchange_lock(rank, 0, 1) != 0:
             backoff.pause()

@@ -1,6 +1,7 @@
 """all_reduce, reduce, broadcast, all_gather and barrier of a process group, against NumPy."""
 
 import itertools
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -244,6 +245,52 @@ def test_names_of_operations(group):
         group.all_reduce(copy, name)
         parts = [np.array([float(rank + 1)]) for rank in group.ranks]
         np.testing.assert_allclose(copy, reduced(ReduceOp[name.upper()], parts))
+
+
+REDUCING = {
+    "all_reduce": lambda group, op: group.all_reduce(np.ones(3), op),
+    "reduce": lambda group, op: group.reduce(np.ones(3), group.ranks[0], op),
+    "reduce_scatter": lambda group, op: group.reduce_scatter(
+        np.ones(3), list(np.ones((group.size(), 3))), op
+    ),
+    "reduce_scatter_tensor": lambda group, op: group.reduce_scatter_tensor(
+        np.ones(3), np.ones((group.size(), 3)), op
+    ),
+    "all_reduce_coalesced": lambda group, op: group.all_reduce_coalesced([np.ones(3)], op),
+    "scan": lambda group, op: group.scan(np.ones(3), op),
+    "exscan": lambda group, op: group.exscan(np.ones(3), op),
+}
+
+
+def frames_of(call):
+    """Return how many Python functions a call enters."""
+    entered = []
+    sys.setprofile(lambda _, event, __: entered.append(event) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
+
+
+NAMED = [
+    (name, spelling)
+    for name in REDUCING
+    for spelling in ("sum", "SUM", "mean", "product", "max")
+    if spelling != "mean" or "scan" not in name  # a scan has no mean
+]
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(("name", "spelling"), NAMED)
+def test_names_of_operations_cost_no_frames(group, name, spelling):
+    call = REDUCING[name]
+    counts = []
+    for op in (ReduceOp[spelling.upper()], spelling):
+        call(group, op)  # the first call imports
+        counts.append(frames_of(lambda op=op: call(group, op)))
+    by_member, by_name = counts
+    assert by_name <= by_member
 
 
 @pytest.mark.ranks(2)

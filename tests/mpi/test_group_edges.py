@@ -176,8 +176,8 @@ def test_an_interrupt_between_the_steps_of_an_object_breaks_the_group(world, gro
     if group.rank() == 0:
         submit = group.submit
 
-        def interrupted(op, async_op):
-            result = submit(op, async_op)
+        def interrupted(op, *arguments):
+            result = submit(op, *arguments)
             if op.name == "all_gather":
                 raise Interrupt
             return result

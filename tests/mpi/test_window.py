@@ -79,6 +79,29 @@ def test_concurrent_sums(world, window, name):
 
 
 @pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_sums_of_small_integers_wrap(world, window, dtype):
+    """As NumPy's do, at every length; vector instructions of some MPI libraries saturate."""
+    bounds, counts, sums = np.iinfo(dtype), (*range(71), 1000, (1 << 20) + 5), []
+    data = [np.resize([bounds.max, bounds.min, n + 1, 77], counts[-1]) for n in range(world.size)]
+    data = [values.astype(dtype) for values in data]
+    for count in counts:
+        offset = 64 + np.dtype(dtype).itemsize * (count % 3)
+        window.put(0, offset, np.zeros(count, dtype))
+        world.Barrier()
+        for _ in range(3):
+            window.add(0, offset, data[world.rank][:count])
+        world.Barrier()
+        out = np.empty(count, dtype)
+        window.get(0, offset, out)
+        sums.append(out)
+        world.Barrier()
+    whole = sum(values.astype(int) for values in data) * 3
+    for count, out in zip(counts, sums, strict=True):
+        np.testing.assert_array_equal(out, whole[:count].astype(dtype))
+
+
+@pytest.mark.ranks(1, 2, 3)
 def test_every_number_is_given_once(world, window):
     target, times = world.size - 1, 500
     if world.rank == target:
