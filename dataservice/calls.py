@@ -97,7 +97,7 @@ class Caller:
             work.block(time.monotonic() + _STOP_PERIOD_S)
         try:
             reply: Reply = work.result()
-        except (UnavailableError, UnimplementedError) as error:
+        except (DistNetworkError, UnavailableError, UnimplementedError) as error:
             raise self._gone(error) from error
         return reply
 

@@ -117,12 +117,13 @@ class DispatchServer(_Server):
             inproc, for this process alone, without.
             After a config, this place is that of ``start``.
         start: Whether to start it at once.
-        config: In place of port and protocol.
+        config: In place of port and protocol, which must be left out then.
 
     Raises:
         AlreadyExistsError: The port is in use, or belongs to another rank.
         UnimplementedError: The config asks for something that this version cannot do.
-        ValueError: The port is negative, or the protocol unknown.
+        ValueError: The port is negative, the protocol unknown, or one of them is given beside a
+            config.
     """
 
     def __init__(
@@ -136,11 +137,14 @@ class DispatchServer(_Server):
         if isinstance(protocol, bool):
             start, protocol = protocol, None
         if isinstance(port, DispatcherConfig):
+            _check_alone("a DispatcherConfig", config=config, protocol=protocol)
             config = port
         elif config is None:
             config = DispatcherConfig(port=port, protocol=protocol)
-        _check_config(config, DispatcherConfig)
-        super().__init__(config.protocol or protocol, config.port)
+        else:
+            _check_config(config, DispatcherConfig)
+            _check_alone("config", port=port, protocol=protocol)
+        super().__init__(config.protocol, config.port)
         self._config = config
         self._dispatcher: Dispatcher | None = None
         if start:
@@ -185,13 +189,13 @@ class WorkerServer(_Server):
         protocol: As for :class:`DispatchServer`; None takes that of the dispatcher: in a plain
             process tcp, unless the dispatcher is in this process, over inproc.
         start: Whether to start it at once; that waits until the dispatcher knows it.
-        config: In place of the arguments before.
+        config: In place of port, addresses and protocol, which must be left out then.
 
     Raises:
         AlreadyExistsError: The port is in use, or belongs to another rank.
         UnavailableError: No dispatcher answers in time.
-        ValueError: The dispatcher's address is missing or is none, the port negative, or the
-            protocol unknown.
+        ValueError: The dispatcher's address is missing or is none, the port negative, the protocol
+            unknown, or one of them is given beside a config.
     """
 
     def __init__(
@@ -206,12 +210,16 @@ class WorkerServer(_Server):
     ) -> None:
         if isinstance(dispatcher_address, bool):
             start, dispatcher_address = dispatcher_address, None
+        addresses = {"dispatcher_address": dispatcher_address, "worker_address": worker_address}
         if isinstance(port, WorkerConfig):
+            _check_alone("a WorkerConfig", config=config, protocol=protocol, **addresses)
             config = port
         elif config is None:
             config = WorkerConfig(dispatcher_address, worker_address, port, protocol)
-        _check_config(config, WorkerConfig)
-        super().__init__(config.protocol or protocol, config.port, config.dispatcher_address)
+        else:
+            _check_config(config, WorkerConfig)
+            _check_alone("config", port=port, protocol=protocol, **addresses)
+        super().__init__(config.protocol, config.port, config.dispatcher_address)
         self._config = config
         self._worker: DataWorker | None = None
         if start:
@@ -244,6 +252,16 @@ class WorkerServer(_Server):
     def _finish(self) -> None:
         assert self._worker is not None
         self._worker.close()
+
+
+def _check_alone(given: str, **others: object) -> None:
+    """Raise InvalidArgumentError if arguments that a config has are given beside it."""
+    twice = [name for name, value in others.items() if value is not None and value != 0]
+    if twice:
+        raise InvalidArgumentError(
+            f"{' and '.join(twice)} would be ignored beside {given}: give what you mean in the "
+            "config alone"
+        )
 
 
 def _check_config(config: object, kind: type) -> None:

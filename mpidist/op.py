@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpidist.arrays import Array, Finish
 from mpidist.reduce_op import ReduceOp
@@ -50,6 +50,7 @@ class Op:
         halfway: Whether some of several messages that it is made of may be left.
         late: It itself, under way past its time limit.
         pieces: What it was begun as, if it is too long for one call of MPI.
+        outputs: The arrays that the Work of an asynchronous collective returns; the caller's own.
     """
 
     # What most never set: to have it here makes them cheaper.
@@ -61,6 +62,7 @@ class Op:
     recv_parts: Mapping[int, Array] = MappingProxyType({})
     pieces: Sequence[Op] = ()
     late: Work | None = None
+    outputs: Sequence[Any] | None = None
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Work:
 
     # What most works never set: to have it here makes them cheaper.
     _event: threading.Event | None = None
-    _future: Future[Any] | None = None
+    _future: WorkFuture | None = None
     _callbacks: tuple[Callable[[Work], None], ...] = ()
     _done = False
     _value: Any = None
@@ -114,16 +114,21 @@ class Work:
         return True
 
     def result(self, timeout: Timeout = None) -> Any:
-        """Local. Wait, then return what the operation gives; raises as :meth:`wait`."""
+        """Wait, and return the result of the operation; raises as :meth:`wait`.
+
+        Returns:
+            For a collective, a list of the arrays that receive, as torch returns them: empty on
+            ranks where none does. For ``irecv``, the world rank of the sender.
+        """
         self.wait(timeout)
         return self._value
 
-    def get_future(self) -> Future[Any]:
-        """Local. A ``concurrent.futures.Future`` that ends as this work does."""
+    def get_future(self) -> WorkFuture:
+        """Return a future that ends as this work does, with its result."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            future: Future[Any] = Future()
+            future = WorkFuture()
             future.set_running_or_notify_cancel()  # a work cannot be cancelled, so nor can this
             self._future = future
         self.add_done_callback(_settle)
@@ -233,6 +238,47 @@ class Work:
         return f"<Work {self.name}: {state}>"
 
 
+class WorkFuture(Future[Any]):
+    """A ``concurrent.futures.Future`` that also has the methods of ``torch.futures.Future``."""
+
+    def wait(self) -> Any:
+        """Block until the future has ended; return its value, or raise its error."""
+        return self.result()
+
+    def value(self) -> Any:
+        """Return the value of a future that has ended, or raise its error.
+
+        Raises:
+            RuntimeError: The future has not ended.
+        """
+        if not self.done():
+            raise RuntimeError("the future has no value yet: wait() for it")
+        return self.result()
+
+    def then(self, callback: Callable[[WorkFuture], Any]) -> WorkFuture:
+        """Return a future that ends with what a function of this one returns, or raises.
+
+        Args:
+            callback: It gets this future, once that has ended, and runs on the thread that ends it;
+                at once, on this thread, if it has ended already. It must not wait for others.
+        """
+        following = WorkFuture()
+        following.set_running_or_notify_cancel()
+
+        def ended(_: Future[Any]) -> None:
+            try:
+                value = callback(self)
+            except BaseException as error:
+                following.set_exception(error)
+                if not isinstance(error, Exception):  # of a signal's handler
+                    raise
+            else:
+                following.set_result(value)
+
+        self.add_done_callback(ended)
+        return following
+
+
 class _Following(Work):
     """A Work that ends with others; to look at it is to look at them."""
 
@@ -290,8 +336,7 @@ def gather_works(name: str, works: list[Work]) -> Work:
 
 
 def _settle(work: Work) -> None:
-    future = work._future
-    assert future is not None
+    future = work.get_future()
     if work._error is not None:
         future.set_exception(work._error)
     else:

@@ -88,7 +88,7 @@ def start_gloo(group):
         folder = tempfile.mkdtemp()
         path = f"{folder}/store".encode()
         name[: len(path)] = list(path)
-    group.broadcast(name)
+    group.broadcast(name, 0)
     path = bytes(name).rstrip(b"\0").decode()
     torch_dist.init_process_group(
         "gloo", init_method=f"file://{path}", rank=group.rank(), world_size=group.size()

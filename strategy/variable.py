@@ -28,8 +28,24 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 RuleOf = Callable[["Connection"], int]
 
+_PARTS = 5  # that a strategy makes a variable of
 
-class Variable(ArrayLike):
+
+class _MadeByStrategies(type):
+    """Class of variables. A call of a script, which gives no parts, is told what to call."""
+
+    def __call__(cls, *parts: Any, **options: Any) -> Any:
+        if len(parts) < _PARTS or options:
+            raise TypeError(
+                f"a {cls.__name__} lives on ps tasks and is not made by its class: call "
+                "strategy.get_variable(name, shape, dtype, initializer), in the scope() of a "
+                "ParameterServerStrategy"
+            )
+        return super().__call__(*parts)
+
+
+# NumPy's stubs take NDArrayOperatorsMixin for an ABC, which it is not.
+class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclass]
     """An array that lives on a ps task; made by :func:`get_variable`.
 
     It acts as an array wherever one is expected: each use pulls its value. A worker always sees

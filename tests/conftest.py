@@ -10,7 +10,10 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _cases import host_kernels, stand_in_cupy, stand_in_memory, stand_in_nccl
+# Helpers assert what they await: python -O must not take that away.
+pytest.register_assert_rewrite("_cases")
+
+from _cases import host_kernels, stand_in_cupy, stand_in_memory, stand_in_nccl  # noqa: E402
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)

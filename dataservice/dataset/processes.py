@@ -138,8 +138,10 @@ def _receive(stream: IO[bytes] | None) -> bytes:
 def main() -> None:
     """Local. Be such a process: calls come on standard input, and answers go to standard output."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What the function prints is not an answer, and what it reads no call.
+    # The function's output must not mix with answers, nor its input with calls. Standard output was
+    # a pipe when Python opened it, so it is buffered in blocks, which a killed process would lose.
     os.dup2(2, 1)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     function = pickle.loads(_receive(requests))
     while True:

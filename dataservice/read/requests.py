@@ -19,6 +19,7 @@ from mpidist import Backoff, Endpoint, Work
 from mpidist.errors import (
     CancelledError,
     DeadlineExceededError,
+    DistNetworkError,
     Error,
     FailedPreconditionError,
     NotFoundError,
@@ -265,7 +266,13 @@ class Requests:
             call = task.calls.popleft()
             try:
                 reply = call.work.result()
-            except (CancelledError, NotFoundError, UnavailableError, UnimplementedError) as error:
+            except (
+                CancelledError,
+                DistNetworkError,
+                NotFoundError,
+                UnavailableError,
+                UnimplementedError,
+            ) as error:
                 # The last of one that is being stopped: nothing is served there any more.
                 self._break(task, error)
                 return

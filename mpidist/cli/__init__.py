@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports bad input in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        if message.endswith("required: script, args"):
+        if "are required: script" in message:  # before Python 3.14 "args" follows
             message = f"no script is named; put it after the options: {self.prog} -n 2 train.py"
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 

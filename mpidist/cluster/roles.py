@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpidist.cluster.arguments import is_message
-from mpidist.cluster.spec import ClusterSpec
+from mpidist.cluster.spec import ClusterSpec, described
 
 TRAINING_JOBS = ("chief", "worker", "evaluator", "ps")
 
 
 def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
-    """Local. A ClusterSpec of a dict, a ClusterDef or a ClusterSpec.
+    """Return the ClusterSpec of a dict, a ClusterDef, or a ClusterSpec of any library.
 
     Raises:
         ValueError: It is none of these; or see :class:`ClusterSpec`, as for TypeError.
     """
+    if not isinstance(cluster_spec, Mapping | ClusterSpec):
+        cluster_spec = described(cluster_spec)
     if isinstance(cluster_spec, Mapping | ClusterSpec) or is_message(cluster_spec, "ClusterDef"):
         return ClusterSpec(cluster_spec)
     raise ValueError(

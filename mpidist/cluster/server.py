@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.cluster.addresses import check_addresses, check_alone, check_ranks, ranks_by_address
 from mpidist.cluster.definition import server_def
@@ -14,7 +13,7 @@ from mpidist.cluster.members import Members
 from mpidist.cluster.memory import Memory
 from mpidist.cluster.services import Service, make_services
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
-from mpidist.cluster.started import forget, make_room, set_started
+from mpidist.cluster.started import forget, set_started
 from mpidist.config import config as settings
 from mpidist.endpoint import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.errors import (
@@ -30,6 +29,8 @@ from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.runtime import exits, launched, world
 from mpidist.runtime.exits import is_good_end
 
+_Part = TypeVar("_Part")
+
 
 class Server:
     """A member of a cluster; as ``tf.distribute.Server``.
@@ -40,9 +41,9 @@ class Server:
     There is no session: ``target`` names the server, and nothing connects to it by that name
     alone. Use it as a context manager: leaving it drains what is under way.
 
-    A process has one started Server. One that nobody holds any more stays for strategies to find,
-    and is stopped when the process starts the next one. Strategies that use it, a ``join`` that
-    runs and its services hold it.
+    A process has one started Server at a time. A Server stays started until :meth:`stop`, the end
+    of its ``with`` block, or the end of the process, whether or not the script keeps a reference
+    to it. :func:`mpidist.started_server` returns it.
 
     Args:
         server_or_cluster_def: A ServerDef, a ClusterDef, a ClusterSpec, or a dict.
@@ -58,8 +59,6 @@ class Server:
         TypeError: An argument has a wrong type.
         OpError: Or one of its subclasses, if it cannot start.
     """
-
-    _endpoint: Endpoint | None = None  # also of a Server whose arguments are wrong
 
     def __init__(
         self,
@@ -83,6 +82,7 @@ class Server:
                 "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "
                 "ranks of one MPI world ('mpi'), or all in one process ('inproc')"
             )
+        self._endpoint: Endpoint | None = None
         self._members: Members | None = None
         self._memory: Memory | None = None
         self._own_tasks: list[Task] = []
@@ -132,7 +132,7 @@ class Server:
         return self._task[1]
 
     def start(self) -> None:
-        """Collective over the tasks of the cluster. Start; a second call does nothing.
+        """Start the server; a second call does nothing. Collective over the tasks of the cluster.
 
         A Server that could not start is stopped; make a new one to try again.
 
@@ -140,7 +140,7 @@ class Server:
         a second to leave it.
 
         Raises:
-            AlreadyExistsError: Another Server of this process has been started and is held, or
+            AlreadyExistsError: Another Server of this process has been started and not stopped, or
                 another endpoint has the number of this task's.
             DeadlineExceededError: A task has not started in time; the message names it.
             FailedPreconditionError: The server was stopped, the cluster needs more ranks than there
@@ -152,14 +152,13 @@ class Server:
             raise FailedPreconditionError("a Server that was stopped cannot start; make a new one")
         if self._endpoint is not None:
             return
-        make_room()
+        set_started(self)
         try:
             check_addresses(self._spec)
             if self._transport == "mpi":
                 self._start_in_world()
             else:
                 self._start_alone()
-            set_started(self)
             self._start_services()
         except BaseException as error:
             self._close()
@@ -195,11 +194,6 @@ class Server:
         finally:
             self._close()
 
-    def __del__(self) -> None:
-        # A running one gets here through make_room only, which holds it until then.
-        if self._endpoint is not None and not sys.is_finalizing():
-            self.stop()
-
     def __enter__(self) -> Server:
         self.start()
         return self
@@ -221,22 +215,17 @@ class Server:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The endpoint that serves this task; FailedPreconditionError before ``start``."""
-        if self._stopped:
-            raise FailedPreconditionError(f"the Server {self.target} was stopped; make a new one")
-        if self._endpoint is None:
-            raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
-        return self._endpoint
+        """The endpoint that serves this task.
+
+        Raises:
+            FailedPreconditionError: The server has not been started, or was stopped.
+        """
+        return self._running(self._endpoint)
 
     @property
     def own_tasks(self) -> list[Task]:
         """All (job, index) that live in this process, the script's first."""
         return list(self._own_tasks)
-
-    @property
-    def serves(self) -> bool:
-        """Whether services of this process run."""
-        return bool(self._services) and not self._stopped
 
     def own_index(self, job: str) -> int:
         """Local. Index of this process's task of a job; NotFoundError if it has none."""
@@ -256,9 +245,12 @@ class Server:
 
     @property
     def memory(self) -> Memory:
-        """Memory of the ps tasks, as far as this process reaches it."""
-        assert self._memory is not None, "the Server has not been started"
-        return self._memory
+        """Memory of the ps tasks, as far as this process reaches it.
+
+        Raises:
+            FailedPreconditionError: The server has not been started, or was stopped.
+        """
+        return self._running(self._memory)
 
     def has_left(self, job: str, index: int) -> bool:
         """Local. Whether a task of the cluster has ended, or has closed its Server."""
@@ -286,6 +278,14 @@ class Server:
         return self._groups[job]
 
     # Inside
+
+    def _running(self, part: _Part | None) -> _Part:
+        """Return a part that a running server has; FailedPreconditionError if it does not run."""
+        if self._stopped:
+            raise FailedPreconditionError(f"the Server {self.target} was stopped; make a new one")
+        if part is None:
+            raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
+        return part
 
     def _start_alone(self) -> None:
         check_alone(self._spec, self._task, launched=launched())

@@ -22,7 +22,8 @@ class ClusterSpec:
 
     Args:
         cluster: A dict of job names to lists of addresses, or to dicts of task index to address;
-            a ClusterDef, ours or another library's; or a ClusterSpec.
+            a ClusterDef, ours or another library's; a ClusterSpec; or another library's, an object
+            with ``as_cluster_def()`` or ``as_dict()``, such as ``tf.train.ClusterSpec``.
 
     Raises:
         TypeError: It is none of these, a job's name or an address is not a string, or an index is
@@ -34,6 +35,8 @@ class ClusterSpec:
         self._jobs: dict[str, Tasks]
         # The message that it was made from: it may have fields that are not known here.
         self._message: ClusterDef | None = None
+        if not isinstance(cluster, ClusterSpec | Mapping):
+            cluster = described(cluster)
         if isinstance(cluster, ClusterSpec):
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
             self._message = cluster._message  # which nobody changes
@@ -198,6 +201,19 @@ class ClusterSpec:
         if name not in self._jobs:
             raise ValueError(f"no such job: {name!r}; the jobs are {self.jobs}")
         return self._jobs[name]
+
+
+def described(cluster: Any) -> Any:
+    """Return the message or the dict that another library's cluster spec gives of itself.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(cluster, type):
+        for name in ("as_cluster_def", "as_dict"):
+            describe = getattr(cluster, name, None)
+            if callable(describe):
+                return describe()
+    return cluster
 
 
 def _jobs(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Tasks]:

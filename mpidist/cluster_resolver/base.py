@@ -48,7 +48,7 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Local. Accelerators that a task may use, by kind.
+        """Return the accelerators that a task may use, by kind.
 
         Args:
             task_type: Its job; by default this process's.
@@ -62,10 +62,22 @@ class ClusterResolver(abc.ABC):
         Raises:
             ValueError: There is no such task.
         """
-        if task_type is not None and task_id is not None:
-            self.cluster_spec().task_address(task_type, task_id)
+        self._check_task(task_type, task_id)
         count = len(visible_gpus())
         return {"GPU": count} if count else {}
+
+    def _check_task(self, task_type: str | None, task_id: int | None) -> None:
+        """Raise ValueError if a task that is named, in part or wholly, does not exist."""
+        if task_type is None and task_id is None:
+            return
+        job = self.task_type if task_type is None else task_type
+        if job is None:
+            return  # an index of a job that is not known
+        spec = self.cluster_spec()
+        if task_id is not None:
+            spec.task_address(job, task_id)
+        else:
+            spec.num_tasks(job)
 
     @property
     def environment(self) -> str:

@@ -21,7 +21,7 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: Protocol of the addresses.
 
     Raises:
-        TypeError: ``cluster_spec`` is no ClusterSpec, or ``master`` no string.
+        TypeError: ``cluster_spec`` is not a ClusterSpec of any library, or ``master`` no string.
     """
 
     def __init__(
@@ -34,6 +34,8 @@ class SimpleClusterResolver(ClusterResolver):
         num_accelerators: Mapping[str, int] | None = None,
         rpc_layer: str | None = None,
     ) -> None:
+        if hasattr(cluster_spec, "as_cluster_def") and not isinstance(cluster_spec, type):
+            cluster_spec = ClusterSpec(cluster_spec)
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(f"cluster_spec must be a ClusterSpec, not {cluster_spec!r}")
         if not isinstance(master, str):
@@ -70,7 +72,8 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Local. The accelerators that were given, of every task."""
+        """Return the accelerators that were given, of every task; errors as of the base class."""
+        self._check_task(task_type, task_id)
         return dict(self._accelerators)
 
     @property

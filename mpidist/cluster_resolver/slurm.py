@@ -84,7 +84,8 @@ class SlurmClusterResolver(PlacedResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Local. GPUs of each task: ``{"GPU": 2}``, or ``{}``."""
+        """Return the GPUs of each task: ``{"GPU": 2}``, or ``{}``; errors as of the base class."""
+        self._check_task(task_type, task_id)
         return {"GPU": len(self._gpus)} if self._gpus else {}
 
     def placement(self) -> Placement:

@@ -87,8 +87,13 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Local. What the first resolver says."""
-        return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+        """Return the accelerators of each task, as the first resolver tells them.
+
+        Raises:
+            ValueError: There is no such task in the joined cluster.
+        """
+        self._check_task(task_type, task_id)
+        return self._resolvers[0].num_accelerators(config_proto=config_proto)
 
     @property
     def environment(self) -> str:

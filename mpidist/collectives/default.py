@@ -6,6 +6,7 @@ import os
 import warnings
 from typing import Any
 
+import mpidist.group as group_package
 from mpidist.config import config
 from mpidist.cuda import why_no_gpu
 from mpidist.group import DirectGroup, ProcessGroup
@@ -14,6 +15,7 @@ from mpidist.work import Timeout
 
 BACKENDS = ("mpi", "cpu:mpi", "cpu:mpi,cuda:nccl")
 _DIRECT = BACKENDS[-1]
+_OTHER_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "hccl", "fake")
 
 _default: ProcessGroup | None = None
 _made: list[ProcessGroup] = []  # from the default group; they end with it
@@ -77,11 +79,9 @@ def init_process_group(
         DistBackendError: MPI cannot be started as needed.
         ValueError: The group exists, or an argument contradicts what the launcher says.
     """
-    global _default
     if _default is not None:
         raise ValueError("the default group exists already; destroy_process_group() ends it")
-    if backend is not None and backend.lower() not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; the known ones are {', '.join(BACKENDS)}")
+    check_backend(backend)
     if init_method not in (None, "env://"):
         raise ValueError(
             f"init_method {init_method!r} has no meaning here: MPI needs no rendezvous"
@@ -104,8 +104,27 @@ def init_process_group(
             f"the ranks want different backends, or say MPIDIST_GPU_WAY differently: {wishes}"
         )
     kind = DirectGroup if _DIRECT in wishes else ProcessGroup
-    _default = kind(comm, group_name, timeout)
-    return _default
+    made = kind(comm, group_name, timeout)
+    _become_default(made)
+    return made
+
+
+def check_backend(backend: str | None) -> None:
+    """Raise ValueError, which says what to do, for a backend that this package does not have."""
+    if backend is None or (isinstance(backend, str) and backend.lower() in BACKENDS):
+        return
+    known = ", ".join(BACKENDS)
+    if any(name in str(backend).lower() for name in _OTHER_BACKENDS):
+        raise ValueError(
+            f"backend {backend!r} is not one of this package, which runs on MPI: leave it out (the "
+            f"known ones are {known})"
+        )
+    raise ValueError(f"unknown backend {backend!r}: leave it out; the known ones are {known}")
+
+
+def _become_default(group: ProcessGroup | None) -> None:
+    global _default
+    _default = group_package.WORLD = group
 
 
 def _wish(backend: str | None) -> str | None:
@@ -126,7 +145,6 @@ def destroy_process_group(group: Group = None) -> None:
     Raises:
         ValueError: There is no default group, or the group was destroyed before.
     """
-    global _default
     ending = acting(group)
     if ending is None:
         return
@@ -135,7 +153,7 @@ def destroy_process_group(group: Group = None) -> None:
             if not made.freed:  # by its own method
                 made.free()
         _made.clear()
-        _default = None
+        _become_default(None)
         if ending.freed:
             return
     ending.free()

@@ -6,7 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.collectives.default import BACKENDS, Group, GroupMember, NonGroupMember, given, keep
+from mpidist.collectives.default import (
+    Group,
+    GroupMember,
+    NonGroupMember,
+    check_backend,
+    given,
+    keep,
+)
 from mpidist.group import CartesianGroup, ProcessGroup, make_cartesian, make_group, split
 from mpidist.runtime import world
 from mpidist.work import Timeout
@@ -244,8 +251,7 @@ def _name(description: str | None) -> str:
 
 def check_options(backend: str | None, **options: Any) -> None:
     """Local. ValueError if a backend is unknown, or an option of torch's is given."""
-    if backend is not None and backend.lower() not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; the known ones are {', '.join(BACKENDS)}")
+    check_backend(backend)
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"{name} has no meaning here: leave it None")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -101,43 +99,65 @@ def check_dtype(dtype: np.dtype[Any], whose: str = "an array") -> None:
         )
 
 
-@contextmanager
-def on_device(number: int, doing: str) -> Iterator[Any]:
-    """Local. Make a device current; errors of CUDA within say which it was, and what was done.
+class explained:
+    """Context manager that explains errors of CUDA; see :class:`on_device`.
+
+    A class, because the frames of a generator's context manager form a reference cycle with the
+    error under Python 3.12 and 3.13, and keep pinned memory until the garbage collector runs.
 
     Args:
-        number: Of the device.
-        doing: For messages: ``"copying 16 bytes from it"``.
+        where: The device, for messages.
+        doing: The operation, for messages: ``"copying 16 bytes from it"``.
+    """
 
-    Yields:
-        The package.
+    def __init__(self, where: str, doing: str) -> None:
+        self._where = where
+        self._doing = doing
+
+    def __enter__(self) -> Any:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        # Errors of mpidist say enough.
+        if error is None or isinstance(error, Error) or not isinstance(error, errors_of_cuda()):
+            return
+        # Whoever keeps the error must not keep the pinned memory that ended frames refer to.
+        traceback.clear_frames(error.__traceback__)
+        raise explanation(error, self._where, self._doing) from error
+
+
+class on_device(explained):
+    """Context manager that makes a device current; it yields the package.
+
+    Args:
+        number: Device index.
+        doing: The operation, for messages: ``"copying 16 bytes from it"``.
 
     Raises:
-        ResourceExhaustedError: There is no memory.
-        FailedPreconditionError: CUDA cannot begin in this process.
-        DistBackendError: Anything else of CUDA.
+        ResourceExhaustedError: The device or the host lacks memory.
+        FailedPreconditionError: CUDA cannot start in this process.
+        DistBackendError: CUDA failed in another way.
     """
-    package = cupy()
-    with explained(f"GPU {number}", doing):
-        # To make a device current again gives it a context, which takes memory there.
-        if package.cuda.runtime.getDevice() == number:
-            yield package
-            return
-        with package.cuda.Device(number):
-            yield package
 
+    def __init__(self, number: int, doing: str) -> None:
+        super().__init__(f"GPU {number}", doing)
+        self._number = number
+        self._device: Any = None
 
-@contextmanager
-def explained(where: str, doing: str) -> Iterator[None]:
-    """Local. See :func:`on_device`, for what is done on no device in particular."""
-    try:
-        yield
-    except Error:  # which says enough
-        raise
-    except errors_of_cuda() as error:
-        # Who keeps the error shall not keep pinned memory, which frames that have ended may name.
-        traceback.clear_frames(error.__traceback__)
-        raise explanation(error, where, doing) from error
+    def __enter__(self) -> Any:
+        package = cupy()
+        with explained(self._where, self._doing):
+            # Making the current device current again would create a context, which takes memory.
+            if package.cuda.runtime.getDevice() != self._number:
+                self._device = package.cuda.Device(self._number)
+                self._device.__enter__()
+        return package
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        with explained(self._where, self._doing):
+            if self._device is not None:
+                self._device.__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)
 
 
 def make_current(number: int) -> None:

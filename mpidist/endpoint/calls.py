@@ -12,9 +12,10 @@ from typing import Any
 from mpidist.config import config
 from mpidist.copying import copy_array
 from mpidist.endpoint.credits import Credits
-from mpidist.endpoint.message import Array, Message, Transport, as_bytes
+from mpidist.endpoint.message import NO_ENDPOINT, Array, Message, Transport, as_bytes
 from mpidist.endpoint.request import Reply
-from mpidist.errors import DeadlineExceededError, UnavailableError, from_code
+from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableError, from_code
+from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.runtime.backoff import Backoff
 from mpidist.work import Work
 
@@ -184,7 +185,7 @@ class Calls:
                     raise
             call.complete(Reply(message.body, buffers))
         else:
-            call.complete(error=from_code(failure.code, failure.message))
+            call.complete(error=_error_of(failure))
 
     def are_over(self) -> bool:
         """Local. Whether no request waits for its reply; those past their deadlines end."""
@@ -224,6 +225,12 @@ class Calls:
                 os.sched_yield()
             elif not wait(min(remaining, _WAIT_S), work.is_completed):
                 time.sleep(sleep_s)
+
+
+def _error_of(failure: Failure) -> Exception:
+    if failure.code == NO_ENDPOINT:
+        return DistNetworkError(failure.message)
+    return from_code(failure.code, failure.message)
 
 
 def _placed(buffers: Sequence[Array], into: Sequence[Array]) -> Sequence[Array]:

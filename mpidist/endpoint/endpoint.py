@@ -99,6 +99,7 @@ class Endpoint:
         Raises:
             CancelledError: This endpoint is closed.
             DistNetworkError: There can be no endpoint at the address, or this one cannot reach it.
+                Over mpi the Work fails with it if the rank has no endpoint of that number.
             TypeError: A buffer is no NumPy array, or holds Python objects.
             ValueError: A buffer is not contiguous, or one of ``into`` cannot be written.
         """

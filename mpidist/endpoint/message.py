@@ -38,6 +38,9 @@ THANKS: Final = 6
 LENT: Final = 7
 """Over tcp, after a welcome; the body is a Hello that says whether its memory was found."""
 
+NO_ENDPOINT: Final = 100
+"""Code of a failure, beyond the canonical ones: the receiver has no endpoint of that number."""
+
 
 @dataclass(slots=True, weakref_slot=True)
 class Message:
@@ -54,7 +57,8 @@ class Message:
         peer: Whom it came from or goes to, in the transport's own terms.
         failure: Of a reply: set in place of a result.
         settled: Over tcp: requests whose replies have arrived since the last message.
-        answered: Of a received request: whether it has been.
+        answering: True for a received request from when its answer is about to be sent.
+        answered: True for a received request once its answer has been sent.
         placed: Of a request and its reply: the reply's buffers have arrays to go into.
     """
 
@@ -68,6 +72,7 @@ class Message:
     peer: Any = None
     failure: Failure | None = None
     settled: Sequence[int] = ()
+    answering: bool = False
     answered: bool = False
     placed: bool = False
 

@@ -8,7 +8,9 @@ waits for the receiver, and a large message that is still arriving holds up neit
 other ranks. Requests and notices of one rank are delivered in the order in which they were sent.
 
 Endpoint number n lives on rank n modulo the size of the world, so that number r is the first
-endpoint of rank r.
+endpoint of rank r. Requests for it are kept until it opens, and so are those for numbers from
+:data:`AGREED_NUMBERS` on. A request for another number that is not open fails at once: such a
+number is mostly a mistaken rank.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
-from mpidist.endpoint.address import Address
+from mpidist.endpoint.address import Address, is_loopback
 from mpidist.endpoint.doorbell import Doorbell
 from mpidist.endpoint.frames import pack
-from mpidist.endpoint.message import REPLY, REQUEST, Array, Message
+from mpidist.endpoint.message import NO_ENDPOINT, REPLY, REQUEST, Array, Message
 from mpidist.endpoint.mpi_arrivals import (
     ANNOUNCEMENT,
     ANNOUNCES,
@@ -56,6 +58,10 @@ _LONGEST_AHEAD = 1024
 # than is gained: MPI copies once.
 _LARGEST_PLACED = 8 << 20
 _UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
+
+AGREED_NUMBERS = 1 << 20
+"""From here on endpoint numbers are not taken as they come: both sides know them beforehand, and
+either may be first."""
 
 
 class MpiTransport:
@@ -148,8 +154,23 @@ class MpiTransport:
         return self._world.host
 
     def resolve(self, address: Address) -> int:
-        """Local. The rank of an address."""
-        return address.port % self._world.size
+        """Return the rank of an address; DistNetworkError if the host is not that rank's."""
+        rank = address.port % self._world.size
+        if address.host != self._world.hosts[rank] and not self._is_host_of(rank, address.host):
+            raise DistNetworkError(
+                f"{address} cannot be reached: endpoint {address.port} belongs to rank {rank} of "
+                f"{self._world.size}, whose host is {self._world.hosts[rank]}; use the address "
+                "that Endpoint.address gives there"
+            )
+        return rank
+
+    def _is_host_of(self, rank: int, host: str) -> bool:
+        """Return whether another name than the one that the rank's host gives itself means it."""
+        own, named = self._world.hosts[rank].lower(), host.lower()
+        if is_loopback(named):
+            return self._world.nodes[rank] == self._world.nodes[self._world.rank]
+        # One of them may be the fully qualified name.
+        return own == named or own.startswith(f"{named}.") or named.startswith(f"{own}.")
 
     def send(self, message: Message) -> None:
         """Local. See :class:`Transport`."""
@@ -267,16 +288,30 @@ class MpiTransport:
             self._refuse(message)
 
     def _may_open(self, number: int) -> bool:
-        """Whether a message for an endpoint that is not there can be kept for it."""
-        mine = number % self._world.size == self._world.rank
-        return mine and number not in self._closed and len(self._unclaimed) < _UNCLAIMED
+        """Return whether a message for an endpoint that is not open can be kept for it."""
+        is_expected = self._is_expected(number) and number not in self._closed
+        return is_expected and len(self._unclaimed) < _UNCLAIMED
+
+    def _is_expected(self, number: int) -> bool:
+        """Return whether an endpoint of this rank has its number before anything opens it."""
+        size, rank = self._world.size, self._world.rank
+        return number == rank or (number >= AGREED_NUMBERS and number % size == rank)
 
     def _refuse(self, message: Message) -> None:
-        why = "was closed before" if message.receiver in self._closed else "is not there for"
-        failure = Failure(
-            code=UnavailableError.code,
-            message=f"mpi://{self.host()}:{message.receiver} {why} {message.method}",
-        )
+        number, size = message.receiver, self._world.size
+        failure = Failure(code=UnavailableError.code)
+        what = f"mpi://{self.host()}:{number}"
+        if number in self._closed:
+            failure.message = f"{what} was closed before {message.method}"
+        elif self._is_expected(number):
+            failure.message = f"{what} is not there for {message.method}"
+        else:
+            failure.code = NO_ENDPOINT
+            failure.message = (
+                f"nothing serves {what}, which {message.method} was sent to: rank "
+                f"{self._world.rank} has no endpoint {number} (the ranks are 0 to {size - 1}; "
+                "Endpoint.address tells the addresses of further endpoints)"
+            )
         self.send(Message(REPLY, message.id, message.sender, peer=message.peer, failure=failure))
 
     def _end(self) -> None:

@@ -58,11 +58,14 @@ class Request:
         return self._services.process_of(self._message)
 
     def reply(self, body: bytes = b"", buffers: Sequence[Array] = ()) -> None:
-        """Local. Answer; from any thread, once."""
+        """Send the answer, from any thread. A second answer is logged as an error, and dropped."""
         self._services.answer(self._message, Reply(body, buffers), None)
 
     def fail(self, error: BaseException) -> None:
-        """Local. Answer with an error; an OpError arrives as the same class."""
+        """Answer with an error; an OpError arrives as the same class.
+
+        After another answer the error is logged, with its traceback, and not sent.
+        """
         self._services.answer(self._message, Reply(), error)
 
 

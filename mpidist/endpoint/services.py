@@ -13,7 +13,7 @@ from weakref import ref
 
 from mpidist.endpoint.message import NOTICE, REPLY, REQUEST, Message, Transport, check_buffers
 from mpidist.endpoint.request import LATER, Handler, Reply, Request, failure_of
-from mpidist.errors import UnavailableError, UnimplementedError, UnknownError
+from mpidist.errors import CancelledError, UnavailableError, UnimplementedError, UnknownError
 from mpidist.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Services:
         self._asleep = False
         self._thread: threading.Thread | None = None
         self._serving = threading.Lock()
+        self._answering = threading.Lock()
         self._server = 0  # the thread that serves
         self._end: Callable[[], None] | None = None
         self._draining = False
@@ -201,12 +202,14 @@ class Services:
         return self._transport.process_of(message.peer)
 
     def answer(self, message: Message, reply: Reply, error: BaseException | None) -> None:
-        """Local. Answer a message; called by its :class:`Request`, on any thread.
+        """Answer a request; called by its :class:`Request`, on any thread.
+
+        A second answer is logged and not sent: the caller takes the first one alone.
 
         Args:
-            message: What is answered; an error of a notice is only logged.
+            message: The request, or a notice, of which an error is only logged.
             reply: The result.
-            error: What went wrong, in place of the result.
+            error: The error of the handler, in place of the result.
         """
         if message.kind == NOTICE:
             if error is not None:
@@ -223,14 +226,36 @@ class Services:
             message.peer,
             placed=message.placed,
         )
+        with self._answering:
+            is_second, message.answering = message.answering, True
+        if is_second:
+            self._report_second(message, error)
+            return
         if error is not None:
             answer.failure = failure_of(error, message.method, self._name)
-        self._transport.send(answer)
+        try:
+            self._transport.send(answer)
+        except BaseException:  # a reply that cannot be sent: the error that says so can be
+            message.answering = False
+            raise
         message.answered = True
         if self._deferred:
             self._deferred.pop(id(message), None)
 
     # Inside
+
+    def _report_second(self, message: Message, error: BaseException | None) -> None:
+        # close() has told the caller that there will be no result; only another error is news.
+        if self._closed and isinstance(error, CancelledError | UnavailableError | None):
+            return
+        logger.error(
+            "%s: a second answer to %s of %s is dropped, for a request has one answer: %s",
+            self._name,
+            message.method,
+            self.process_of(message),
+            "an error" if error is not None else "a reply; return LATER after Request.reply()",
+            exc_info=error,
+        )
 
     def _report_loss(self, process: str) -> None:
         logger.info("%s: %s is gone", self._name, process)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import DistBackendError
 from mpidist.op import Op
@@ -94,13 +95,18 @@ class RequestWork(Work):
         except BaseException as error:  # to begin again would divide a mean twice
             self._end(error=backend_error(self._op, error))
             raise
+        if self._op.outputs is not None:
+            self._end(self._op.outputs)
+            return
         group = self._op.group
         source = self._status.source if self._op.name == "recv" else -1
         self._end(group.ranks[source] if source >= 0 else None)
 
-    def _end(self, value: int | None = None, error: BaseException | None = None) -> None:
+    def _end(
+        self, value: Sequence[Any] | int | None = None, error: BaseException | None = None
+    ) -> None:
         self._begun.pop(id(self), None)
-        # Its handle may be kept, and its arrays may be large.
+        # Its handle may be kept, and memory that the operation has made may be large.
         self._op = Op(self._op.name, self._op.group)
         self.complete(value, error)
 

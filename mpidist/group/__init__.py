@@ -1,4 +1,7 @@
-"""Process groups: ranks that act together."""
+"""Process groups: ranks that act together.
+
+``WORLD`` is the default group, as ``torch.distributed.group.WORLD``; None before there is one.
+"""
 
 from mpidist.group.cartesian import CartesianGroup, make_cartesian
 from mpidist.group.coalescing import Coalescing
@@ -8,7 +11,10 @@ from mpidist.group.prepared import Prepared
 from mpidist.group.process_group import ProcessGroup
 from mpidist.group.way_table import WayTable
 
+WORLD: ProcessGroup | None = None
+
 __all__ = [
+    "WORLD",
     "CartesianGroup",
     "Coalescing",
     "DirectGroup",

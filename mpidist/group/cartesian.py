@@ -109,7 +109,7 @@ class CartesianGroup(ProcessGroup):
         """
         target, own = host_view(output), host_view(input)
         self._check_parts("neighbor_all_gather", target.shape, own.shape)
-        return self._exchange_with_neighbors("neighbor_all_gather", target, own, async_op)
+        return self._exchange_with_neighbors("neighbor_all_gather", target, own, async_op, output)
 
     def neighbor_all_to_all(self, output: Any, input: Any, async_op: bool = False) -> Work | None:
         """Collective. Send each neighbour its part of ``input``, and receive one from each.
@@ -129,7 +129,7 @@ class CartesianGroup(ProcessGroup):
         target, parts = host_view(output), host_view(input)
         self._check_parts("neighbor_all_to_all", target.shape, parts.shape[1:])
         self._check_parts("neighbor_all_to_all", parts.shape, parts.shape[1:])
-        return self._exchange_with_neighbors("neighbor_all_to_all", target, parts, async_op)
+        return self._exchange_with_neighbors("neighbor_all_to_all", target, parts, async_op, output)
 
     # Inside
 
@@ -141,13 +141,13 @@ class CartesianGroup(ProcessGroup):
             )
 
     def _exchange_with_neighbors(
-        self, name: str, target: Any, source: Any, async_op: bool
+        self, name: str, target: Any, source: Any, async_op: bool, output: Any
     ) -> Work | None:
         if target.dtype != source.dtype:
             raise ValueError(f"{name} needs one dtype, not {target.dtype} and {source.dtype}")
         recv, finish = to_move(target, write=True)
         return self.submit(
-            Op(name, self, movable(apart(source, target)), recv, finish=finish), async_op
+            Op(name, self, movable(apart(source, target)), recv, finish=finish), async_op, [output]
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,11 @@ def begin_together(group: Core, name: str, ops: Sequence[Op], async_op: bool) ->
     return None
 
 
+def returning(work: Work | None, outputs: Sequence[Any]) -> Work | None:
+    """Return a Work whose result is a list of output arrays; None where there is no Work."""
+    return None if work is None else work.then(lambda _: list(outputs))
+
+
 def check_distinct(ops: Sequence[Op]) -> None:
     """Local. ValueError if what one operation writes is read or written by another."""
     used = [
@@ -150,4 +156,6 @@ def _as_one(ops: list[Op]) -> Op:
             if op.finish is not None:
                 op.finish()
 
-    return Op(first.name, first.group, None, together, first.reduce, first.root, finish=finish)
+    whole = Op(first.name, first.group, None, together, first.reduce, first.root, finish=finish)
+    whole.outputs = [output for op in ops for output in op.outputs or ()]
+    return whole

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpidist.config import config
 from mpidist.errors import DeadlineExceededError, GroupBrokenError
@@ -121,12 +121,16 @@ class Core:
             if not pending and self._torn is None:
                 self._comm.Free()
 
-    def submit(self, op: Op, async_op: bool) -> RequestWork | None:
+    def submit(
+        self, op: Op, async_op: bool, outputs: Sequence[Any] | None = None
+    ) -> RequestWork | None:
         """Collective. Carry out an operation, in the order in which threads submit them.
 
         Args:
             op: The operation.
             async_op: Return at once.
+            outputs: The arrays that ``result()`` of the Work returns, as a list; by default those
+                that the operation has.
 
         Returns:
             A Work if ``async_op``, and nothing is being collected; else None.
@@ -136,7 +140,7 @@ class Core:
             DistBackendError: MPI failed.
             GroupBrokenError: An earlier operation of the group is past its limit, and pending.
         """
-        if self._collecting and self._collect(op):
+        if self._collecting and self._collect(op, outputs):
             return None
         limit = self._timeout if op.limit is None else op.limit
         if fork.unusable:  # the lock of a forked child may be locked for ever
@@ -153,6 +157,8 @@ class Core:
             if self._compares:
                 self._compare(op, limit)
             if async_op:
+                if outputs is not None:
+                    op.outputs = list(outputs)
                 work = self._begin(op)
                 work.limit = limit
                 return work
@@ -266,10 +272,12 @@ class Core:
     def _is_collecting(self) -> bool:
         return bool(self._collecting) and threading.get_ident() in self._collecting
 
-    def _collect(self, op: Op) -> bool:
+    def _collect(self, op: Op, outputs: Sequence[Any] | None) -> bool:
         ops = self._collecting.get(threading.get_ident())
         if ops is None:
             return False
+        if outputs is not None:
+            op.outputs = list(outputs)
         ops.append(op)
         return True
 

@@ -84,7 +84,7 @@ class DirectGroup(ProcessGroup):
         group_dst: int | None = None,
     ) -> Work | None:
         """Collective. As :meth:`ProcessGroup.reduce`."""
-        root = self._peer("dst", dst, group_dst, default=0)
+        root = self._peer("dst", dst, group_dst)
         if async_op or not self._goes("reduce", [array], op, root):
             return super().reduce(array, dst, op, async_op, group_dst)
         return None
@@ -97,7 +97,7 @@ class DirectGroup(ProcessGroup):
         group_src: int | None = None,
     ) -> Work | None:
         """Collective. As :meth:`ProcessGroup.broadcast`."""
-        root = self._peer("src", src, group_src, default=0)
+        root = self._peer("src", src, group_src)
         if async_op or not self._goes("broadcast", [array], None, root):
             return super().broadcast(array, src, async_op, group_src)
         return None

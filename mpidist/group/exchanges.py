@@ -40,14 +40,14 @@ class Exchanges(Core):
         if are_plain_and_apart(input_list, output_list):
             self._check_own(input_list[self._rank].size, output_list[self._rank].size)
             given, taken = dict(enumerate(input_list)), dict(enumerate(output_list))
-            return self._exchange("all_to_all", given, taken, None, async_op)
+            return self._exchange("all_to_all", given, taken, None, async_op, outputs=output_list)
         outputs, inputs = host_views(output_list, read=False), host_views(input_list)
         dtype = inputs[0].dtype
         if [a for a in (*outputs, *inputs) if a.dtype is not dtype and a.dtype != dtype]:
             kinds = sorted({str(array.dtype) for array in (*outputs, *inputs)})
             raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
         self._check_own(inputs[self._rank].size, outputs[self._rank].size)
-        return self._exchange_all(*parts_to_move(inputs, outputs), async_op)
+        return self._exchange_all(*parts_to_move(inputs, outputs), async_op, output_list)
 
     def all_to_all_single(
         self,
@@ -83,7 +83,7 @@ class Exchanges(Core):
             takes = self._rows("output", target, output_split_sizes)
             self._check_own(gives[self._rank], takes[self._rank])
             given, taken = _stretches(send, gives, gives_unit), _stretches(recv, takes, takes_unit)
-            return self._exchange_all(given, taken, finish, async_op)
+            return self._exchange_all(given, taken, finish, async_op, [output])
         self._equal_rows("input", source)
         self._equal_rows("output", target)
         if source.size != target.size:
@@ -93,8 +93,8 @@ class Exchanges(Core):
             )
         if send.size > LARGEST_COUNT:
             given, taken = self._equal_parts(send), self._equal_parts(recv)
-            return self._exchange_all(given, taken, finish, async_op)
-        return self.submit(Op("all_to_all", self, send, recv, finish=finish), async_op)
+            return self._exchange_all(given, taken, finish, async_op, [output])
+        return self.submit(Op("all_to_all", self, send, recv, finish=finish), async_op, [output])
 
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
         """Collective. Return once all members have entered.
@@ -112,7 +112,7 @@ class Exchanges(Core):
         """
         record = Op("barrier", self)
         record.limit = seconds(timeout)
-        return self.submit(record, async_op)
+        return self.submit(record, async_op, [])
 
     # Inside
 
@@ -152,11 +152,21 @@ class Exchanges(Core):
         return list(whole.reshape(self._size, -1))
 
     def _exchange_all(
-        self, given: Sequence[Array], taken: Sequence[Array], finish: Finish, async_op: bool
+        self,
+        given: Sequence[Array],
+        taken: Sequence[Array],
+        finish: Finish,
+        async_op: bool,
+        outputs: Sequence[Any],
     ) -> Work | None:
         """all_to_all of parts of any sizes, one a member."""
         return self._exchange(
-            "all_to_all", dict(enumerate(given)), dict(enumerate(taken)), finish, async_op
+            "all_to_all",
+            dict(enumerate(given)),
+            dict(enumerate(taken)),
+            finish,
+            async_op,
+            outputs=outputs,
         )
 
     def _exchange(
@@ -167,11 +177,12 @@ class Exchanges(Core):
         finish: Finish,
         async_op: bool,
         root: int = -1,
+        outputs: Sequence[Any] | None = None,
     ) -> Work | None:
         """Parts by the group rank to which they go, or from which they come."""
         record = Op(name, self, root=root, finish=finish)
         record.send_parts, record.recv_parts = given, taken
-        return self.submit(record, async_op)
+        return self.submit(record, async_op, outputs)
 
 
 def _stretches(array: Array, counts: Sequence[int], unit: int) -> list[Array]:

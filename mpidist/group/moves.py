@@ -18,7 +18,7 @@ from mpidist.array_lists import (
 )
 from mpidist.arrays import Array, Finish, apart, host_view, movable, to_move
 from mpidist.group.checks import check_list, check_multiple, list_of_root
-from mpidist.group.coalescing import coalesce
+from mpidist.group.coalescing import coalesce, returning
 from mpidist.group.exchanges import Exchanges
 from mpidist.op import WORTH_A_MESSAGE, Op
 from mpidist.work import Work
@@ -45,22 +45,22 @@ class Moves(Exchanges):
 
         Args:
             array: Same shape and dtype on all members; writable but on the root.
-            src: World rank of the root; without it, and without ``group_src``, the first member.
+            src: World rank of the root.
             async_op: Return at once.
-            group_src: Group rank of the root.
+            group_src: Group rank of the root, in place of ``src``.
 
         Returns:
             A Work if ``async_op``, else None.
 
         Raises:
-            ValueError: The array receives but is read-only, or the root is not a member.
+            ValueError: The array receives but is read-only, or the root is missing or not a member.
             DeadlineExceededError: The group's time limit passed.
             GroupBrokenError: An earlier operation of the group is past its limit, and pending.
         """
-        root = self._peer("src", src, group_src, default=0)
+        root = self._peer("src", src, group_src)
         buffer, finish = to_move(array, write=self._rank != root)
         record = Op("broadcast", self, None, buffer, root=root, finish=finish)
-        return self.submit(record, async_op)
+        return self.submit(record, async_op, [array])
 
     def all_gather(
         self, array_list: Sequence[Any], array: Any, async_op: bool = False
@@ -78,16 +78,18 @@ class Moves(Exchanges):
         rows = rows_like(array_list, array, self._size)
         if rows is not None:
             if array.nbytes < WORTH_A_MESSAGE:
-                return self.submit(Op("all_gather", self, array, rows), async_op)
-            return self._gather_messages(array, array_list, None, async_op)
+                return self.submit(Op("all_gather", self, array, rows), async_op, array_list)
+            return self._gather_messages(array, array_list, None, async_op, array_list)
         outputs, own = host_views(array_list, read=False), host_view(array)
         check_list(self, "all_gather", outputs, own)
         if own.nbytes >= WORTH_A_MESSAGE:
             part, taken, finish = self._careful_messages(own, outputs)
-            return self._gather_messages(part, taken, finish, async_op)
+            return self._gather_messages(part, taken, finish, async_op, array_list)
         memory, finish = spread(outputs)
         part, gathered = movable(apart(own, memory)), movable(memory)
-        return self.submit(Op("all_gather", self, part, gathered, finish=finish), async_op)
+        return self.submit(
+            Op("all_gather", self, part, gathered, finish=finish), async_op, array_list
+        )
 
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False
@@ -109,9 +111,11 @@ class Moves(Exchanges):
             rows = self._equal_parts(gathered)
             row = rows[self._rank]
             part = row if lies_at(own, row) else movable(apart(own, target))
-            return self._gather_messages(part, rows, finish, async_op)
+            return self._gather_messages(part, rows, finish, async_op, [output])
         part = movable(apart(own, target))
-        return self.submit(Op("all_gather", self, part, gathered, finish=finish), async_op)
+        return self.submit(
+            Op("all_gather", self, part, gathered, finish=finish), async_op, [output]
+        )
 
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Any]], inputs: Sequence[Any], async_op: bool = False
@@ -140,7 +144,7 @@ class Moves(Exchanges):
         with coalesce(self, "all_gather_coalesced", async_op) as together:
             for number, array in enumerate(inputs):
                 self.all_gather([outputs[number] for outputs in output_lists], array)
-        return together.work
+        return returning(together.work, [list(outputs) for outputs in output_lists])
 
     def gather(
         self,
@@ -167,25 +171,31 @@ class Moves(Exchanges):
             rows = rows_like(gather_list, array, self._size)
             if rows is not None:
                 if array.nbytes < WORTH_A_MESSAGE:
-                    return self.submit(Op("gather", self, array, rows, root=root), async_op)
+                    return self.submit(
+                        Op("gather", self, array, rows, root=root), async_op, gather_list or ()
+                    )
                 taken = dict(enumerate(gather_list))
-                return self._exchange("gather", {root: array}, taken, None, async_op, root)
+                return self._exchange(
+                    "gather", {root: array}, taken, None, async_op, root, gather_list or ()
+                )
         outputs = list_of_root(self, "gather_list", gather_list, root, read=False)
         own = host_view(array)
         if outputs is None:
             part = movable(own)
             if part.nbytes >= WORTH_A_MESSAGE:
-                return self._exchange("gather", {root: part}, {}, None, async_op, root)
-            return self.submit(Op("gather", self, part, root=root), async_op)
+                return self._exchange(
+                    "gather", {root: part}, {}, None, async_op, root, gather_list or ()
+                )
+            return self.submit(Op("gather", self, part, root=root), async_op, gather_list or ())
         check_list(self, "gather", outputs, own)
         if own.nbytes >= WORTH_A_MESSAGE:
             part, parts, finish = self._careful_messages(own, outputs)
             given, taken = {root: part}, dict(enumerate(parts))
-            return self._exchange("gather", given, taken, finish, async_op, root)
+            return self._exchange("gather", given, taken, finish, async_op, root, gather_list or ())
         memory, finish = spread(outputs)
         part = movable(apart(own, memory))
         record = Op("gather", self, part, movable(memory), root=root, finish=finish)
-        return self.submit(record, async_op)
+        return self.submit(record, async_op, gather_list or ())
 
     def scatter(
         self,
@@ -212,9 +222,13 @@ class Moves(Exchanges):
             rows = rows_like(scatter_list, array, self._size)
             if rows is not None:
                 if array.nbytes < WORTH_A_MESSAGE:
-                    return self.submit(Op("scatter", self, rows, array, root=root), async_op)
+                    return self.submit(
+                        Op("scatter", self, rows, array, root=root), async_op, [array]
+                    )
                 given = dict(enumerate(scatter_list))
-                return self._exchange("scatter", given, {root: array}, None, async_op, root)
+                return self._exchange(
+                    "scatter", given, {root: array}, None, async_op, root, [array]
+                )
         inputs = list_of_root(self, "scatter_list", scatter_list, root, read=True)
         own = host_view(array, read=False)
         if inputs is not None:
@@ -222,10 +236,12 @@ class Moves(Exchanges):
         if own.nbytes >= WORTH_A_MESSAGE:
             parts, (part,), finish = parts_to_move(inputs or [], [own])
             given, taken = dict(enumerate(parts)), {root: part}
-            return self._exchange("scatter", given, taken, finish, async_op, root)
+            return self._exchange("scatter", given, taken, finish, async_op, root, [array])
         send = None if inputs is None else movable(apart(collect(inputs), own))
         recv, finish = to_move(own, write=True)
-        return self.submit(Op("scatter", self, send, recv, root=root, finish=finish), async_op)
+        return self.submit(
+            Op("scatter", self, send, recv, root=root, finish=finish), async_op, [array]
+        )
 
     # Inside
 
@@ -240,8 +256,15 @@ class Moves(Exchanges):
         return part, taken, finish
 
     def _gather_messages(
-        self, part: Array, rows: Sequence[Array], finish: Finish, async_op: bool
+        self,
+        part: Array,
+        rows: Sequence[Array],
+        finish: Finish,
+        async_op: bool,
+        outputs: Sequence[Any],
     ) -> Work | None:
         """all_gather of parts that are messages of their own."""
         given = dict.fromkeys(range(self._size), part)
-        return self._exchange("all_gather", given, dict(enumerate(rows)), finish, async_op)
+        return self._exchange(
+            "all_gather", given, dict(enumerate(rows)), finish, async_op, outputs=outputs
+        )

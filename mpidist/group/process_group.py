@@ -125,18 +125,20 @@ class ProcessGroup(Reductions, Objects):
         return self.submit
 
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
-        """Collective. A barrier that names the ranks that do not come.
+        """Collective. Run a barrier that names the ranks that do not come in time.
 
-        The first member waits for a message from each of the others, tells all of them who has not
-        come in time, and waits until they have heard it: so all fail together. If the first itself
-        does not come, the others notice after twice the time.
+        The first member waits for a message from each of the others, tells all of them which ranks
+        have not come in time, and waits until they have heard it: so all fail together. If the
+        first itself does not come, the others notice after twice the time. A rank that comes later
+        is told that it is the late one.
 
         Args:
             timeout: Seconds or a timedelta; by default the group's, or 30 minutes.
             wait_all_ranks: Name all that are missing, not the first alone.
 
         Raises:
-            DeadlineExceededError: Some have not come in time; on every rank that has.
+            DeadlineExceededError: A rank has not come in time; on every rank. The message names
+                it.
         """
         limit = seconds(timeout)
         limit = self._timeout if limit is None else limit
@@ -144,32 +146,70 @@ class ProcessGroup(Reductions, Objects):
         # Of this call alone: what comes too late must not be taken for a part of a later one.
         self._monitored = (self._monitored + 1) % len(_TAGS)
         tag, deadline = _TAGS[self._monitored], time.monotonic() + limit
+        gone: list[int] = []
         if self._rank:
             missing = self._report_to_first(tag, deadline + limit)
         else:
-            missing = self._collect_reports(tag, deadline, limit, wait_all_ranks)
-        if missing:
-            raise DeadlineExceededError(
-                f"monitored_barrier of group {self.name!r}: rank(s) "
-                f"{', '.join(str(self.ranks[rank]) for rank in missing)} did not come within "
+            missing, gone = self._collect_reports(tag, deadline, limit, wait_all_ranks)
+        if missing or gone:
+            raise self._blame(missing, gone, limit)
+
+    def _blame(
+        self, missing: Sequence[int], gone: Sequence[int], limit: float
+    ) -> DeadlineExceededError:
+        """Return the error of a monitored barrier.
+
+        Args:
+            missing: Group ranks that have not come in time; this one, if it is late.
+            gone: Group ranks that came in time, and gave up before this one came.
+            limit: Time limit of the barrier, in seconds.
+        """
+        reasons = []
+        if gone:
+            reasons.append(
+                f"rank {self.ranks[self._rank]}, this one, is late: rank(s) {self._listed(gone)} "
+                f"came in time, waited for it for {2 * limit:g} s and gave up"
+            )
+        elif self._rank in missing:
+            reasons.append(
+                f"rank {self.ranks[self._rank]}, this one, is late: the others waited for "
                 f"{limit:g} s"
             )
+        absent = [rank for rank in missing if rank != self._rank]
+        if absent:
+            reasons.append(f"rank(s) {self._listed(absent)} did not come within {limit:g} s")
+        return DeadlineExceededError(
+            f"monitored_barrier of group {self.name!r}: {'; '.join(reasons)}"
+        )
 
-    def _collect_reports(self, tag: int, deadline: float, limit: float, every: bool) -> list[int]:
-        """Group ranks that have not come, all or the first, after telling the others."""
+    def _listed(self, ranks: Sequence[int]) -> str:
+        """Return the world ranks of some members, as text."""
+        return ", ".join(str(self.ranks[rank]) for rank in ranks)
+
+    def _collect_reports(
+        self, tag: int, deadline: float, limit: float, every: bool
+    ) -> tuple[list[int], list[int]]:
+        """Wait for the other members, and tell them which ones are missing.
+
+        Returns:
+            The group ranks that have not come, all or the first; and those that came in time and
+            have given up meanwhile, since this one came late.
+        """
         others = range(1, self._size)
         missing = self._silent(others, tag, deadline)
-        verdict = np.zeros(self._size, np.int8)
-        verdict[missing if every else missing[:1]] = 1
+        told = missing if every else missing[:1]
         for rank in others:
+            verdict = np.zeros(self._size, np.int8)
+            verdict[told] = 1
+            verdict[rank] = rank in missing  # a late rank is told so, whichever others are late
             self._begin_message(Op("send", self, verdict, root=rank, tag=tag))
         came = [rank for rank in others if rank not in missing]
         # Those that have given up meanwhile do not answer.
         gone = self._silent(came, tag, max(deadline, time.monotonic() + limit))
-        return (missing + gone) if every else (missing + gone)[:1]
+        return told, gone
 
     def _report_to_first(self, tag: int, deadline: float) -> list[int]:
-        """Group ranks that have not come, as far as the first member says so."""
+        """Report to the first member, and return the group ranks that it says are missing."""
         verdict = np.zeros(self._size, np.int8)
         here = np.ones(1, np.int8)
         self._begin_message(Op("send", self, here, root=0, tag=tag))
@@ -180,7 +220,7 @@ class ProcessGroup(Reductions, Objects):
         return [int(rank) for rank in np.flatnonzero(verdict)]
 
     def _silent(self, ranks: Sequence[int], tag: int, deadline: float) -> list[int]:
-        """Which of the members do not send a message in time."""
+        """Return the members that do not send a message in time."""
         said = np.zeros((self._size, 1), np.int8)
         works = {
             rank: self._begin_message(Op("recv", self, None, said[rank], root=rank, tag=tag))

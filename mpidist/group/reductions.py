@@ -10,7 +10,7 @@ import numpy as np
 from mpidist.array_lists import collect, host_views, rows_like
 from mpidist.arrays import Array, apart, host_view
 from mpidist.group.checks import check_list, check_multiple
-from mpidist.group.coalescing import begin_together
+from mpidist.group.coalescing import begin_together, returning
 from mpidist.group.core import Core
 from mpidist.op import Op
 from mpidist.reduce_op import ReduceOp, Reduction, is_direct, to_reduce, to_reduce_into
@@ -50,7 +50,9 @@ class Reductions(Core):
             GroupBrokenError: An earlier operation of the group is past its limit, and pending.
         """
         buffer, mpi_op, finish = to_reduce(array, op, self._size)
-        return self.submit(Op("all_reduce", self, None, buffer, mpi_op, -1, 0, finish), async_op)
+        return self.submit(
+            Op("all_reduce", self, None, buffer, mpi_op, -1, 0, finish), async_op, [array]
+        )
 
     def reduce(
         self,
@@ -64,19 +66,22 @@ class Reductions(Core):
 
         Args:
             array: See :meth:`all_reduce`; need not be writable but on the root.
-            dst: World rank of the root; without it, and without ``group_dst``, the first member.
+            dst: World rank of the root.
             op: The reduction.
             async_op: Return at once.
-            group_dst: Group rank of the root.
+            group_dst: Group rank of the root, in place of ``dst``.
 
         Returns:
-            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`.
+            A Work if ``async_op``, else None. Raises as :meth:`all_reduce`; ValueError, too, where
+            the root is missing or not a member.
         """
-        root = self._peer("dst", dst, group_dst, default=0)
+        root = self._peer("dst", dst, group_dst)
         is_root = self._rank == root
         buffer, mpi_op, finish = to_reduce(array, op, self._size, write=is_root)
         send, recv = (None, buffer) if is_root else (buffer, None)
-        return self.submit(Op("reduce", self, send, recv, mpi_op, root, 0, finish), async_op)
+        return self.submit(
+            Op("reduce", self, send, recv, mpi_op, root, 0, finish), async_op, [array]
+        )
 
     def all_reduce_coalesced(
         self, arrays: Sequence[Any], op: Reduction | str = ReduceOp.SUM, async_op: bool = False
@@ -95,7 +100,7 @@ class Reductions(Core):
         for array in arrays:
             buffer, mpi_op, finish = to_reduce(array, op, self._size)
             ops.append(Op("all_reduce", self, None, buffer, mpi_op, -1, 0, finish))
-        return begin_together(self, "all_reduce_coalesced", ops, async_op)
+        return returning(begin_together(self, "all_reduce_coalesced", ops, async_op), list(arrays))
 
     def reduce_scatter(
         self,
@@ -119,11 +124,11 @@ class Reductions(Core):
         rows = rows_like(input_list, output, self._size)
         if rows is not None and is_direct(rows.dtype, op):
             record = Op("reduce_scatter", self, rows, output, cast("ReduceOp", op))
-            return self.submit(record, async_op)
+            return self.submit(record, async_op, [output])
         target, inputs = host_view(output, read=False), host_views(input_list)
         check_list(self, "reduce_scatter", inputs, target)
         source = apart(collect(inputs), target)
-        return self._reduce_scatter(target, source, op, async_op)
+        return self._reduce_scatter(target, source, op, async_op, output)
 
     def reduce_scatter_tensor(
         self,
@@ -146,7 +151,7 @@ class Reductions(Core):
         """
         target, source = host_view(output, read=False), host_view(input)
         check_multiple(self, "reduce_scatter_tensor", source, target)
-        return self._reduce_scatter(target, apart(source, target), op, async_op)
+        return self._reduce_scatter(target, apart(source, target), op, async_op, output)
 
     def scan(
         self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
@@ -175,11 +180,11 @@ class Reductions(Core):
     # Inside
 
     def _reduce_scatter(
-        self, target: Array, source: Array, op: Reduction | str, async_op: bool
+        self, target: Array, source: Array, op: Reduction | str, async_op: bool, output: Any
     ) -> Work | None:
         send, recv, mpi_op, finish = to_reduce_into(source, target, op, self._size)
         record = Op("reduce_scatter", self, send, recv, mpi_op, finish=finish)
-        return self.submit(record, async_op)
+        return self.submit(record, async_op, [output])
 
     def _scan(self, name: str, array: Any, op: Reduction | str, async_op: bool) -> Work | None:
         kind = ReduceOp.of(op)
@@ -189,7 +194,7 @@ class Reductions(Core):
         send = None
         if name == "exscan" and self._rank == 0:  # MPI may write anything there
             send, buffer, finish = buffer, self._to_waste(buffer, async_op), None
-        return self.submit(Op(name, self, send, buffer, mpi_op, finish=finish), async_op)
+        return self.submit(Op(name, self, send, buffer, mpi_op, finish=finish), async_op, [array])
 
     def _to_waste(self, like: Array, async_op: bool) -> Array:
         """Memory for what nobody reads. One after the other use the same: new memory is slow."""

@@ -25,7 +25,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpidist.errors import UnavailableError
+from mpidist.errors import FailedPreconditionError, UnavailableError
 from mpidist.runtime import fork, metrics, records, streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.watchdog import Watchdog
@@ -236,8 +236,18 @@ def this_rank() -> str:
 
 
 def exits() -> Exits:
-    """Local. The exits of this rank; MPI must have been started."""
-    assert _exits is not None, "MPI has not been started"
+    """Return the exits of this rank.
+
+    Raises:
+        FailedPreconditionError: MPI has not been started in this process, or this process was
+            forked from one in which it has.
+    """
+    if _exits is None:
+        fork.check()
+        raise FailedPreconditionError(
+            "MPI has not been started in this process: call mpidist.init_process_group() or start "
+            "a Server over mpi first"
+        )
     return _exits
 
 

@@ -56,16 +56,14 @@ class Given:
             return scattered(places, self.inline.values(layout.dtype, places.size), layout.size)
         blocks: Blocks
         if entry.staged:
-            assert self.connection.ring is not None
-            blocks = self.connection.ring.read(layout.size, wire)
+            blocks = self.connection.opened_ring().read(layout.size, wire)
         else:
             blocks = in_blocks(self.inline.values(wire, layout.size))
         return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
 
     def lend(self, turns: int = 1, *, granted: bool) -> Iterator[None]:
         """Give the worker turns, in which it makes changes itself if that is granted."""
-        assert self.connection.ring is not None
-        return self.connection.ring.lend(turns, granted=granted)
+        return self.connection.opened_ring().lend(turns, granted=granted)
 
     def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
         """Numbers of rows, and what is for them, flat."""

@@ -90,6 +90,8 @@ class Pushes:
                 f"{self._who} got push {push.sequence} of connection {push.connection}, of worker "
                 f"{connection.worker}, and expected {expected}"
             )
+        if any(entry.staged or entry.in_place for entry in push.entries):
+            connection.opened_ring()  # refused before it takes its number and holds variables
         connection.sequence = expected
         given = Given(push, connection, [request], Disclosed(iter(request.buffers)))
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpidist import Request
+from mpidist import Request, errors
 from strategy.checkpoints.cut import Key
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.memory import Place
@@ -82,6 +82,15 @@ class ServedConnection:
         """Local. Keep the answer to a push, and forget one that nobody can ask for any more."""
         self.answers[sequence] = answer
         self.answers.pop(sequence - MOST_PUSHES, None)
+
+    def opened_ring(self) -> Ring:
+        """Return the ring; FailedPreconditionError if the connection has none."""
+        if self.ring is None:
+            raise errors.FailedPreconditionError(
+                f"worker {self.worker} streams a push over a connection without a ring: send the "
+                "data in the message, or attach with a ring"
+            )
+        return self.ring
 
     def lacks_ring(self, layout: Layout) -> bool:
         """Local. Whether changes of a variable would be streamed if there were a ring."""

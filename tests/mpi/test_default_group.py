@@ -45,7 +45,7 @@ def test_arguments_that_contradict_the_launcher(world):
     cases = [
         ({"world_size": 5}, "world_size=5, but the launcher says 2"),
         ({"rank": 1 - world.rank}, f"but the launcher says {world.rank}"),
-        ({"backend": "gloo"}, "unknown backend 'gloo'; the known ones are mpi"),
+        ({"backend": "gloo"}, "'gloo' is not one of this package, which runs on MPI: leave it out"),
         ({"init_method": "tcp://host:1"}, "needs no rendezvous"),
         ({"store": object()}, "store has no meaning here"),
         ({"pg_options": 1}, "pg_options has no meaning here"),

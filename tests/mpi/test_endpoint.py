@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, as_bytes, ask, pattern, wait_until
 from _cases.jobs import run_ranks
+from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
 from mpidist import DistNetworkError, Reply, errors, open_endpoint
 
@@ -38,6 +39,21 @@ def test_an_endpoint_that_calls_itself(world, served, case):
     endpoint, address = served
     if world.rank == 0:
         case(endpoint, address, b"key")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_second_answer_is_logged(world, caplog, handler):
+    with open_endpoint() as endpoint:
+        address = world.bcast(str(endpoint.address))
+        if world.rank == 0:
+            serve(endpoint, handler)
+        answer = answer_of(endpoint, address) if world.rank else None
+        world.Barrier()
+        if world.rank == 0:
+            check_log(caplog, handler, "rank 1")
+        else:
+            check_answer(handler, answer)
 
 
 @pytest.mark.ranks(3)
@@ -122,6 +138,66 @@ def test_request_to_an_endpoint_that_was_closed(world):
                 with pytest.raises(errors.UnavailableError, match=f"{number} was closed before"):
                     endpoint.call(closed, "test/Echo", b"", [pattern(size)]).wait(LIMIT_S)
             endpoint.call(address, "end/End").wait(LIMIT_S)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("nbytes", [0, 10, 1 << 20])
+def test_a_number_that_is_no_rank_and_no_endpoint(world, nbytes):
+    size = world.size
+    with open_endpoint() as endpoint:
+        endpoint.serve_in_thread()
+        host = endpoint.address.host
+        said = {}
+        for number in (777 * size + 1, 778 * size, 779 * size + world.rank):  # not used before
+            work = endpoint.call(f"mpi://{host}:{number}", "test/Echo", b"", [pattern(nbytes)])
+            with pytest.raises(DistNetworkError) as info:
+                work.result(LIMIT_S)
+            said[number] = str(info.value)
+        world.Barrier()
+    for number, text in said.items():
+        assert f"nothing serves mpi://{host}:{number}, which test/Echo was sent to" in text
+        assert (
+            f"rank {number % size} has no endpoint {number} (the ranks are 0 to {size - 1}" in text
+        )
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("host", ["nowhere", "127.0.0.2.example", "localhost.localdomain"])
+def test_a_host_that_is_not_that_of_the_rank(world, served, host):
+    endpoint, _ = served
+    for call in (endpoint.call, endpoint.notify):
+        for rank in range(world.size):
+            with pytest.raises(
+                DistNetworkError, match=rf"{host}:{rank} .* rank {rank} of 2, whose"
+            ):
+                call(f"mpi://{host}:{rank}", "test/Echo")
+
+
+@pytest.mark.ranks(2)
+def test_names_of_the_host_of_a_rank(world, served):
+    endpoint, address = served
+    own = endpoint.address.host
+    number = address.rpartition(":")[2]
+    for host in (own, own.upper(), f"{own}.cluster.example", "localhost", "127.0.0.1"):
+        assert ask(endpoint, f"mpi://{host}:{number}", "Echo", b"here").body == b"here"
+
+
+@pytest.mark.ranks(2)
+def test_further_endpoints_of_a_rank_are_found_by_their_numbers(world):
+    """Numbers taken as they come, and numbers chosen."""
+    size, rank = world.size, world.rank
+    with (
+        open_endpoint() as first,
+        open_endpoint() as second,
+        open_endpoint(number=9 * size + rank) as chosen,
+    ):
+        for endpoint in (first, second, chosen):
+            Service(endpoint)
+            endpoint.serve_in_thread()
+        addresses = world.allgather([str(one.address) for one in (first, second, chosen)])
+        for address in addresses[1 - rank]:
+            assert ask(first, address, "Echo", b"here").body == b"here"
+        world.Barrier()
 
 
 @pytest.mark.ranks(2)

@@ -7,7 +7,7 @@ import pytest
 from _cases.jobs import run_job, run_ranks
 
 HEAD = """
-import os, sys, threading, time
+import os, sys, threading, time, warnings
 import numpy as np
 import mpidist as dist
 group = dist.init_process_group()
@@ -210,6 +210,8 @@ try:
     sys.exit(3)
 except SystemExit as error:
     say("caught", error.code)
+# Python 3.12 and later warn of a fork beside other threads, and every rank has a watchdog's.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 child = os.fork()
 if child == 0:
     os._exit(7)

@@ -256,7 +256,7 @@ def test_arguments_that_cannot_be(group):
     with pytest.raises(TypeError, match="complex64 cannot be reduced with MAX"):
         group.all_reduce(np.zeros(2, np.complex64), ReduceOp.MAX)
     with pytest.raises(TypeError, match="Python objects"):
-        group.broadcast(np.array([None]))
+        group.broadcast(np.array([None]), 0)
     with pytest.raises(TypeError, match="list is not an array"):
         group.all_reduce([1.0])
     with pytest.raises(ValueError, match="unknown reduction 'median'"):
@@ -328,7 +328,9 @@ def test_group_of_some_ranks(world):
     by_group = np.array([float(world.rank)])
     group.broadcast(by_group, group_src=0)
     first = np.array([float(world.rank)])
-    group.broadcast(first)
+    with pytest.raises(ValueError, match="src, the rank of the other side, is missing"):
+        group.broadcast(first)  # torch has no default, either
+    group.broadcast(first, group_src=0)
     assert (array[0], by_group[0], first[0]) == (0.0, 2.0, 2.0)
 
 

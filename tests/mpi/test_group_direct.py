@@ -288,7 +288,7 @@ def test_on_another_gpu_than_the_ways_of_the_group_arrays_go_through_the_host(gr
 @pytest.mark.ranks(2, 3)
 def test_different_calls_are_told_on_all_members(group, xp, say):
     array = xp.ones(COUNT, "f4")
-    call = group.broadcast if group.rank() else group.all_reduce
+    call = (lambda array: group.broadcast(array, 0)) if group.rank() else group.all_reduce
     who = "rank 1" if group.size() == 2 else "ranks 1, 2"
     said = rf"rank 0 all_reduce\(op SUM\) .*; {who} broadcast\(root 0\)"
     with pytest.raises(ValueError, match=said):

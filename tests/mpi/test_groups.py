@@ -192,13 +192,79 @@ def test_a_batch_of_messages(default):
     dist.barrier()
 
 
+def blamed(world, late, **options):
+    """What each rank is told where some come once all the others have given up."""
+    said = ""
+    for turn in (False, True):
+        if (world.rank in late) == turn:
+            try:
+                dist.monitored_barrier(timeout=1, **options)
+            except dist.DeadlineExceededError as error:
+                said = str(error)
+        world.Barrier()
+    return world.allgather(said)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("every", [False, True])
+def test_a_late_first_rank_is_told_that_it_is_late(default, world, every):
+    """The others came in time and gave up; they must not be called missing."""
+    said = blamed(world, [0], wait_all_ranks=every)
+    assert "rank 0, this one, is late: rank(s) 1, 2 came in time" in said[0]
+    assert "did not come" not in said[0]
+    for rank in (1, 2):
+        assert "rank(s) 0 did not come within 1 s" in said[rank]
+        assert "is late" not in said[rank]
+    dist.monitored_barrier(timeout=20)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("late", [1, 2])
+def test_another_late_rank_is_told_that_it_is_late(default, world, late):
+    said = blamed(world, [late])
+    for rank in range(3):
+        if rank == late:
+            assert f"rank {late}, this one, is late: the others waited for 1 s" in said[rank]
+            assert "did not come" not in said[rank]
+        else:
+            assert f"rank(s) {late} did not come within 1 s" in said[rank]
+    dist.monitored_barrier(timeout=20)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("every", [False, True])
+def test_each_of_several_late_ranks_is_told_that_it_is_late(default, world, every):
+    said = blamed(world, [1, 2], wait_all_ranks=every)
+    assert f"rank(s) {'1, 2' if every else '1'} did not come within 1 s" in said[0]
+    for rank in (1, 2):
+        assert f"rank {rank}, this one, is late" in said[rank]
+    dist.monitored_barrier(timeout=20)
+
+
+@pytest.mark.ranks(3)
+def test_a_late_rank_of_another_group(default, world):
+    """Messages name world ranks; the first member is not rank 0."""
+    group = dist.new_group([1, 2])
+    said = blamed(world, [0, 1], group=group) if world.rank else blamed_outside(world)
+    assert "rank 1, this one, is late: rank(s) 2 came in time" in said[1]
+    assert "rank(s) 1 did not come within 1 s" in said[2]
+
+
+def blamed_outside(world):
+    """The part of a rank that is not in the group."""
+    world.Barrier()
+    world.Barrier()
+    return world.allgather("")
+
+
 @pytest.mark.ranks(3)
 def test_monitored_barrier(default, world):
     dist.monitored_barrier(timeout=20)
     for late in (0, 2):
         if dist.get_rank() == late:
             world.Barrier()  # until the others have given up
-        with pytest.raises(errors.DeadlineExceededError, match=r"rank\(s\) \d.* did not"):
+        said = "this one, is late" if dist.get_rank() == late else rf"rank\(s\) {late} did not come"
+        with pytest.raises(errors.DeadlineExceededError, match=said):
             dist.monitored_barrier(timeout=0.3, wait_all_ranks=True)
         if dist.get_rank() != late:
             world.Barrier()

@@ -273,6 +273,27 @@ def test_missing_task_is_named_within_the_limit(tmp_path):
         assert f"{who} waited 2 s for worker 0 to start: every task must start" in ended.out
 
 
+FORKED = """
+import os
+import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver
+resolver = MPIClusterResolver({"worker": 2})
+with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id):
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+"""
+
+
+@pytest.mark.parametrize("optimize", ["", "1"])
+def test_a_forked_child_that_leaves_the_server(tmp_path, optimize):
+    ended = run_ranks(tmp_path, 2, FORKED, env={"PYTHONOPTIMIZE": optimize})
+    assert ended.status == 0, ended.err
+    assert ended.err.count("FailedPreconditionError: process") == 2
+    assert "was forked from process" in ended.err
+
+
 def test_exception_inside_the_server_ends_the_job(tmp_path):
     source = """
         import mpidist

@@ -1,5 +1,6 @@
 """What keeps the Servers of a cluster from starting on real ranks, and what does not."""
 
+import gc
 import time
 
 import pytest
@@ -238,10 +239,10 @@ def test_hellos_of_a_cluster_that_is_over_are_forgotten(world, monkeypatch):
 
 
 @pytest.mark.ranks(2)
-def test_servers_and_strategies_that_nobody_holds_any_more(world):
-    """A strategy finds a Server without a name; both end when the next Server starts."""
+def test_a_server_without_a_name_stays_started_until_it_is_stopped(world):
+    """A strategy finds it, and the next Server starts once it is stopped, and not before."""
     spec = spec_of(world, 1)
-    values = []
+    values, refused = [], []
     for _ in range(3):
         if world.rank == 0:
             with Server(spec, "ps", 0) as server:
@@ -249,9 +250,15 @@ def test_servers_and_strategies_that_nobody_holds_any_more(world):
         else:
             Server(spec, "worker", 0)
             values.append(train())
-    if world.rank == 1:
-        started_server().stop()
+            gc.collect()
+            try:
+                Server(spec, "worker", 0)
+            except errors.AlreadyExistsError as error:
+                refused.append(error.message)
+            started_server().stop()
     assert values == ([] if world.rank == 0 else [3.0] * 3)
+    assert len(refused) == len(values)
+    assert all("stop() it first" in message for message in refused)
 
 
 def test_a_server_that_nobody_holds_at_the_end_of_a_script(tmp_path):

@@ -1,5 +1,6 @@
 """Servers in a plain process."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist import Endpoint, Server, errors, open_endpoint, started_server
+from mpidist import Server, errors, open_endpoint, started_server
 from mpidist.cluster.addresses import check_alone
 from mpidist.proto.mpidist_pb2 import ConfigProto
 
@@ -90,44 +91,126 @@ def test_one_server_at_a_time():
         assert started_server() is second
 
 
-def test_one_that_nobody_holds_makes_room():
+def starts_a_server():
+    """Start a Server to which the caller gets no reference."""
+    Server({"a": ["h:9005"]})
+
+
+def starts_a_server_in_a_cycle():
+    """The same; the Server is part of a reference cycle."""
     server = Server({"a": ["h:9005"]})
-    endpoint = server.endpoint
-    del server
-    assert endpoint.address.port == 9005
-    assert started_server().endpoint is endpoint  # as a strategy finds it
-    with Server({"a": ["h:9005"]}) as second:
-        assert second.endpoint is not endpoint
+    server.on_drain(lambda: server.target)
+
+
+def starts_a_server_that_a_failed_call_holds():
+    """The same; the Server is in the frames of an exception that was handled."""
+    server = Server({"a": ["h:9005"]})
+    with pytest.raises(ValueError, match="no such job"):
+        server.task_address("b", 0)
+
+
+LEFT_BEHIND = [
+    starts_a_server,
+    starts_a_server_in_a_cycle,
+    starts_a_server_that_a_failed_call_holds,
+]
+
+
+@pytest.mark.parametrize("start", LEFT_BEHIND)
+@pytest.mark.parametrize("displayed", [False, True])
+def test_a_server_stays_started_until_it_is_stopped(start, displayed):
+    """Whatever refers to it: a notebook that displays it in a cell keeps a reference."""
+    start()
+    cells = [started_server()] if displayed else []
+    gc.collect()
+    endpoint = started_server().endpoint
+    for _ in range(2):
+        fails_to_start(
+            {"b": ["h:1"]},
+            error=errors.AlreadyExistsError,
+            match=r"Server already: inproc://h:9005; stop\(\) it first .*started_server\(\)",
+        )
+    assert started_server().endpoint is endpoint
+    assert not cells or cells[0] is started_server()
+    started_server().stop()
+    with Server({"b": ["h:1"]}) as second:
+        assert started_server() is second
         with pytest.raises(errors.CancelledError, match="is closed"):
             endpoint.call(second.endpoint.address, "a/B")
 
 
-def test_one_that_only_its_strategy_held_is_drained():
+@pytest.mark.parametrize("create", [Server.create_local_server, lambda: Server(CLUSTER, "worker")])
+def test_every_way_to_start_meets_the_started_one(create):
+    starts_a_server()
+    with pytest.raises(errors.AlreadyExistsError):
+        create()
+    later = Server({"b": ["h:1"]}, start=False)
+    with pytest.raises(errors.AlreadyExistsError), later:
+        pass
+    started_server().stop()
+
+
+def test_a_started_server_is_drained_when_it_is_stopped():
     drained = []
 
     def script():
         server = Server({"a": ["h:9005"]})
-        server.on_drain(lambda: drained.append(server.target))  # they hold each other
+        server.on_drain(lambda: drained.append(server.target))
 
     script()
-    with Server({"a": ["h:9005"]}):
-        assert drained == ["inproc://h:9005"]
+    gc.collect()
+    assert drained == []
+    started_server().stop()
+    assert drained == ["inproc://h:9005"]
 
 
-def test_one_that_joins_is_held(monkeypatch):
-    begun, serve = threading.Event(), Endpoint.serve
-    monkeypatch.setattr(Endpoint, "serve", lambda self, until: begun.set() or serve(self, until))
-    joined = threading.Thread(target=lambda: Server({"a": ["h:9005"]}).join())
+def test_threads_that_start_servers_at_once():
+    begin, outcomes = threading.Barrier(8), []
+
+    def start(number):
+        begin.wait(30)
+        try:
+            outcomes.append(Server({"a": [f"h:{9000 + number}"]}))
+        except errors.AlreadyExistsError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    (server,) = [one for one in outcomes if isinstance(one, Server)]
+    assert len(outcomes) == 8
+    assert started_server() is server
+    server.stop()
+
+
+def test_stopping_a_server_leaves_a_later_one_started():
+    first = Server({"a": ["h:9005"]})
+    first.stop()
+    with Server({"b": ["h:1"]}) as second:
+        first.stop()
+        assert started_server() is second
+
+
+def test_stopping_a_server_while_it_joins():
+    begun = threading.Event()
+
+    class Waiting(Server):
+        def join(self):
+            begun.set()
+            super().join()
+
+    joined = threading.Thread(target=lambda: Waiting({"a": ["h:9005"]}).join())
     joined.start()
     assert begun.wait(30)
     fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match=r"stop\(\) it first")
-    assert joined.is_alive()
     started_server().stop()
     joined.join(30)
     assert not joined.is_alive()
 
 
-def test_one_whose_services_run_is_held(services):
+def test_a_server_whose_services_run_stays_started(services):
     Server(CLUSTER, "worker")
     fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match=r"stop\(\) it first")
     ask(started_server())
@@ -135,8 +218,8 @@ def test_one_whose_services_run_is_held(services):
     assert services == ["made", "closed"]
 
 
-def test_one_that_is_left_at_the_end_of_a_script():
-    script = "import mpidist; mpidist.Server({'a': ['h:1']}); s = mpidist.Server({'a': ['h:1']})"
+def test_a_server_that_is_left_at_the_end_of_a_script():
+    script = "import mpidist; mpidist.Server({'a': ['h:1']})"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

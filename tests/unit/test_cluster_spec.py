@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist import ClusterSpec
+from mpidist import ClusterSpec, Server
+from mpidist.cluster import normalize_cluster_spec
+from mpidist.cluster_resolver import SimpleClusterResolver, UnionResolver
 from mpidist.errors import NotFoundError
 from mpidist.proto.mpidist_pb2 import ClusterDef, ConfigProto, JobDef, ServerDef
+from strategy.shared.host import given_spec
 
 SPARSE = {"ps": ["a:1", "b:2"], "worker": {3: "d:4", 1: "c:3"}}
 
@@ -263,3 +266,60 @@ def test_addresses_without_ranks(address):
 def test_a_rank_without_a_task():
     with pytest.raises(NotFoundError, match="on rank 9"):
         ClusterSpec({"a": ["h:0"]}).task_of(9)
+
+
+class ForeignSpec:
+    """A cluster spec as TensorFlow's class has it."""
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+
+    def as_cluster_def(self):
+        return ClusterSpec(self._cluster).as_cluster_def()
+
+    def as_dict(self):
+        return self._cluster
+
+
+class OnlyDict:
+    def as_dict(self):
+        return SPARSE
+
+
+@pytest.mark.parametrize("foreign", [ForeignSpec(SPARSE), OnlyDict()])
+def test_cluster_specs_of_other_libraries(foreign):
+    assert ClusterSpec(foreign) == ClusterSpec(SPARSE)
+    assert normalize_cluster_spec(foreign) == ClusterSpec(SPARSE)
+    server = Server(foreign, "worker", 3, start=False)
+    assert server.cluster_spec == ClusterSpec(SPARSE)
+    assert given_spec(None, foreign) == ClusterSpec(SPARSE)
+    assert given_spec(foreign, None) == ClusterSpec(SPARSE)
+
+
+def test_a_cluster_spec_of_another_library_for_a_resolver():
+    resolver = SimpleClusterResolver(ForeignSpec(SPARSE), task_type="ps", task_id=0)
+    assert resolver.cluster_spec() == ClusterSpec(SPARSE)
+    assert UnionResolver(resolver).cluster_spec() == ClusterSpec(SPARSE)
+
+
+@pytest.mark.parametrize("thing", [ForeignSpec, OnlyDict, object(), 5, ["a:1"]])
+def test_what_is_no_cluster_spec(thing):
+    with pytest.raises(TypeError, match="a ClusterSpec is made from"):
+        ClusterSpec(thing)
+    with pytest.raises(ValueError, match="a cluster spec is"):
+        normalize_cluster_spec(thing)
+    with pytest.raises(TypeError, match="cluster_spec must be a ClusterSpec"):
+        SimpleClusterResolver(thing)
+
+
+def spec_that_fails():
+    class Broken:
+        def as_cluster_def(self):
+            raise RuntimeError("of the spec itself")
+
+    return Broken()
+
+
+def test_an_error_of_a_foreign_spec_is_told():
+    with pytest.raises(RuntimeError, match="of the spec itself"):
+        ClusterSpec(spec_that_fails())

@@ -1,16 +1,22 @@
-"""What help() says of the functions of torch.distributed."""
+"""The text of help(), and the names in the documents."""
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
 import mpidist as dist
+from mpidist.cli import main
 
 FUNCTIONS = [
     name for name in dist.__all__ if inspect.isfunction(getattr(dist, name)) and name[0].islower()
 ]
 OF_METHODS = [name for name in FUNCTIONS if hasattr(dist.ProcessGroup, name)]
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENTS = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"^(?:mpidist )?(run|top|timeline|doctor|sbatch)\b(.*)")
+FOREIGN = {"cudaHostRegister"}  # of other libraries, where the sources do not mention them
 
 
 def arguments_in(text):
@@ -40,3 +46,59 @@ def test_arguments_that_are_told_exist(name):
 
 def test_there_are_many():
     assert len(OF_METHODS) >= 24
+
+
+def named_in(document):
+    """Everything in backticks outside of code blocks."""
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
+    return sorted(set(re.findall(r"`([^`]+)`", text)))
+
+
+def sources():
+    """The text of every Python file and script, by its path from the root."""
+    folders = ("mpidist", "strategy", "dataservice", "scripts", "tests")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
+    chosen = [file for file in files if file.suffix in ("", ".py", ".proto") and file.is_file()]
+    return {f"/{file.relative_to(ROOT)}": file.read_text() for file in chosen}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_and_options_exist(document, capsys):
+    for name in named_in(document):
+        if name.startswith("mpidist "):
+            assert COMMAND.match(name) or name.startswith("mpidist --"), name
+        found = COMMAND.match(name)
+        if found is None or not (name.startswith("mpidist ") or " --" in name):
+            continue
+        command, words = found.groups()
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        text = capsys.readouterr().out
+        # What follows the script is the script's own.
+        own = re.split(r"\S+\.py\b", words)[0]
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", own):
+            assert re.search(rf"{option}\b", text), f"{name}: {command} has no {option}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_exist(document):
+    paths = sources()
+    names = [name for name in named_in(document) if re.fullmatch(r"[\w/]+\.py", name)]
+    folders = [name for name in named_in(document) if re.match(r"(scripts|tests)/[\w/]+$", name)]
+    missing = [name for name in names if not any(path.endswith(f"/{name}") for path in paths)]
+    assert missing + [name for name in folders if not (ROOT / name).exists()] == []
+
+
+def test_what_the_design_names_exists():
+    """Classes, functions, options and variables, by their words."""
+    known = set(re.findall(r"\w+", "\n".join(sources().values()))) | FOREIGN
+    names = [name for name in named_in("docs/design.md") if re.fullmatch(r"[\w.]+(\(\))?", name)]
+    assert len(names) > 100
+    assert [name for name in names if not set(re.findall(r"[^\W\d]\w+", name)) <= known] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_environment_variables_exist(document):
+    code = [text for path, text in sources().items() if not path.startswith("/tests/")]
+    known = set(re.findall(r"MPIDIST_\w+", "\n".join(code)))
+    assert set(re.findall(r"MPIDIST_[A-Z_]+[A-Z]", (ROOT / document).read_text())) <= known

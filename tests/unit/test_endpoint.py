@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, wait_until
+from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
 from mpidist import LATER, DistNetworkError, Endpoint, Reply, errors, open_endpoint
 
@@ -31,6 +32,82 @@ def test_an_endpoint_that_calls_itself(case):
         Service(endpoint)
         endpoint.serve_in_thread()
         case(endpoint, endpoint.address, b"key")
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_second_answer_is_logged(caplog, handler):
+    with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
+        serve(server, handler)
+        check_answer(handler, answer_of(client, server.address))
+        check_log(caplog, handler, str(client.address))
+
+
+@pytest.mark.parametrize("seconds", [1, 5])
+def test_second_answers_that_come_later(pair, caplog, seconds):
+    """From another thread than the handler's, and after the caller has had its answer."""
+    server, client = pair
+    kept = []
+    server.register("later", {"Keep": lambda request: kept.append(request) or LATER})
+    work = client.call(server.address, "later/Keep")
+    wait_until(lambda: kept)
+    kept[0].reply(b"first")
+    for _ in range(seconds):
+        kept[0].fail(errors.DataLossError("the disk is broken"))
+    assert work.result(LIMIT_S).body == b"first"
+    told = [record for record in caplog.records if "second answer to later/Keep" in record.message]
+    assert len(told) == seconds
+    assert all("the disk is broken" in str(record.exc_info[1]) for record in told)
+
+
+def test_threads_that_answer_at_once(pair, caplog):
+    server, client = pair
+    kept, begin = [], threading.Barrier(8)
+    server.register("later", {"Keep": lambda request: kept.append(request) or LATER})
+    work = client.call(server.address, "later/Keep")
+    wait_until(lambda: kept)
+
+    def answer(number):
+        begin.wait(LIMIT_S)
+        kept[0].reply(b"%d" % number)
+
+    threads = [threading.Thread(target=answer, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert work.result(LIMIT_S).body in [b"%d" % number for number in range(8)]
+    assert sum("second answer" in record.message for record in caplog.records) == 7
+
+
+def test_an_error_after_the_endpoint_has_closed(caplog):
+    """The caller was told that there will be no result; only a late error is news."""
+    kept = []
+    with open_endpoint("inproc") as client:
+        with open_endpoint("inproc") as server:
+            server.register("later", {"Keep": lambda request: kept.append(request) or LATER})
+            server.serve_in_thread()
+            work = client.call(server.address, "later/Keep")
+            wait_until(lambda: kept)
+        with pytest.raises(errors.UnavailableError, match="was closed"):
+            work.result(LIMIT_S)
+        kept[0].reply(b"late")
+        kept[0].fail(errors.CancelledError("the task was given up"))
+        assert caplog.records == []
+        kept[0].fail(errors.DataLossError("the disk is broken"))
+    assert "the disk is broken" in caplog.text
+
+
+def test_a_reply_that_cannot_be_sent_is_not_the_first_answer(pair, caplog):
+    server, client = pair
+
+    def answer(request):
+        with pytest.raises(ValueError, match="C-contiguous"):
+            request.reply(b"", [np.zeros((4, 4))[:, 1]])
+        return Reply(b"second try")
+
+    server.register("try", {"Again": answer})
+    assert client.call(server.address, "try/Again").result(LIMIT_S).body == b"second try"
+    assert caplog.records == []
 
 
 def test_numbers():

@@ -19,6 +19,7 @@ from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, ask, pattern, wait_
 from _cases.footprint import resident
 from _cases.garbage import frames_of
 from _cases.proxy import Proxy
+from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
 from mpidist import Address, DistNetworkError, Endpoint, Reply, errors, open_endpoint
 from mpidist.config import config
@@ -74,6 +75,14 @@ def raw_socket(server):
     made.rcvtimeo = int(1000 * LIMIT_S)
     made.connect(f"tcp://127.0.0.1:{server.address.port}")
     return context, made
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_second_answer_is_logged(transports, caplog, handler):
+    with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
+        peers = serve(server, handler)
+        check_answer(handler, answer_of(client, server.address))
+        check_log(caplog, handler, peers[0])
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)

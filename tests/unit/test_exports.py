@@ -127,14 +127,13 @@ def functions_of(thing):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_function_says_what_it_costs(package):
+def test_every_public_function_has_a_docstring(package):
     for name in package.__all__:
         value = getattr(package, name)
         if isinstance(value, ModuleType) or not callable(value):
             continue
         for function in functions_of(value):
-            text = inspect.getdoc(function) or ""
-            assert text.startswith(("Local", "Collective", "Point to point")), (name, function)
+            assert inspect.getdoc(function), (name, function)
 
 
 def run(code):

@@ -104,10 +104,23 @@ def test_a_folder_without_wheels(tmp_path):
     assert "no wheels in" in done.stderr
 
 
-def test_all_parts_end_in_eight_minutes_and_their_tests_are_there(check, tmp_path, monkeypatch):
+# Seconds on one NVIDIA H200 with 16 cores; "servers" with the start of Python, where it was slow.
+SEEN_S = {
+    "arrays": 5.6, "copies": 8.8, "ways": 22.7, "windows": 2.1, "datasets": 3.1,
+    "strategies": 18.9, "kernels": 9.8, "servers": 36, "groups": 13.2, "clusters": 17.8,
+}  # fmt: skip
+
+
+def test_tests_get_two_to_three_times_what_they_took(check):
+    given = {name: limit_s - check.STOP_S for name, (limit_s, _) in check.TESTS.items()}
+    assert given.keys() == SEEN_S.keys()
+    assert [n for n, seen_s in SEEN_S.items() if not 2 * seen_s <= given[n] <= 3 * seen_s] == []
+
+
+def test_all_parts_end_in_ten_minutes_and_their_tests_are_there(check, tmp_path, monkeypatch):
     monkeypatch.setattr(check, "fill_environment", lambda: None)
     parts = list(check.parts(tmp_path, tmp_path))
-    assert check.DEVICES_S + sum(limit_s for _, limit_s, _ in parts) <= 8 * 60
+    assert check.DEVICES_S + sum(limit_s for _, limit_s, _ in parts) <= 10 * 60
     assert min(limit_s for _, limit_s, _ in parts) > check.STOP_S
     names = [name for name, _, _ in parts]
     assert len(set(names)) == len(names)

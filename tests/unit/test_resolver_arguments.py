@@ -132,3 +132,43 @@ def test_numbers_of_tasks_that_there_are_not(batch, jobs):
 def test_jobs_that_are_numbers(batch):
     assert batch({"ps": 0, "worker": np.int64(2)}).cluster_spec().jobs == ["worker"]
     assert batch({"ps": 1, "worker": -1}).cluster_spec().jobs == ["ps", "worker"]
+
+
+def tf_config(monkeypatch):
+    cluster = {"ps": ["a:1"], "worker": ["b:2", "c:3"]}
+    told = {"cluster": cluster, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    return TFConfigClusterResolver()
+
+
+def simple(monkeypatch):
+    spec = ClusterSpec({"ps": ["a:1"], "worker": ["b:2", "c:3"]})
+    return SimpleClusterResolver(spec, task_type="worker", task_id=1, num_accelerators={"GPU": 2})
+
+
+def union(monkeypatch):
+    return UnionResolver(simple(monkeypatch), tf_config(monkeypatch))
+
+
+@pytest.mark.parametrize("make", [tf_config, simple])
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (("nosuch",), "no such job: 'nosuch'"),
+        (("nosuch", 0), "no such job: 'nosuch'"),
+        (("worker", 2), "job 'worker' has no task 2"),
+        (("ps", 1), "job 'ps' has no task 1"),
+        ((None, 7), "job 'worker' has no task 7"),
+    ],
+)
+def test_accelerators_of_a_task_that_there_is_not(monkeypatch, make, task, problem):
+    for resolver in (make(monkeypatch), UnionResolver(make(monkeypatch))):
+        with pytest.raises(ValueError, match=problem):
+            resolver.num_accelerators(*task)
+
+
+@pytest.mark.parametrize("make", [tf_config, simple, union])
+@pytest.mark.parametrize("task", [(), ("worker",), ("worker", 0), (None, 0), ("ps", 0)])
+def test_accelerators_of_a_task_that_there_is(monkeypatch, make, task):
+    monkeypatch.setattr("mpidist.cluster_resolver.base.visible_gpus", lambda: ["0", "1"])
+    assert make(monkeypatch).num_accelerators(*task) == {"GPU": 2}

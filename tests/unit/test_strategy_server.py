@@ -145,6 +145,27 @@ def test_pushes_over_several_servers_keep_their_order(make, near):
         np.testing.assert_array_equal(v, np.full(v.shape, n - 2))
 
 
+@pytest.mark.parametrize("way", ["staged", "in_place"])
+def test_a_streamed_push_of_a_connection_without_a_ring(make, way):
+    cluster = make()
+    v = variable(cluster.worker(0), "v", 3)
+
+    def ask(method, message):
+        host = cluster.host(1)
+        data = message.SerializeToString()
+        return host.endpoint.call(host.task_address("ps", 0), method, data, timeout=30).result()
+
+    asked = pb.AttachRequest(worker=1, workers=2, shared=False, mode=pb.Mode(name="async"))
+    number = pb.AttachReply.FromString(ask("ps/Attach", asked).body).connection
+    streamed = pb.PushEntry(variable=0, rule=pb.ADD, **{way: True})
+    push = pb.PushRequest(entries=[streamed], connection=number, sequence=1)
+    for _ in range(2):  # the refused push has taken no sequence number
+        with pytest.raises(errors.FailedPreconditionError, match="a connection without a ring"):
+            ask("ps/Push", push)
+    v.assign_add(1)  # nor does it hold the variable
+    np.testing.assert_array_equal(v, np.ones(3))
+
+
 def test_two_workers_push_large_gradients_at_once(make):
     cluster = make()
     made = [variable(cluster.worker(i), "v", 400_000) for i in range(2)]

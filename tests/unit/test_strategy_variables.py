@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mpidist
+import strategy as package
 from mpidist.errors import ResourceExhaustedError
 from strategy import ParameterServerStrategy, get_variable
 from strategy.partitioners import FixedShardsPartitioner
@@ -272,3 +273,22 @@ def test_operators_that_would_look_like_local_changes():
     with pytest.raises(TypeError, match="use assign_sub"):
         v -= np.ones(2)
     np.testing.assert_array_equal(v, [1, 2])
+
+
+@pytest.mark.parametrize("kind", ["Variable", "ShardedVariable"])
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ((), {}),
+        ((np.zeros(3),), {}),
+        ((np.zeros(3), "w"), {}),
+        ((), {"initial_value": np.zeros(3), "name": "w"}),
+        (([1.0, 2.0],), {"trainable": False, "dtype": np.float32}),
+        ((lambda: np.zeros(3),), {"shape": (3,)}),
+    ],
+)
+def test_a_variable_is_not_made_by_its_class(kind, given, options):
+    """As tf.Variable is; the error names the function that makes one."""
+    made_by = r"not made by its class: call strategy.get_variable\(name, shape, dtype, init"
+    with pytest.raises(TypeError, match=f"a {kind} lives on ps tasks and is {made_by}"):
+        getattr(package, kind)(*given, **options)

@@ -1,6 +1,7 @@
 """The handle of everything asynchronous."""
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -300,3 +301,46 @@ def test_looking_at_the_whole_looks_at_its_parts(caplog):
     assert whole.is_completed()
     assert whole.result() == [1] * 5000
     assert not caplog.records  # none ended within another, until that was too deep
+
+
+def test_a_future_has_the_methods_of_torch():
+    work = Work("something")
+    future = work.get_future()
+    assert isinstance(future, concurrent.futures.Future)
+    doubled = future.then(lambda done: done.value() * 2)
+    shown = doubled.then(lambda done: f"{done.wait()}")
+    assert not shown.done()
+    for early in (future, doubled, shown):
+        with pytest.raises(RuntimeError, match=r"no value yet: wait\(\) for it"):
+            early.value()
+    seen = []
+    future.add_done_callback(lambda done: seen.append(done is future))
+    work.complete(21)
+    assert (future.value(), doubled.wait(), shown.result()) == (21, 42, "42")
+    assert future.then(lambda done: done.value()).value() == 21  # at once
+    assert seen == [True]
+
+
+def test_errors_in_futures():
+    """Of the work, which a callback sees and may handle, and of a callback."""
+    work = Work("something")
+    handled = work.get_future().then(lambda done: type(done.exception()).__name__)
+    passed_on = work.get_future().then(lambda done: done.value())
+    last = handled.then(lambda done: 1 / 0)
+    work.complete(error=KeyError("lost"))
+    assert handled.value() == "KeyError"
+    for use in (passed_on.wait, passed_on.value, work.get_future().wait):
+        with pytest.raises(KeyError, match="lost"):
+            use()
+    with pytest.raises(ZeroDivisionError):
+        last.wait()
+
+
+def test_a_coroutine_awaits_a_future_of_a_work():
+    work = Work("something")
+
+    async def wait():
+        return await asyncio.wrap_future(work.get_future().then(lambda done: done.value() + 1))
+
+    threading.Timer(0, work.complete, (41,)).start()
+    assert asyncio.run(wait()) == 42

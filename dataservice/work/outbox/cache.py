@@ -37,9 +37,7 @@ class CacheOutbox(Outbox):
             f"{self._produced} elements; put .repeat() before distribute"
         )
 
-    @property
-    def needed(self) -> int:
-        """Local. See :class:`Outbox`."""
+    def _oldest_needed(self) -> int:
         return self._base
 
     def _keep(self, index: int, element: Any, size: int) -> None:

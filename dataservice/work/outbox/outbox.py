@@ -95,6 +95,7 @@ class Outbox(ABC):
         self._ended = False
         self._failure = b""
         self._closing_error: BaseException | None = None
+        self._last_needed: int | None = None  # at the time when all elements were dropped
 
     # For the runner
 
@@ -135,9 +136,15 @@ class Outbox(ABC):
         return self._produced
 
     @property
-    @abstractmethod
     def needed(self) -> int:
-        """Local. Elements before it are not needed any more."""
+        """Index of the first element that is still needed.
+
+        Closing or failing the outbox does not change it. A heartbeat that is under way may still
+        report it, and another worker then continues the part from there: elements that were made
+        and not delivered must be made again.
+        """
+        with self._changed:
+            return self._oldest_needed() if self._last_needed is None else self._last_needed
 
     @property
     def used_up(self) -> bool:
@@ -190,7 +197,7 @@ class Outbox(ABC):
         """Local. Give nothing more, and fail what is held; idempotent."""
         with self._changed:
             self._closing_error = self._closing_error or error
-            self._clear()
+            self._drop_all()
             asks, self._asks = list(self._asks), deque()
             asks += [ask for client in self._clients.values() for ask in client.early.values()]
             self._clients.clear()
@@ -221,10 +228,18 @@ class Outbox(ABC):
         """A client leaves."""
 
     @abstractmethod
+    def _oldest_needed(self) -> int:
+        """Return the index of the first element that a consumer may still need."""
+
+    @abstractmethod
     def _clear(self) -> None:
-        """Forget all elements."""
+        """Drop all elements."""
 
     # Inside
+
+    def _drop_all(self) -> None:
+        self._last_needed = self.needed
+        self._clear()
 
     def _enqueue(self, ask: Ask) -> None:
         client = self._clients.setdefault(ask.body.client_id, _Client())
@@ -282,7 +297,7 @@ class Outbox(ABC):
                 failure, answer = pack_error(error, self.where), Answer()
                 with self._changed:
                     self._failure = failure
-                    self._clear()
+                    self._drop_all()
                     self._changed.notify_all()
         body = pb.GetElementReply(
             count=len(answer.elements),

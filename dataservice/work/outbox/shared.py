@@ -55,12 +55,9 @@ class SharedOutbox(Outbox):
         self._given: dict[int, dict[int, _Item]] = {}
         self._told = (False, False)
 
-    @property
-    def needed(self) -> int:
-        """Local. See :class:`Outbox`."""
-        with self._changed:
-            kept = [min(items) for items in self._given.values() if items]
-            return min([*kept, *(item.index for item in self._waiting), self._produced])
+    def _oldest_needed(self) -> int:
+        kept = [min(items) for items in self._given.values() if items]
+        return min([*kept, *(item.index for item in self._waiting), self._produced])
 
     @property
     def used_up(self) -> bool:

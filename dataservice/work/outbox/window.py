@@ -62,9 +62,7 @@ class WindowOutbox(Outbox):
         self._marks = dict.fromkeys(range(consumers), start)
         self._cursors: dict[int, _Cursor] = {}
 
-    @property
-    def needed(self) -> int:
-        """Local. See :class:`Outbox`."""
+    def _oldest_needed(self) -> int:
         return min(self._marks.values())
 
     def end(self) -> None:

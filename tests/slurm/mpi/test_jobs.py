@@ -47,6 +47,13 @@ PLAIN = """
     except FailedPreconditionError as error:
         print(error)
 """
+# In the place of CuPy, for scripts that import it.
+STAND_IN_FOR_CUPY = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from _cases import stand_in_cupy
+sys.modules["cupy"] = stand_in_cupy
+"""
 
 
 @pytest.fixture(scope="session")
@@ -165,12 +172,15 @@ def test_the_main_job(batch, request, mpiexec, way, tmp_path):
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "heterogeneous"])
 def test_batch_scripts_that_users_copy(slurm, request, name, tmp_path):
-    """In a folder of its own, as it writes there."""
+    """Run each batch script in a folder of its own, because it writes there."""
     if name != "cpu":
         request.getfixturevalue("pmi")
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    # The GPUs of the nodes are only files, so a stand-in takes the place of CuPy.
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "cupy.py").write_text(STAND_IN_FOR_CUPY)
     words = [f"scripts/slurm/{name}.sbatch", "--epochs", "2"]
-    ended = slurm.sbatch(*words, cwd=tmp_path)
+    ended = slurm.sbatch(*words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "packages")})
     assert ended.status == 0, ended.err
     assert ended.out.startswith("accuracy "), ended.err
 

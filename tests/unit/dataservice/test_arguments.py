@@ -189,6 +189,32 @@ def test_configurations_of_another_kind(make):
         make()
 
 
+DISPATCHER, WORKER = DispatcherConfig(), WorkerConfig("localhost:1")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: DispatchServer(port=5050, config=DISPATCHER), "port"),
+        (lambda: DispatchServer(5050, config=DispatcherConfig(port=5051)), "port"),
+        (lambda: DispatchServer(protocol="tcp", config=DISPATCHER), "protocol"),
+        (lambda: DispatchServer(5050, "tcp", config=DISPATCHER), "port and protocol"),
+        (lambda: DispatchServer(DISPATCHER, protocol="tcp"), "protocol"),
+        (lambda: DispatchServer(DISPATCHER, config=DispatcherConfig(port=5050)), "config"),
+        (lambda: WorkerServer(port=5050, config=WORKER), "port"),
+        (lambda: WorkerServer(dispatcher_address="h:1", config=WORKER), "dispatcher_address"),
+        (lambda: WorkerServer(worker_address="h:1", config=WORKER), "worker_address"),
+        (lambda: WorkerServer(protocol="tcp", config=WORKER), "protocol"),
+        (lambda: WorkerServer(WORKER, "h:1"), "dispatcher_address"),
+        (lambda: WorkerServer(WORKER, worker_address="h:1", start=False), "worker_address"),
+        (lambda: WorkerServer(WORKER, config=WORKER), "config"),
+    ],
+)
+def test_an_argument_beside_a_configuration_that_has_it(make, names):
+    with pytest.raises(ValueError, match=f"^{names} would be ignored beside"):
+        make()
+
+
 @pytest.mark.parametrize("address", [None, "", 5])
 def test_a_worker_without_a_dispatcher(address):
     for make in (lambda: WorkerConfig(address), lambda: WorkerServer(dispatcher_address=address)):

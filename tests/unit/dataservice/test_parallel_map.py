@@ -60,7 +60,8 @@ def test_arrays_and_structures_travel():
     assert all((e["rows"][0] == n).all() for n, e in enumerate(found))
 
 
-def test_what_a_process_prints_is_no_answer(capfd):
+def test_what_a_process_prints_is_no_answer(capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     assert values(Dataset.range(3).map(lambda i: (print("seen", i), i)[1], 1, processes=True)) == [
         0, 1, 2,
     ]  # fmt: skip

@@ -1,3 +1,4 @@
+import gc
 import queue
 import socket
 import threading
@@ -42,6 +43,30 @@ def test_protocols_are_kept_in_the_target(protocol):
 def test_protocols_that_there_are_not(protocol):
     with pytest.raises(ValueError, match=protocol):
         DispatchServer(port=0, protocol=protocol)
+
+
+def test_servers_without_a_name_stay_started():
+    """Until the process ends: here atexit's handlers stop them, and no reference decides it."""
+
+    def start():
+        dispatcher = DispatchServer(4805, "inproc")
+        WorkerServer(4806, "localhost:4805", protocol="inproc")
+        return dispatcher.target
+
+    stops = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atexit.register", stops.append)
+        target = start()
+    gc.collect()
+    try:
+        dataset = Dataset.range(3).apply(distribute("parallel_epochs", target))
+        assert list(dataset) == [0, 1, 2]
+        with pytest.raises(AlreadyExistsError):
+            DispatchServer(4805, "inproc")
+    finally:
+        for stop in reversed(stops):
+            stop()
+    DispatchServer(4805, "inproc").stop()
 
 
 def test_both_call_styles():

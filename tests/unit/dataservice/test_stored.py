@@ -1,6 +1,5 @@
 """A registry that is restored from its records at any time goes on as if nothing had been."""
 
-import copy
 import itertools
 
 from _cases.data_registry import TIMEOUTS, Play, address_of, places, ranges, terms_of
@@ -107,6 +106,20 @@ def picture(registry):
     return told, parts, iterations, workers, jobs, clients, sorted(registry.leases.tasks)
 
 
+class Ids:
+    """Consecutive numbers, like itertools.count, which cannot be copied from Python 3.14 on."""
+
+    def __init__(self, start):
+        self.following = start
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.following += 1
+        return self.following - 1
+
+
 class Restarts(RuleBasedStateMachine):
     """Does everything with two registries, of which one is restored from its journal now and then.
 
@@ -115,7 +128,7 @@ class Restarts(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.ids = [itertools.count(1), itertools.count(1)]
+        self.ids = [Ids(1), Ids(1)]
         first = Registry(TIMEOUTS, self.ids[0], ADDRESSES)
         self.registries = [first, Registry(TIMEOUTS, self.ids[1], ADDRESSES)]
         self.journal = Journal()
@@ -151,7 +164,7 @@ class Restarts(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.ids[1] = copy.copy(self.ids[0])
+        self.ids[1] = Ids(self.ids[0].following)
         self.registries[1] = self.journal.restored(self.now, self.ids[1])
         # Nobody knows how long they have not been used.
         for dataset in self.registries[0].datasets.values():

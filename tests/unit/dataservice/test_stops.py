@@ -1,0 +1,60 @@
+"""What a worker that is stopped has made, and nobody has had, is made again."""
+
+import itertools
+import threading
+import time
+
+import pytest
+from _cases import data_stops
+from _cases.data_readers import reading
+
+from dataservice import CrossTrainerCache, Dataset, ShardingPolicy, distribute
+from dataservice.work import checkpoints
+
+OFF = ShardingPolicy.OFF
+
+
+@pytest.fixture(autouse=True)
+def events(monkeypatch):
+    """States are taken behind every element, so that no test depends on the time."""
+    monkeypatch.setattr(checkpoints, "_PERIOD_S", 0.0)
+    monkeypatch.setattr(checkpoints, "_SHARE", 0)
+    data_stops.ASKED.queue.clear()
+    for event in (data_stops.CLOSED, data_stops.HOLDS, data_stops.PICKLING, data_stops.GO_ON):
+        event.clear()
+    yield
+    data_stops.GO_ON.set()
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "shared"])
+def test_a_worker_that_is_stopped_during_a_heartbeat(make_service, cached):
+    service = make_service(1)
+    first = Dataset.from_source(data_stops.Held()).apply(distribute(OFF, service.target, "first"))
+    options = {"cross_trainer_cache": CrossTrainerCache("a")} if cached else {}
+    second = Dataset.from_generator(data_stops.large).apply(
+        distribute(OFF, service.target, "second", max_outstanding_requests=1, **options)
+    )
+    with reading(first, second) as (held, elements):
+        next(held)
+        got = [int(next(elements)[0])]
+        # The worker has made 1 and 2, which the consumer has no room for.
+        while data_stops.ASKED.get(timeout=data_stops.LIMIT_S) < 3:
+            pass
+        # A heartbeat stops at the first task, and comes to the second one later.
+        data_stops.HOLDS.set()
+        deadline = time.monotonic() + data_stops.LIMIT_S
+        while not data_stops.PICKLING.is_set():
+            next(held)
+            assert time.monotonic() < deadline
+        stop = threading.Thread(target=service.workers[0].stop)
+        stop.start()
+        assert data_stops.CLOSED.wait(data_stops.LIMIT_S)
+        data_stops.GO_ON.set()
+        stop.join()
+        service.add_worker()
+        got += [int(next(elements)[0]) for _ in range(7)]
+    if cached:
+        # It may begin again with what the consumer has had.
+        assert max(b - a for a, b in itertools.pairwise(got)) == 1, got
+    else:
+        assert sorted(got) == list(range(8))
