@@ -1,5 +1,7 @@
 """The command lines and environments of the vendors' launchers."""
 
+import os
+import pwd
 import stat
 import sys
 
@@ -51,6 +53,21 @@ def test_environment_keeps_what_the_user_set():
     assert environment["OMPI_MCA_osc"] == "rdma"
     assert environment["OPENBLAS_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"
     assert launcher.environment({}, ranks=9, cores=8)["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_home_for_the_ranks(monkeypatch):
+    launcher = Launcher("mpiexec", BY_NAME["openmpi"])
+    monkeypatch.delenv("HOME")
+    own = pwd.getpwuid(os.getuid()).pw_dir
+    assert launcher.environment({}, ranks=1, cores=1)["HOME"] == own
+    for given in ("", "/elsewhere"):
+        assert launcher.environment({"HOME": given}, ranks=1, cores=1)["HOME"] == given
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert launcher.environment({}, ranks=1, cores=1)["HOME"] == "/"
 
 
 def test_no_launcher_at_all(monkeypatch, tmp_path):
