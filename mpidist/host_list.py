@@ -124,7 +124,9 @@ def _strings(piece: str, text: str) -> Sequence[str]:
         matched = _RANGE.fullmatch(part)
         first, last = (matched[1], matched[2] or matched[1]) if matched else ("1", "0")
         if int(last) < int(first):
-            raise InvalidArgumentError(f"{part!r} is not a range of numbers: {text!r}")
+            raise InvalidArgumentError(
+                f"{part!r} is not a range of numbers in the host list {text!r}"
+            )
         if int(last) - int(first) >= _MOST_HOSTS:
             raise InvalidArgumentError(f"{text!r} has more than {_MOST_HOSTS} hosts")
         strings += (str(n).zfill(len(first)) for n in range(int(first), int(last) + 1))
