@@ -220,6 +220,7 @@ def find_launcher() -> Launcher:
     try:
         shown = subprocess.run(
             [path, "--version"],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_VERSION_TIMEOUT_S,

@@ -198,8 +198,13 @@ def _natural(name: str) -> list[tuple[str, int]]:
 def _output(script: str) -> list[str]:
     try:
         done = subprocess.run(
-            [script], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=True
+            [script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SCRIPT_SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise FailedPreconditionError(f"{script} did not tell the hosts: {error}") from None
+        raise FailedPreconditionError(f"{script} does not list the hosts: {error}") from None
     return clean_lines(done.stdout)

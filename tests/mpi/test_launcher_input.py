@@ -51,10 +51,12 @@ def test_input_that_stays_unread(command, flags):
     assert b"mpidist run:" not in done.stderr
 
 
-@pytest.mark.parametrize("source", ["/dev/null", "/dev/zero"])
-def test_ranks_read_an_empty_input(command, source):
+@pytest.mark.parametrize(
+    ("source", "flags"), [("/dev/null", ()), ("/dev/null", ("--stdin",)), ("/dev/zero", ())]
+)
+def test_ranks_read_an_empty_input(command, source, flags):
     with open(source, "rb") as file:
-        assert lines(run(command(READ), stdin=file)) == EMPTY
+        assert lines(run(command(READ, "-n", "2", *flags), stdin=file)) == EMPTY
 
 
 @pytest.mark.parametrize("flags", ["", "--stdin"])
@@ -117,6 +119,16 @@ def test_a_writer_learns_that_rank_0_reads_no_more(command):
     fifo = os.path.join(os.path.dirname(words[-1]), "fifo")
     done = run(["bash", "-c", script, "bash", fifo, *words])
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_writer_learns_that_rank_0_has_failed(command):
+    source = (
+        WORLD + "world.barrier()\nif world.rank == 0: os.read(0, 2); sys.exit(3)\nworld.barrier()"
+    )
+    words = command("import mpidist\nmpidist.init_process_group()\n" + source, "-n", "2", "--stdin")
+    done = run(["bash", "-c", 'yes | "$@"; echo "${PIPESTATUS[*]}"', "bash", *words])
+    assert done.stdout == b"141 3\n"
+    assert b"mpidist run: rank 0 (pid" in done.stderr
 
 
 def test_rank_0_reads_a_terminal(command):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from _cases import batch_systems
 from _cases.batch_systems import Client
+from _cases.standard_input import input_of_this_process
 
 from mpidist import ClusterSpec, errors
 from mpidist.cluster_resolver import (
@@ -34,7 +35,7 @@ def test_mpi_job(put, tmp_path):
     script.chmod(0o755)
     assert set(resolver.placement().hosts) == {"job-worker-0.job"}  # those that run now
     script.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(errors.FailedPreconditionError, match="did not tell"):
+    with pytest.raises(errors.FailedPreconditionError, match="does not list"):
         resolver.cluster_spec()
     script.unlink()
     hosts.write_text("a slots=x\n")
@@ -72,6 +73,18 @@ def test_forms_of_lines_of_an_mpi_job(put, tmp_path, text, hosts, by_script):
     else:
         expected = ClusterSpec({"worker": [f"{host}:8888" for host in hosts]})
         assert make().cluster_spec() == expected
+
+
+def test_the_script_of_an_mpi_job_leaves_standard_input(put, tmp_path):
+    script, hosts = tmp_path / "discover", tmp_path / "input"
+    script.write_text("#!/bin/sh\ncat > /dev/null\necho a:1\n")
+    script.chmod(0o755)
+    hosts.write_text("text for the user's program\n")
+    put(OMPI_COMM_WORLD_RANK=0)
+    with input_of_this_process(hosts) as position:
+        resolver = MPIJobClusterResolver(hostfile="none", discover_script=str(script))
+        assert resolver.cluster_spec() == ClusterSpec({"worker": ["a:8888"]})
+        assert position() == 0
 
 
 def test_pods_of_one_node_are_told_apart():

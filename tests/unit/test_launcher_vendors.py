@@ -6,6 +6,7 @@ import stat
 import sys
 
 import pytest
+from _cases.standard_input import input_of_this_process
 
 from mpidist.cli import vendors
 from mpidist.cli.vendors import VENDORS, Launcher, LauncherError, find_launcher, vendor_of
@@ -102,6 +103,16 @@ def test_launcher_of_unknown_vendor(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(LauncherError, match="no known vendor"):
         find_launcher()
+
+
+def test_a_launcher_leaves_standard_input(monkeypatch, tmp_path):
+    """Sites wrap launchers in scripts, which may read it."""
+    path = _fake(tmp_path, "cat > /dev/null; echo HYDRA")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "list").write_text("a\nb\n")
+    with input_of_this_process(tmp_path / "list") as position:
+        assert find_launcher() == Launcher(str(path), BY_NAME["mpich"])
+        assert position() == 0
 
 
 def test_launcher_that_hangs(monkeypatch, tmp_path):
