@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from mpidist import __version__
+
 __all__ = ["main"]
 
 _COMMANDS = ("run", "top", "timeline", "doctor", "sbatch")
@@ -51,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser: argparse.ArgumentParser = _Parser(
         prog="mpidist", description="Distributed training on MPI."
     )
+    parser.add_argument("--version", action="version", version=f"mpidist {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     words = sys.argv[1:] if arguments is None else arguments
     try:

@@ -19,8 +19,6 @@ not known before the ranks are.
 ``/dev/null``: from launchers some ranks get a pipe that never ends. Where the variable is not set,
 the rank inherits standard input.
 
-The rank finds in ``MPIDIST_RUN_KEEPER`` which one it is, and the keeper's process id.
-
 ``asked`` says that the rank was told to end by a signal that the keeper got before, or got too: it
 is a victim of the launcher's cleaning up, not a cause.
 """
@@ -226,7 +224,6 @@ def main(arguments: list[str]) -> None:
     outputs = _labelled(os.environ[variable])
     libc = ctypes.CDLL(None)
     keeper = os.getpid()
-    os.environ["MPIDIST_RUN_KEEPER"] = f"{os.environ[variable]}:{keeper}"
     received: list[int] = []
     asking: list[int] = []  # those that came while the rank still ran
     # Blocked until the child is known, so that no signal is forwarded to nobody.

@@ -34,6 +34,7 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-n",
+        "-np",
         type=int,
         dest="ranks",
         metavar="N",

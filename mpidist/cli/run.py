@@ -19,16 +19,21 @@ from mpidist.cli import keeper, records
 from mpidist.cli.hosts import parse_hosts, place, ranks_together, read_host_file
 from mpidist.cli.layout import Layout
 from mpidist.cli.layout_options import add_layout_options, layout_of
+from mpidist.cli.program import add_program, check_program, program_words
 from mpidist.cli.shared_files import SharedFiles, locked_folder, remove_abandoned
 from mpidist.cli.standard_input import StandardInput, is_of_another_process
 from mpidist.cli.supervise import Limits, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 from mpidist.cli.verdict import verdict
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY
+from mpidist.runner import RUNNER_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FOR_KEEPER = (
-    *("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED", "MPIDIST_RUN_LABELS", "MPIDIST_RUN_STDIN"),
+    "MPIDIST_RUN_DIR",
+    "MPIDIST_RUN_SHARED",
+    "MPIDIST_RUN_LABELS",
+    "MPIDIST_RUN_STDIN",
 )
 _SCRATCH = "mpidist-run-"
 _EPILOG = (
@@ -85,8 +90,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="folder for process ids, failures and metrics, of one job at a time; kept afterwards, "
         "but for the temporary one that is the default",
     )
-    parser.add_argument("script", help="a Python script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    add_program(parser)
     parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
@@ -100,8 +104,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         rank_command(launcher, layout, [], namespace.places)
     except (ValueError, LauncherError) as error:
         parser.error(str(error))
-    if not Path(namespace.script).is_file():
-        parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
+    check_program(parser, namespace)
     if namespace.timeout is not None and not namespace.timeout > 0:
         parser.error(f"--timeout {namespace.timeout:g} must be positive")
     if namespace.run_dir == "":
@@ -152,11 +155,6 @@ def _variables(words: list[str]) -> dict[str, str]:
             raise ValueError(f"--env {word!r}: {name} is set by mpidist run itself")
         variables[name] = value if equals else os.environ[name]
     return variables
-
-
-def as_path(script: str) -> str:
-    """Local. A script's name that no command takes for an option."""
-    return f"./{script}" if script.startswith("-") else script
 
 
 def rank_command(
@@ -260,7 +258,8 @@ def _run_in(
             f"there ({error}): {REMEDY}, and have it writable\n"
         )
         return 1
-    program = [sys.executable, as_path(namespace.script), *namespace.args]
+    program = [sys.executable, RUNNER_FILE, launcher.vendor.rank_variable]
+    program += program_words(namespace)
     places, variables = namespace.places, namespace.variables
     environment = rank_environment(
         launcher,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mpidist.cli.layout import check_nodes
 from mpidist.cli.layout_options import add_layout_options, layout_of, layout_words
-from mpidist.cli.run import as_path
+from mpidist.cli.program import add_program, check_program, program_words
 
 _SUBMIT_S = 60.0
 
@@ -46,8 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument("--output", metavar="FILE", help="write the script there, not to stdout")
     parser.add_argument("--submit", action="store_true", help="submit it")
-    parser.add_argument("script", help="a Python script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    add_program(parser)
     parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
@@ -76,8 +75,9 @@ def batch_script(namespace: argparse.Namespace) -> str:
     if not 1 <= namespace.nodes <= layout.ranks:
         raise ValueError(f"{layout.ranks} ranks do not run on {namespace.nodes} nodes")
     check_nodes(layout, namespace.nodes)
+    default_name = namespace.script if namespace.module else Path(namespace.script).stem
     options: list[tuple[str, object]] = [
-        ("job-name", namespace.job_name or Path(namespace.script).stem),
+        ("job-name", namespace.job_name or default_name),
         ("nodes", namespace.nodes),
         ("ntasks", layout.ranks),
         ("cpus-per-task", namespace.cpus_per_task),
@@ -95,7 +95,7 @@ def batch_script(namespace: argparse.Namespace) -> str:
     if any(not word.startswith("-") for word in namespace.option):
         raise ValueError(f"options of sbatch begin with a dash: {namespace.option}")
     run_folder = '--run-dir "runs/$SLURM_JOB_ID"'  # which every node must see
-    script = shlex.join([as_path(namespace.script), *namespace.args])
+    script = shlex.join(program_words(namespace))
     return "\n".join(
         [
             "#!/bin/bash",
@@ -114,8 +114,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         text = batch_script(namespace)
     except ValueError as error:
         parser.error(str(error))
-    if not Path(namespace.script).is_file():
-        parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
+    check_program(parser, namespace)
     if namespace.output is not None:
         try:
             Path(namespace.output).write_text(text)

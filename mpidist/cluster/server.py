@@ -26,8 +26,8 @@ from mpidist.errors import (
 )
 from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
+from mpidist.runner import status_of
 from mpidist.runtime import exits, launched, world
-from mpidist.runtime.exits import is_good_end
 
 _Part = TypeVar("_Part")
 
@@ -204,7 +204,7 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and is_good_end(error.code)):
+        if error is None or (isinstance(error, SystemExit) and status_of(error.code) == 0):
             self.stop()
             return
         if isinstance(error, SystemExit) and self._members is not None:

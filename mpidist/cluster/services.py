@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from mpidist.cluster.spec import Task
 from mpidist.errors import NotFoundError
+from mpidist.runner import explain
 
 
 class Service(Protocol):
@@ -17,14 +18,19 @@ class Service(Protocol):
 
 
 def make_services(tasks: Sequence[Task], server: Any) -> Iterator[Service]:
-    """Local. Start what is installed for tasks, one after the other.
+    """Start the installed services of tasks, one after the other. Local.
 
     Args:
-        tasks: Those of service jobs in this process.
+        tasks: The tasks of service jobs in this process.
         server: The Server, which has started.
 
+    Yields:
+        The service of each task.
+
     Raises:
-        NotFoundError: Nothing is installed for one.
+        NotFoundError: No service is installed for a job.
+        ImportError, AttributeError: A module cannot be imported. If a file of the user's hides
+            the package of the service, a note names that file.
     """
     from importlib.metadata import entry_points  # slow, and of no use to process groups
 
@@ -35,4 +41,9 @@ def make_services(tasks: Sequence[Task], server: Any) -> Iterator[Service]:
                 f"nothing is installed that serves {job} {index}: the distribution mpidist brings "
                 "it along; install it (pip install mpidist), do not only put it on the path"
             )
-        yield known[job].load()(server)
+        try:
+            service = known[job].load()
+        except (ImportError, AttributeError) as error:
+            explain(error)
+            raise
+        yield service(server)

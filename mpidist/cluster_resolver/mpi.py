@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping
+from functools import cache
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
@@ -18,8 +19,8 @@ logger = logging.getLogger(__name__)
 class MPIClusterResolver(ClusterResolver):
     """Gives the ranks of the world to jobs, in rank order.
 
-    The layout that ``mpidist run`` was given wins over ``jobs``; a difference is logged. In a
-    plain process task 0 of every job lives in it, and the script is a worker.
+    The layout that ``mpidist run`` was given wins over ``jobs``; rank 0 logs a warning once if
+    they differ. In a plain process task 0 of every job lives in it, and the script is a worker.
 
     Args:
         jobs: Tasks of each job: their number, in the order of the ranks, -1, for one job at most,
@@ -39,11 +40,11 @@ class MPIClusterResolver(ClusterResolver):
     ) -> None:
         asked = check_jobs({"worker": -1} if jobs is None else jobs)
         given = _parse_layout(config.jobs) if config.jobs is not None else None
-        if given is not None and jobs is not None and not _same(asked, given):
-            logger.info("the launcher's job layout %s replaces the script's %s", given, asked)
         self._jobs = asked if given is None else check_jobs(given)
         self.rpc_layer = rpc_layer or ("mpi" if launched() else "inproc")
         self.task_type, self.task_id = self.cluster_spec().task_of(_rank())
+        if given is not None and jobs is not None and not _same(asked, given) and _rank() == 0:
+            _warn_of_layout(str(given), str(asked))
 
     def cluster_spec(self) -> ClusterSpec:
         """Collective at first, since it may start MPI. The cluster; addresses are <host>:<rank>.
@@ -70,6 +71,16 @@ class MPIClusterResolver(ClusterResolver):
             ValueError: There is no such task.
         """
         return self._task_address(task_type, task_id, rpc_layer) or ""
+
+
+@cache
+def _warn_of_layout(given: str, asked: str) -> None:
+    logger.warning(
+        "mpidist run gives the job layout %s, which replaces the script's jobs=%s: leave one of "
+        "the two out",
+        given,
+        asked,
+    )
 
 
 def _rank() -> int:

@@ -2,7 +2,6 @@
 
 from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.early import tell_failures
 from mpidist.runtime.exits import exits, this_rank
 from mpidist.runtime.metrics import TaskMetrics, task_metrics
 from mpidist.runtime.together import together
@@ -22,6 +21,3 @@ __all__ = [
     "together",
     "world",
 ]
-
-# As soon as anything of the package is used; what fails once MPI is started is told by exits.
-tell_failures()

@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist.errors import FailedPreconditionError, UnavailableError
+from mpidist.runner import explain, reason_of, status_of
 from mpidist.runtime import fork, metrics, records, streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.watchdog import Watchdog
@@ -54,7 +55,7 @@ class ExitCall(SystemExit):
 
     def __del__(self) -> None:
         if (
-            not is_good_end(self.code)
+            status_of(self.code)
             and sys._getframe().f_back is None
             and threading.current_thread() is threading.main_thread()
             and not sys.is_finalizing()
@@ -88,6 +89,8 @@ class Exits:
         self._watchdog = Watchdog(world, self.identity, self.fail)
         self.waits, self.left = self._watchdog.waits, self._watchdog.left
         self._hooks_before = sys.excepthook, threading.excepthook
+        # A process that no launcher started keeps Python's own behavior: no rank waits for it.
+        self._plain = world.launcher is None and world.size == 1
 
     def start(self) -> None:
         """Local. Install the hooks and start the watchdog."""
@@ -106,11 +109,12 @@ class Exits:
             atexit.unregister(self._leave)
 
         fork.in_parent_only(forget)
-        sys.excepthook = self._uncaught
-        threading.excepthook = self._uncaught_in_thread
-        sys.exit = _exit
-        builtins.exit = builtins.quit = _exit  # type: ignore[assignment]
         atexit.register(self._leave)
+        if not self._plain:
+            sys.excepthook = self._uncaught
+            threading.excepthook = self._uncaught_in_thread
+            sys.exit = _exit
+            builtins.exit = builtins.quit = _exit  # type: ignore[assignment]
         self._watchdog.start()
 
     def identify(self, job: str, task: int) -> None:
@@ -124,10 +128,9 @@ class Exits:
         Args:
             reason: Its first line is kept.
             trace: A traceback, or other text to print before the reason.
-            code: Of the exit, as ``sys.exit`` takes it. The status of the job is its lowest byte;
-                1 if that is 0, so that 256 does not look like a good end, or if it is no integer.
+            code: The argument of ``sys.exit``; see :func:`mpidist.runner.status_of`. 0 counts as 1.
         """
-        code = (code & 0xFF or 1) if isinstance(code, int) else 1
+        code = status_of(code) or 1
         _ignore_interrupts()
         if not self._failing.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending the job
@@ -152,31 +155,25 @@ class Exits:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if self._is_prompt():
-            self._hooks_before[0](kind, error, trace)
-            return
         _ignore_interrupts()
         if isinstance(error, KeyboardInterrupt):
             self._interrupted()
         if _is_consequence(error):
             time.sleep(_OTHERS_FIRST_S)
+        explain(error)
         text = "".join(traceback.format_exception(kind, error, trace))
-        self.fail("".join(traceback.format_exception_only(error)), text)
+        self.fail(reason_of(error), text)
 
     def _interrupted(self) -> None:
         self.fail("interrupted (Ctrl-C)", "", 130)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         # A daemon that outlives a script that has ended well finds closed what it uses.
-        if self._is_prompt() or (self._leaving and args.thread and args.thread.daemon):
+        if self._leaving and args.thread and args.thread.daemon:
             self._hooks_before[1](args)
         elif not issubclass(args.exc_type, SystemExit):
             error = args.exc_value or args.exc_type()
             self._uncaught(args.exc_type, error, args.exc_traceback)
-
-    def _is_prompt(self) -> bool:
-        """Whether somebody types what this process does, and no other rank waits for it."""
-        return self.world.size == 1 and hasattr(sys, "ps1")
 
     # Leaving
 
@@ -188,7 +185,7 @@ class Exits:
             fork.end_mpi()
             return
         last = getattr(sys, "last_value", None)
-        if isinstance(last, KeyboardInterrupt) and not self._is_prompt():
+        if isinstance(last, KeyboardInterrupt) and not self._plain:
             self._interrupted()  # a second Ctrl-C has ended the hook as it began
         try:
             self._leave_with_all()
@@ -259,11 +256,6 @@ def _is_consequence(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def is_good_end(code: Any) -> bool:
-    """Local. Whether a SystemExit with this code is no failure."""
-    return code is None or (isinstance(code, int) and code == 0)
 
 
 def _exit(status: Any = None) -> NoReturn:

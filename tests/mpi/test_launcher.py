@@ -200,7 +200,7 @@ def test_rank_that_ends_badly(tmp_path, end, status, reason):
     [
         (
             "import mpidist\nmpidist.init_process_group('nccl')",
-            "ValueError: unknown backend 'nccl'",
+            "ValueError: backend 'nccl' is not one of this package",
         ),
         ("import mpidist\nmpidist.barrier()", "ValueError: there is no default group"),
         ("import mpidist\nmpidist.Server\nimport no_such_module", "ModuleNotFoundError: No module"),
@@ -254,7 +254,7 @@ def test_script_that_does_not_start(tmp_path):
     job = Job(tmp_path, "import nowhere_at_all\n", "-n", "2")
     assert job.end(10) == 1
     assert "No module named 'nowhere_at_all'" in job.err
-    assert "exited with status 1" in job.last
+    assert "failed first: ModuleNotFoundError: No module named 'nowhere_at_all'" in job.last
 
 
 def test_the_reason_that_a_rank_wrote(tmp_path):

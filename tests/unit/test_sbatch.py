@@ -65,6 +65,13 @@ def test_a_ps_on_each_node_with_one_worker(words, capsys):
 
 
 @pytest.mark.usefixtures("capsys")
+def test_a_module(capsys):
+    assert main(["sbatch", "-np", "2", "-m", "package.train", "-m", "x"]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --job-name=package.train\n" in text
+    assert text.endswith(' --run-dir "runs/$SLURM_JOB_ID" -m package.train -m x\n')
+
+
 def test_a_ps_beside_a_worker_on_each_node():
     assert main(["sbatch", "--worker", "3", "--colocate-ps", "--nodes", "3", "train.py"]) == 0
 

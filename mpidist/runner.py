@@ -1,0 +1,270 @@
+"""Run the user's script inside a rank of ``mpidist run``, as ``python`` would run it.
+
+The runner sees how the script ends, whichever way it ends: the interpreter itself forgets the
+status of a ``SystemExit`` before its exit handlers run. A rank that fails leaves the reason in the
+run folder. If mpi4py has started MPI, the process then ends at once, because the exit handlers of
+mpi4py would wait in MPI_Finalize for the other ranks.
+
+:mod:`mpidist.cli.keeper` starts this file by its path::
+
+    python runner.py RANK_VARIABLE SCRIPT [ARGUMENT ...]
+    python runner.py RANK_VARIABLE -m MODULE [ARGUMENT ...]
+
+It uses the standard library alone, and few modules of that: it starts with every rank, and must
+work where a file beside the script hides the package ``mpidist``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+import types
+from types import TracebackType
+from typing import Any, NoReturn
+
+RUNNER_FILE = os.path.abspath(__file__)
+_PACKAGES = ("mpidist", "strategy", "dataservice")
+_PYC_HEADER_BYTES = 16  # PEP 552
+
+
+def hidden_packages() -> list[str]:
+    """Return a sentence for each of our packages that a module of the user's hides."""
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found = []
+    for name in _PACKAGES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and not os.path.abspath(file).startswith(os.path.join(ours, name, "")):
+            found.append(
+                f"{file} hides the package {name!r} that mpidist installs; rename your file"
+            )
+    return found
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an import error, or to a missing name, that a hidden package may have caused.
+
+    Args:
+        error: An exception that ends the script.
+    """
+    if isinstance(error, (ImportError, AttributeError)):
+        for sentence in hidden_packages():
+            if sentence not in getattr(error, "__notes__", ()):
+                error.add_note(sentence)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return one line that says why an exception ended the script.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        The exception's type, the first line of its message, and the notes of :func:`explain`.
+    """
+    import traceback
+
+    if isinstance(error, SyntaxError):  # str() of it has the file and the line
+        return f"{type(error).__name__}: {error}"
+    text = traceback.format_exception_only(error)[0].strip().partition("\n")[0]
+    hidden = hidden_packages() if getattr(error, "__notes__", ()) else []
+    return "; ".join([text, *(note for note in hidden if note in error.__notes__)])
+
+
+def status_of(code: Any) -> int:
+    """Return the exit status of a ``SystemExit``.
+
+    Args:
+        code: The argument of ``sys.exit``.
+
+    Returns:
+        0 for None and 0. The lowest byte of another integer, but 1 if that is 0, so that 256 does
+        not look like success. 1 for everything else.
+    """
+    if code is None or (isinstance(code, int) and code == 0):
+        return 0
+    return (code & 0xFF or 1) if isinstance(code, int) else 1
+
+
+class Runner:
+    """One run of a script.
+
+    Args:
+        rank: The rank of this process in the world.
+        words: The script and its arguments, or ``-m``, a module and its arguments.
+    """
+
+    def __init__(self, rank: int, words: list[str]) -> None:
+        self._rank = rank
+        self._words = words
+        self._pid = os.getpid()
+        self._over = False
+        self._previous_hook = threading.excepthook
+
+    def run(self) -> None:
+        """Run the script to its end. Leave a record and the right status if it fails."""
+        threading.excepthook = self._uncaught_in_thread
+        try:
+            self._execute()
+        except SystemExit as error:
+            status = status_of(error.code)
+            if status and os.getpid() == self._pid:
+                self._fail_by_exit(error, status)
+            if isinstance(error.code, int):
+                error.code = status
+            raise
+        except KeyboardInterrupt:
+            raise  # the interpreter prints it, and ends by SIGINT
+        except BaseException as error:
+            error.__traceback__ = _of_user(error.__traceback__)
+            explain(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+            if os.getpid() == self._pid:
+                self._fail(error)
+            sys.exit(1)
+        self._over = True
+
+    def _execute(self) -> None:
+        main = types.ModuleType("__main__")
+        # The names that this version of Python gives to every script.
+        names = [name for name in globals() if name.startswith("__")]
+        main.__dict__.update({name: globals()[name] for name in names}, __doc__=None)
+        sys.modules["__main__"] = main
+        path = self._words[0]
+        if path == "-m":
+            name, *arguments = self._words[1:]
+            _begin("-m", arguments, os.getcwd())
+            _run_module(name, alter_argv=True)
+        elif _is_archive(path):
+            _begin(path, self._words[1:], os.path.abspath(path))
+            _run_module("__main__", alter_argv=False)
+        else:
+            _begin(path, self._words[1:], os.path.dirname(os.path.realpath(path)))
+            code, loader = _load(path)
+            main.__dict__.update(__file__=os.path.abspath(path), __loader__=loader)
+            exec(code, main.__dict__)
+
+    def _uncaught_in_thread(self, args: Any) -> None:
+        self._previous_hook(args)
+        # After the script's end daemon threads may use what is closed already.
+        late = self._over and args.thread is not None and args.thread.daemon
+        if args.exc_type is not SystemExit and not late and os.getpid() == self._pid:
+            self._record(reason_of(args.exc_value or args.exc_type()), 1)
+            _end_now(1)
+
+    def _fail_by_exit(self, error: SystemExit, status: int) -> None:
+        reason = f"sys.exit({error.code!r})"
+        exits = sys.modules.get("mpidist.runtime.exits")
+        if exits is not None and exits.installed():
+            import traceback
+
+            error.__traceback__ = _of_user(error.__traceback__)
+            exits.exits().fail(reason, "".join(traceback.format_exception(error)), error.code)
+        self._record(reason, status)
+        if _mpi_runs():
+            if not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+            _end_now(status)
+
+    def _fail(self, error: BaseException) -> None:
+        self._record(reason_of(error), 1)
+        if _mpi_runs():
+            _end_now(1)
+
+    def _record(self, reason: str, status: int) -> None:
+        """Write ``failure-<rank>.json``, as mpidist.runtime.records does once MPI runs."""
+        import json
+        import socket
+
+        record = {
+            "rank": self._rank,
+            "pid": self._pid,
+            "host": socket.gethostname(),
+            "job": None,
+            "task": None,
+            "reason": reason,
+            "traceback": "",
+            "exit_code": status,
+            "time": time.time(),
+        }
+        path = os.path.join(os.environ["MPIDIST_RUN_DIR"], f"failure-{self._rank}.json")
+        try:
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(record, file)
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            sys.stderr.write(f"mpidist run: why rank {self._rank} failed: {error}\n")
+
+
+def _begin(name: str, arguments: list[str], folder: str) -> None:
+    """Set ``sys.argv`` and ``sys.path`` as the interpreter sets them for a script."""
+    sys.argv = [name, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _is_archive(path: str) -> bool:
+    """Return whether a path is a folder or a zip file to run by its ``__main__.py``."""
+    if os.path.isdir(path):
+        return True
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        # A zip file may follow a "#!" line; the interpreter looks for a ".py" there last.
+        if path.endswith((".py", ".pyc")) or file.read(2) not in (b"PK", b"#!"):
+            return False
+        import zipfile
+
+        return zipfile.is_zipfile(path)
+    return False
+
+
+def _load(path: str) -> tuple[types.CodeType, object]:
+    """Return the code of a script and the loader that its ``__loader__`` names."""
+    from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+
+    with io.open_code(path) as file:
+        data = file.read()
+    if path.endswith(".pyc"):
+        import marshal
+
+        code: types.CodeType = marshal.loads(data[_PYC_HEADER_BYTES:])
+        return code, SourcelessFileLoader("__main__", path)
+    code = compile(data, os.path.abspath(path), "exec", dont_inherit=True)
+    return code, SourceFileLoader("__main__", path)
+
+
+def _run_module(name: str, *, alter_argv: bool) -> None:
+    import runpy
+
+    # The function that ``python -m`` itself calls; run_module() would give the module another
+    # __main__ than the one that stays in sys.modules for pickle and for other threads.
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def _of_user(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this file and of runpy."""
+    ours = (__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def _mpi_runs() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def _end_now(status: int) -> NoReturn:
+    """End the process without exit handlers. The launcher then ends the other ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        # Whatever the script has made of its streams must not keep the rank from ending.
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    variable, *script_words = sys.argv[1:]
+    Runner(int(os.environ[variable]), script_words).run()
