@@ -11,17 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpidist.host_list import expand_hosts
+from mpidist.host_list import clean_lines, expand_hosts, parse_host_line, split_hosts
 
 Slots = list[tuple[str, int | None]]
 _MOST_LOOKED_UP = 64  # each by a thread
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-_LINE = re.compile(r"([^\s:]+)(?:\s*:\s*([0-9]+)|\s+slots\s*=\s*([0-9]+))?(?:\s+max[-_]slots\S*)?")
 
 
 def parse_hosts(text: str) -> Slots:
-    """Local. Read what ``--hosts`` is given: ``a,b:2,n[1-3]:4``.
+    """Parse the argument of ``--hosts``: ``a,b:2,n[1-3]:4``.
 
     Args:
         text: Names, or lists of names as Slurm writes them, each perhaps with a number of ranks.
@@ -30,19 +28,21 @@ def parse_hosts(text: str) -> Slots:
         Hosts, with the number of ranks that each takes at most, or None where there is none.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: It is not such a list.
     """
     found: Slots = []
-    for item in re.split(r",(?![^\[]*\])", text):
+    for item in split_hosts(text):
         name, colon, number = item.partition(":")
         if colon and not (number.isascii() and number.isdigit()):
-            raise ValueError(f"--hosts {text!r}: {number!r} behind {name!r} is no number of ranks")
-        found += [(_checked(host), int(number) if colon else None) for host in expand_hosts(name)]
+            raise ValueError(f"--hosts {text!r}: {number!r} after {name!r} is not a number")
+        found += [(host, int(number) if colon else None) for host in expand_hosts(name)]
+    if not found:
+        raise ValueError(f"--hosts {text!r} names no hosts")
     return found
 
 
 def read_host_file(path: str) -> Slots:
-    """Local. Read a host file of MPICH's form, ``a:2``, or Open MPI's, ``a slots=2``.
+    """Read a host file of MPICH's form, ``a:2``, or Open MPI's, ``a slots=2``.
 
     Args:
         path: One host a line; ``#`` begins a comment.
@@ -54,26 +54,19 @@ def read_host_file(path: str) -> Slots:
         ValueError: It cannot be read, names no hosts, or has a line of another form.
     """
     try:
-        lines = [line.partition("#")[0].strip() for line in Path(path).read_text().splitlines()]
+        lines = clean_lines(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--hostfile {path} cannot be read ({error})") from None
     found: Slots = []
-    for line in filter(None, lines):
-        matched = _LINE.fullmatch(line)
-        if matched is None:
-            raise ValueError(f"--hostfile {path}: {line!r} is neither HOST:N nor HOST slots=N")
-        number = matched[2] or matched[3]
-        names = [_checked(host) for host in expand_hosts(matched[1])]
-        found += [(host, int(number) if number else None) for host in names]
+    for line in lines:
+        try:
+            hosts, number = parse_host_line(line)
+        except ValueError as error:
+            raise ValueError(f"--hostfile {path}: {error}") from None
+        found += [(host, number) for host in hosts]
     if not found:
         raise ValueError(f"--hostfile {path} names no hosts")
     return found
-
-
-def _checked(host: str) -> str:
-    if not _HOST.fullmatch(host):
-        raise ValueError(f"{host!r} is no name of a host")
-    return host
 
 
 def without_address(hosts: Iterable[str], limit_s: float = 3.0) -> dict[str, str]:
@@ -161,13 +154,14 @@ def ranks_together(
 
 
 def _allocated(environ: Mapping[str, str]) -> list[int]:
-    """How many ranks each host of the batch job around has room for; none without one."""
+    """Return the number of ranks for each host of the batch job around; [] without one."""
     slurm = _SLURM_COUNT.findall(environ.get("SLURM_TASKS_PER_NODE", ""))
     if slurm:
         return [int(count) for count, times in slurm for _ in range(int(times or 1))]
     lsf = environ.get("LSB_MCPU_HOSTS", "").split()
     if lsf:
         return [int(count) for count in lsf[1::2] if count.isdecimal()]
-    with contextlib.suppress(OSError, KeyError):
-        return list(Counter(Path(environ["PBS_NODEFILE"]).read_text().split()).values())
+    with contextlib.suppress(OSError, KeyError, UnicodeDecodeError):
+        nodes = clean_lines(Path(environ["PBS_NODEFILE"]).read_text(encoding="utf-8"))
+        return list(Counter(nodes).values())
     return []

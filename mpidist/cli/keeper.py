@@ -14,6 +14,11 @@ does not have it they are dropped, and the MPI library takes its own place.
 jobs in the order of their ranks, and how many each has: ``ps:1,worker:3``, or ``:4`` where jobs are
 not known before the ranks are.
 
+``MPIDIST_RUN_STDIN`` names the socket that gives rank 0 its standard input (see
+:mod:`mpidist.cli.standard_input`). All other ranks, and rank 0 where the name is empty, get
+``/dev/null``: from launchers some ranks get a pipe that never ends. Where the variable is not set,
+the rank inherits standard input.
+
 ``asked`` says that the rank was told to end by a signal that the keeper got before, or got too: it
 is a victim of the launcher's cleaning up, not a cause.
 """
@@ -41,6 +46,7 @@ _UNFINISHED_S = 0.5
 _LONGEST_BYTES = 1 << 20
 # What the rank has started may hold its output open after it has ended.
 _LAST_LINES_S = 1.0
+_STDIN_S = 30.0
 
 
 class _Labelled:
@@ -126,6 +132,39 @@ def _labelled(rank: str) -> list[_Labelled]:
     return [_Labelled(output, rank, name) for output in (1, 2)]
 
 
+def _take_standard_input(rank: str) -> None:
+    """Replace standard input by the one that the rank shall inherit."""
+    source = os.environ.pop("MPIDIST_RUN_STDIN", None)
+    if source is None:
+        return
+    if source and rank == "0":
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_STDIN_S)
+                connection.connect(f"\0{source}")
+                (given,) = socket.recv_fds(connection, 1, 1)[1]
+        except (OSError, ValueError) as error:
+            reason = (
+                "--stdin needs rank 0 on the host of mpidist run; put that host first in --hosts "
+                f"or --hostfile, or let the script open a file ({error})"
+            )
+            facts = {"rank": 0, "pid": os.getpid(), "host": socket.gethostname()}
+            facts |= {"reason": reason, "exit_code": 1, "time": time.time()}
+            _write("failure-0.json", facts)
+            os._exit(1)
+    else:
+        given = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(given, 0)
+    os.close(given)
+
+
+def _drop_standard_input() -> None:
+    """Stop holding the rank's standard input, so that its writer learns when the rank closes it."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+
+
 def _become(command: list[str], parent: int, libc: ctypes.CDLL, outputs: list[_Labelled]) -> None:
     """Local. Turn this forked process into the rank."""
     for number, output in enumerate(outputs, 1):
@@ -145,8 +184,7 @@ def _become(command: list[str], parent: int, libc: ctypes.CDLL, outputs: list[_L
 
 
 def _record(rank: str, pid: int, status: int, asked: bool, ended: float) -> None:
-    """Local. Leave the record; whole or not at all."""
-    folder = os.environ["MPIDIST_RUN_DIR"]
+    """Leave the record of how the rank ended."""
     record = {
         "rank": int(rank),
         "pid": pid,
@@ -156,7 +194,12 @@ def _record(rank: str, pid: int, status: int, asked: bool, ended: float) -> None
         "asked": asked,
         "time": ended,
     }
-    path = os.path.join(folder, f"exit-{rank}.json")
+    _write(f"exit-{rank}.json", record)
+
+
+def _write(name: str, record: dict[str, object]) -> None:
+    """Write a record; whole or not at all."""
+    path = os.path.join(os.environ["MPIDIST_RUN_DIR"], name)
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.replace(f"{path}.new", path)
@@ -177,6 +220,7 @@ def main(arguments: list[str]) -> None:
     for name in filter(None, os.environ.pop("MPIDIST_RUN_SHARED", "").split(",")):
         if name in os.environ and not os.path.isdir(os.environ[name]):
             del os.environ[name]
+    _take_standard_input(os.environ[variable])
     outputs = _labelled(os.environ[variable])
     libc = ctypes.CDLL(None)
     keeper = os.getpid()
@@ -187,6 +231,7 @@ def main(arguments: list[str]) -> None:
     child = os.fork()
     if child == 0:
         _become(command, keeper, libc, outputs)
+    _drop_standard_input()
     for output in outputs:
         output.start()
 

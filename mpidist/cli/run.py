@@ -21,6 +21,7 @@ from mpidist.cli.layout import Layout
 from mpidist.cli.layout_options import add_layout_options, layout_of
 from mpidist.cli.program import add_program, check_program, program_words
 from mpidist.cli.shared_files import SharedFiles, locked_folder, remove_abandoned
+from mpidist.cli.standard_input import StandardInput, is_of_another_process
 from mpidist.cli.supervise import Limits, asked_to_end, supervise
 from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
 from mpidist.cli.verdict import verdict
@@ -28,7 +29,12 @@ from mpidist.dev_shm import REMEDY, SHARED_MEMORY
 from mpidist.runner import RUNNER_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_FOR_KEEPER = ("MPIDIST_RUN_DIR", "MPIDIST_RUN_SHARED", "MPIDIST_RUN_LABELS")
+_FOR_KEEPER = (
+    "MPIDIST_RUN_DIR",
+    "MPIDIST_RUN_SHARED",
+    "MPIDIST_RUN_LABELS",
+    "MPIDIST_RUN_STDIN",
+)
 _SCRATCH = "mpidist-run-"
 _EPILOG = (
     "Ranks are ordered by job: ps, worker, data, then the others as given. The exit status is that "
@@ -70,6 +76,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--label", "-l", action="store_true", help="begin every line with the task it is from"
     )
+    parser.add_argument(
+        "--stdin",
+        action="store_true",
+        help="rank 0 reads the standard input of this command; rank 0 is the first task of the "
+        "first job, ps 0 where there are ps. For all other ranks, and without this option, "
+        "standard input is empty",
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument(
         "--run-dir",
@@ -96,6 +109,11 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error(f"--timeout {namespace.timeout:g} must be positive")
     if namespace.run_dir == "":
         parser.error("--run-dir is empty; name a folder")
+    if namespace.stdin and is_of_another_process():
+        parser.error(
+            "--stdin: this command runs in the background of its terminal, whose input belongs to "
+            "the foreground; run it there, or redirect its input"
+        )
     with asked_to_end() as signals:
         parent = Path(tempfile.gettempdir())
         # Not those of other hosts, whose locks may not be seen here.
@@ -253,6 +271,8 @@ def _run_in(
         variables=variables,
         label=namespace.label,
     )
+    standard_input = StandardInput() if namespace.stdin else None
+    environment["MPIDIST_RUN_STDIN"] = standard_input.name if standard_input else ""
     try:
         result = supervise(
             rank_command(launcher, layout, program, places, list(variables)),
@@ -262,10 +282,13 @@ def _run_in(
             failed=lambda: records.first_failure(folder) is not None,
             ended=lambda: len(records.ended(folder)) == layout.ranks,
             shared_files=shared_files,
+            standard_input=standard_input,
             passed_on=launcher.vendor.passed_on,
         )
     finally:
         shared_files.close()
+        if standard_input is not None:
+            standard_input.close()
     hosts = [host for host, _ in places]
     status, said = verdict(folder, layout, result, launcher, hosts, namespace.timeout)
     with contextlib.suppress(OSError):  # the folder was removed: nobody looks there

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from mpidist.cli import processes
 from mpidist.cli.shared_files import SharedFiles
+from mpidist.cli.standard_input import StandardInput
 
 _TICK_S = 0.1
 _LEAVE_S = 1.0
@@ -95,15 +96,6 @@ def asked_to_end() -> Iterator[tuple[int, list[int]]]:
         os.close(writing)
 
 
-def _standard_input() -> int | None:
-    """Local. What the job reads: ours, unless we are a terminal's background process."""
-    try:
-        mine = os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return None  # no terminal: a file or a pipe, which the job inherits
-    return None if mine else subprocess.DEVNULL
-
-
 class _Job:
     """The launcher while it runs, and the steps that end it."""
 
@@ -112,7 +104,8 @@ class _Job:
         self._launcher = subprocess.Popen(
             command,
             env=dict(environment),
-            stdin=_standard_input(),
+            # Launchers read all they can get, also input that belongs to a shell loop around us.
+            stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=processes.die_with_parent,
         )
@@ -182,9 +175,10 @@ def supervise(
     failed: Callable[[], bool],
     ended: Callable[[], bool],
     shared_files: SharedFiles,
+    standard_input: StandardInput | None = None,
     passed_on: Sequence[int] = (),
 ) -> Result:
-    """Local. Run a launcher until it, and everything it started, has ended.
+    """Run a launcher until the launcher, and everything it started, has ended.
 
     Args:
         command: The launcher's command line.
@@ -195,6 +189,7 @@ def supervise(
         ended: Tells whether all ranks have ended; what they leave behind must not keep the
             launcher waiting.
         shared_files: Looks at the files that the job makes.
+        standard_input: Gives our standard input to rank 0; None to give it to no rank.
         passed_on: Signals that the launcher hands to its ranks.
 
     Returns:
@@ -206,13 +201,16 @@ def supervise(
     wakeup, received = signals
     job = _Job(command, environment)
     watched = [handle for handle in (shared_files.handle,) if handle is not None]
+    asked = [standard_input.handle] if standard_input is not None else []
     try:
         while (status := job.status()) is None:
-            readable, _, _ = select.select([job.handle, wakeup, *watched], [], [], _TICK_S)
+            readable, _, _ = select.select([job.handle, wakeup, *watched, *asked], [], [], _TICK_S)
             if wakeup in readable:
                 os.read(wakeup, 64)
             if not watched or watched[0] in readable:
                 shared_files.look()
+            if standard_input is not None and standard_input.handle in readable:
+                standard_input.hand_over()
             job.reap_orphans()
             now = time.monotonic()
             while received:

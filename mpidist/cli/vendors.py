@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpidist.cli.batch_job import stale_job
 from mpidist.cli.hosts import ranks_together
+from mpidist.home_folder import home_folder
 
 _VERSION_TIMEOUT_S = 30
 
@@ -44,6 +46,8 @@ class Vendor:
         scratch_choice: By which a user tells it so for all hosts; both are an error.
         shared_folders: Variables that tell the library where to make the files that ranks map.
         shared_files: How the names start of those that it may make in /dev/shm itself.
+        needs_srun: Whether it starts all ranks of a Slurm job by srun, also those of its own host.
+        removed: Variables of a job around this one that stop the ranks.
     """
 
     name: str
@@ -60,6 +64,8 @@ class Vendor:
     scratch_choice: str = ""
     shared_folders: tuple[str, ...] = ()
     shared_files: tuple[str, ...] = ()
+    needs_srun: bool = False
+    removed: tuple[str, ...] = ()
 
 
 VENDORS = (
@@ -101,6 +107,9 @@ VENDORS = (
         environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
         shared_folders=("UCX_POSIX_DIR",),
         shared_files=("mpich_shm_", "mpich_shar_tmp", "mpich_vci_", "ucx_shm_posix"),
+        needs_srun=True,
+        # Of ranks of Open MPI, and of srun --mpi=pmix. MPICH's ranks refuse to start beside it.
+        removed=("PMIX_NAMESPACE",),
     ),
 )
 
@@ -175,34 +184,31 @@ class Launcher:
         return [*words, "-n", str(ranks)]
 
     def environment(self, given: Mapping[str, str], *, ranks: int, cores: int) -> dict[str, str]:
-        """Local. The environment of the ranks.
+        """Return the environment of the ranks: a new dict.
 
         Args:
-            given: What the user has set, which is kept.
-            ranks: How many ranks share the cores.
-            cores: How many there are.
-
-        Returns:
-            A new environment.
+            given: The environment of the user, which is kept.
+            ranks: The number of ranks that share the cores.
+            cores: The number of cores.
         """
         share = str(max(1, cores // ranks))
         threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         # What a rank prints must be seen when it is printed, though it goes through a pipe.
         ours = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(threads, share), **self.vendor.environment}
-        return {**ours, **given}
+        ours["HOME"] = home_folder()
+        kept = {name: text for name, text in given.items() if name not in self.vendor.removed}
+        return {**ours, **kept}
 
 
 def find_launcher() -> Launcher:
-    """Local. The launcher of the MPI library that this Python's mpi4py loads.
+    """Return the launcher of the MPI library that this Python's mpi4py loads.
 
     The one beside the interpreter belongs to an MPI library installed with pip, which mpi4py
     prefers; otherwise the system's is taken.
 
-    Returns:
-        The launcher.
-
     Raises:
-        LauncherError: There is none, or its vendor is not known.
+        LauncherError: There is none, its vendor is not known, or the environment has variables of a
+            batch job that does not exist (any more).
     """
     beside = Path(sys.executable).with_name("mpiexec")
     path = str(beside) if beside.exists() else shutil.which("mpiexec") or shutil.which("mpirun")
@@ -214,6 +220,7 @@ def find_launcher() -> Launcher:
     try:
         shown = subprocess.run(
             [path, "--version"],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_VERSION_TIMEOUT_S,
@@ -227,4 +234,6 @@ def find_launcher() -> Launcher:
             f"{path} is of no known vendor ({', '.join(v.name for v in VENDORS)}); start "
             "the script with it directly"
         )
+    if problem := stale_job(os.environ, needs_srun=vendor.needs_srun):
+        raise LauncherError(problem)
     return Launcher(path, vendor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ def _ending(
     if result.ending is Ending.TIMEOUT:
         return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
     failure = records.first_failure(folder)
+    if result.status and _has_no_reader() and (failure is None or _is_broken_pipe(failure)):
+        return 128 + signal.SIGPIPE, ""  # as of any command in a pipe, without a word
     if failure is not None:
         task = records.task_name(folder, layout, failure.rank)
         rank = "" if task == f"rank {failure.rank}" else f"rank {failure.rank}, "
@@ -77,6 +80,20 @@ def _ending(
             "one in DNS or /etc/hosts"
         )
     return result.status or 1, f"the launcher ended with status {result.status}; {why}"
+
+
+def _has_no_reader() -> bool:
+    """Return whether the reader of our standard output or standard error has left (``| head``)."""
+    poll = select.poll()
+    for output in (1, 2):
+        poll.register(output, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _is_broken_pipe(failure: records.Failure) -> bool:
+    """Return whether a rank failed because the launcher no longer took its output."""
+    by_signal = failure.exit_code == 128 + signal.SIGPIPE
+    return by_signal or failure.reason.startswith("BrokenPipeError")
 
 
 def _waits(folder: Path, layout: Layout) -> list[str]:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
-_ADDRESS = re.compile(r"(.+):([0-9]{1,9})")
+_ADDRESS = re.compile(r"([^\s,]+):([0-9]{1,9})")
 # Jobs that have an option of their own in the launcher.
 _JOB_OPTIONS = ("ps", "worker", "data")
 

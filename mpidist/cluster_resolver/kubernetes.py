@@ -18,7 +18,8 @@ from mpidist.cluster_resolver.placed import (
     read_lines,
     slots,
 )
-from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.errors import FailedPreconditionError
+from mpidist.host_list import clean_lines, parse_host_line
 
 HOST_FILE = "/etc/mpi/hostfile"
 DISCOVER_SCRIPT = "/etc/mpi/discover_hosts.sh"
@@ -61,7 +62,9 @@ class MPIJobClusterResolver(PlacedResolver):
             lines = _output(self._script)
         else:
             lines = read_lines(self._host_file, "the MPIJob")
-        return Placement(slots([_slot(line) for line in lines]), own_rank())
+        parsed = [parse_host_line(line) for line in lines]
+        pairs = [(host, 1 if count is None else count) for hosts, count in parsed for host in hosts]
+        return Placement(slots(pairs, self.source), own_rank())
 
 
 class KubernetesExecutableLocation(enum.Enum):
@@ -195,16 +198,13 @@ def _natural(name: str) -> list[tuple[str, int]]:
 def _output(script: str) -> list[str]:
     try:
         done = subprocess.run(
-            [script], capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=True
+            [script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SCRIPT_SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise FailedPreconditionError(f"{script} did not tell the hosts: {error}") from None
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-
-def _slot(line: str) -> tuple[str, int]:
-    """A host and its slots, of a line of either form."""
-    matched = re.fullmatch(r"([^\s:]+)(?:\s+slots=([0-9]+)|:([0-9]+))?", line)
-    if matched is None:
-        raise InvalidArgumentError(f"{line!r} is not <host> slots=<number>, nor <host>:<number>")
-    return matched[1], int(matched[2] or matched[3] or 1)
+        raise FailedPreconditionError(f"{script} does not list the hosts: {error}") from None
+    return clean_lines(done.stdout)

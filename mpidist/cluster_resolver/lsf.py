@@ -51,7 +51,8 @@ class LSFClusterResolver(PlacedResolver):
         """Local. Where the tasks are; see :class:`PlacedResolver`."""
         env = os.environ
         if env.get("LSB_MCPU_HOSTS", "").strip():
-            pairs = _pairs(env["LSB_MCPU_HOSTS"])
+            text = env["LSB_MCPU_HOSTS"]
+            pairs = _pairs(text)
         else:
             (text,) = needed(env, ("LSB_HOSTS",), "LSF", _REMEDY)
             pairs = [(host, 1) for host in text.split()]
@@ -67,7 +68,7 @@ class LSFClusterResolver(PlacedResolver):
                     "LSF_PM_TASKID is 0, but blaunch counts tasks from 1: unset it, or start the "
                     "script with blaunch"
                 )
-        return Placement(slots(pairs), rank)
+        return Placement(slots(pairs, text), rank)
 
 
 def _pairs(text: str) -> list[tuple[str, int]]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
-from mpidist.cluster_resolver.placed import PlacedResolver, Placement, needed, own_rank, read_lines
+from mpidist.cluster_resolver.placed import (
+    PlacedResolver,
+    Placement,
+    needed,
+    own_rank,
+    read_lines,
+    slots,
+)
 
 _REMEDY = "Start the script in a PBS job, with mpiexec or pbsdsh"
 
@@ -22,4 +29,5 @@ class PBSClusterResolver(PlacedResolver):
         """Local. Where the tasks are; see :class:`PlacedResolver`."""
         (path,) = needed(os.environ, ("PBS_NODEFILE",), "PBS", _REMEDY)
         hosts = read_lines(path, "PBS_NODEFILE")
-        return Placement(tuple(hosts), own_rank(os.environ, "PBS_VNODENUM"))
+        tasks = slots([(host, 1) for host in hosts], f"PBS_NODEFILE={path}")
+        return Placement(tasks, own_rank(os.environ, "PBS_VNODENUM"))

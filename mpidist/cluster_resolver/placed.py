@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
+from pathlib import Path
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
 from mpidist.cluster_resolver.rank_layout import check_jobs
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.host_list import check_host, clean_lines
 from mpidist.runtime.launch import rank_hint
 
 _LAST_PORT = 65535
@@ -192,30 +194,34 @@ def own_rank(env: Mapping[str, str] | None = None, *others: str) -> int | None:
 
 
 def read_lines(path: str, source: str) -> list[str]:
-    """Local. The lines of a file of hosts, without comments and empty ones.
+    """Return the lines of a file of hosts, without comments and empty ones.
 
     Raises:
         FailedPreconditionError: It cannot be read, or has no hosts.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].strip() for line in file]
+        lines = clean_lines(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise FailedPreconditionError(
             f"the hosts of {source} cannot be read from {path}: {error}"
         ) from None
-    lines = [line for line in lines if line]
     if not lines:
         raise FailedPreconditionError(f"the file {path} of {source} names no hosts")
     return lines
 
 
-def slots(pairs: list[tuple[str, int]]) -> tuple[str, ...]:
-    """Local. Hosts with numbers of tasks as one host a task, in their order.
+def slots(pairs: list[tuple[str, int]], source: str) -> tuple[str, ...]:
+    """Return one host for each task, in their order.
+
+    Args:
+        pairs: Hosts, each with its number of tasks.
+        source: Where they were found, for messages.
 
     Raises:
-        InvalidArgumentError: There are more than a million.
+        InvalidArgumentError: A name cannot be a host's, or there are more than a million tasks.
     """
     if sum(count for _, count in pairs) > _MOST_TASKS:
         raise InvalidArgumentError(f"more than {_MOST_TASKS} tasks on {pairs[0][0]} and others")
+    for host, _ in pairs:
+        check_host(host, source)
     return tuple(host for host, count in pairs for _ in range(count))

@@ -36,4 +36,4 @@ class SGEClusterResolver(PlacedResolver):
             if not rest or not is_number(rest[0]):
                 raise InvalidArgumentError(f"{path} has no number of slots in the line {line!r}")
             pairs.append((host, int(rest[0])))
-        return Placement(slots(pairs), own_rank())
+        return Placement(slots(pairs, f"PE_HOSTFILE={path}"), own_rank())

@@ -12,6 +12,7 @@ from mpidist.cluster_resolver.placed import is_number
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 VARIABLE = "TF_CONFIG"
+_BYTE_ORDER_MARK = os.fsdecode(b"\xef\xbb\xbf")
 _SHOWN = 500  # characters of it, in messages
 _NO_TASK = (
     f'{VARIABLE} does not say which task this process is: it needs "task": {{"type": ..., '
@@ -144,7 +145,8 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def _read() -> dict[str, Any]:
-    text = os.environ.get(VARIABLE, "")
+    # Windows tools put a byte-order mark before JSON, which Python's parser refuses.
+    text = os.environ.get(VARIABLE, "").removeprefix(_BYTE_ORDER_MARK)
     if not text.strip():
         return {}
     try:

@@ -15,6 +15,7 @@ import mpi4py
 
 from mpidist.config import config, distribution_version
 from mpidist.errors import DistBackendError
+from mpidist.home_folder import home_folder
 from mpidist.runtime import fork, shared_memory, start
 from mpidist.runtime.exits import install
 from mpidist.runtime.launch import (
@@ -175,6 +176,8 @@ def _start_mpi() -> bool:
         vendor = MPI.get_vendor()[0]
         _refuse(foreign_step(os.environ, vendor))
         _refuse(unspoken_launcher(os.environ, vendor, start.has_loaded("libpmix")))
+        # Open MPI ends a process without HOME.
+        os.environ.setdefault("HOME", home_folder())
         for name, value in start_settings(os.environ, MPI.Get_library_version()).items():
             os.environ.setdefault(name, value)
         shared_memory.prepare(vendor, local, usable, os.environ)

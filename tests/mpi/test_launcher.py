@@ -128,7 +128,7 @@ def test_labelled_output(tmp_path):
 
 def test_output_comes_live(tmp_path):
     script = WORLD + "sys.stdout.write('now\\n')\ninput() if RANK == 0 else None\n"
-    job = Job(tmp_path, script, "-n", "2", stdin=subprocess.PIPE)
+    job = Job(tmp_path, script, "-n", "2", "--stdin", stdin=subprocess.PIPE)
     assert job.process.stdout.readline().strip() == "now"
     assert job.process.poll() is None
     job.process.stdin.write("go on\n")

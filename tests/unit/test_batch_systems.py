@@ -340,6 +340,71 @@ def test_lsf(put, monkeypatch):
     assert hosts == ClusterSpec({"worker": ["a:8888", "b:8888"]})
 
 
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("text", ["n1, n2", "n1 n2 ", "n[1-2],", ",n1,,n2", "\tn1\tn2\n", "n[1,2]"])
+def test_blanks_and_commas_in_slurms_lists(put, text):
+    step(put, 1, text, "1(x2)")
+    spec = SlurmClusterResolver(rpc_layer=None).cluster_spec()
+    assert spec == ClusterSpec({"worker": ["n1:8888", "n2:8888"]})
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    "text", ["n [1-2]", "n[1, 2]", "n1 # n2", "n1,n;2", "n1,n2:4", "\ufeffn1,n2"]
+)
+def test_slurms_lists_that_are_wrong(put, text):
+    step(put, 1, text, "1(x2)")
+    with pytest.raises(errors.InvalidArgumentError, match="host"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.usefixtures("gpus")
+def test_host_file_of_an_arbitrary_distribution(put, tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbf# comment\r\nn2 \r\n\r\n\tn1,\t# comment\r\n")
+    step(put, 0, "n[1-2]", "1(x2)", names=["n2", "n1"])
+    put(SLURM_DISTRIBUTION="arbitrary", SLURM_HOSTFILE=path, SLURM_NODEID=1)
+    spec = SlurmClusterResolver(rpc_layer=None).cluster_spec()
+    assert spec == ClusterSpec({"worker": ["n2:8888", "n1:8888"]})
+    path.write_text("n2*1\nn1\n")
+    with pytest.raises(errors.InvalidArgumentError, match="not a name of a host list"):
+        SlurmClusterResolver()
+
+
+@pytest.mark.parametrize(
+    ("resolver", "variable", "text", "hosts"),
+    [
+        (PBSClusterResolver, "PBS_NODEFILE", "\ufeffb\r\n\r\n\ta # comment\r\n#c\r\n", "ba"),
+        (PBSClusterResolver, "PBS_NODEFILE", "b,\na\n", None),
+        (PBSClusterResolver, "PBS_NODEFILE", "b a\n", None),
+        (PBSClusterResolver, "PBS_NODEFILE", "b;a\n", None),
+        (PBSClusterResolver, "PBS_NODEFILE", "n[1-2]\n", None),
+        (SGEClusterResolver, "PE_HOSTFILE", "\ufeffb\t1\tall.q\r\n # c 1\r\na 1 # x\r\n", "ba"),
+        (SGEClusterResolver, "PE_HOSTFILE", "b, 1 all.q\n", None),
+        (SGEClusterResolver, "PE_HOSTFILE", "b,1 all.q\n", None),
+        (LSFClusterResolver, "LSB_HOSTS", " b\ta \n", "ba"),
+        (LSFClusterResolver, "LSB_HOSTS", "b, a", None),
+        (LSFClusterResolver, "LSB_HOSTS", "b,a", None),
+        (LSFClusterResolver, "LSB_MCPU_HOSTS", "\tb 1  a\t1 ", "ba"),
+        (LSFClusterResolver, "LSB_MCPU_HOSTS", "b 1, a 1", None),
+        (LSFClusterResolver, "LSB_MCPU_HOSTS", "b, 1 a 1", None),
+        (LSFClusterResolver, "LSB_MCPU_HOSTS", "b 1 # 1", None),
+    ],
+)
+def test_forms_of_host_lists(put, tmp_path, resolver, variable, text, hosts):
+    if resolver is LSFClusterResolver:
+        put(**{variable: text})
+    else:
+        (tmp_path / "hosts").write_bytes(text.encode())
+        put(**{variable: tmp_path / "hosts"})
+    if hosts is None:
+        with pytest.raises(errors.InvalidArgumentError, match=r"host|slots"):
+            resolver().cluster_spec()
+    else:
+        expected = ClusterSpec({"worker": [f"{host}:8888" for host in hosts]})
+        assert resolver().cluster_spec() == expected
+
+
 @pytest.mark.parametrize(
     ("resolver", "variable"),
     [(PBSClusterResolver, "PBS_NODEFILE"), (SGEClusterResolver, "PE_HOSTFILE"),

@@ -256,7 +256,23 @@ def test_two_tasks_of_a_job_at_one_address_elsewhere(cluster):
 
 
 @pytest.mark.parametrize(
-    "address", ["garbage", "", "a:", ":1", "a:x", "a:-1", "a:²", "a:1 ", "a:1\n", "a:" + "1" * 5000]
+    "address",
+    [
+        "garbage",
+        "",
+        "a:",
+        ":1",
+        "a:x",
+        "a:-1",
+        "a:²",
+        "a:1 ",
+        "a:1\n",
+        " a:1",
+        "a,b:1",
+        "a b:1",
+        "\ta:1",
+        "a:" + "1" * 5000,
+    ],
 )
 def test_addresses_without_a_port(address):
     for cluster, job in (({"w": [address]}, "w"), ({"a": ["h:1"], "w": [address]}, "a")):

@@ -1,6 +1,9 @@
 """Resolvers of clusters that somebody describes: the script, TF_CONFIG, or other resolvers."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -180,6 +183,53 @@ def test_broken_tf_config(tf_config, text):
     with pytest.raises(InvalidArgumentError, match="TF_CONFIG") as caught:
         TFConfigClusterResolver().cluster_spec()
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("before", ["\ufeff", "\ufeff ", "\ufeff\r\n\t"])
+def test_byte_order_mark_before_tf_config(tf_config, before):
+    value = {"cluster": CLUSTER, "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
+    tf_config(before + json.dumps(value))
+    resolver = TFConfigClusterResolver()
+    assert resolver.cluster_spec() == SPEC
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    assert resolver.master() == "grpc://c:3"
+    tf_config(before)
+    assert not resolver.cluster_spec()
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+@pytest.mark.parametrize("flags", [(), ("-X", "utf8=0")])
+def test_byte_order_mark_in_any_locale(locale, flags):
+    code = (
+        "from mpidist.cluster_resolver import TFConfigClusterResolver\n"
+        "print(TFConfigClusterResolver().cluster_spec().as_dict())"
+    )
+    environment = {"TF_CONFIG": "\ufeff" + json.dumps({"cluster": CLUSTER}), "LC_ALL": locale}
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code], env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(CLUSTER), done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff\ufeff{}", " \ufeff{}", "\udcff\udcfe{}", "\udcff", "b'{}'", "'{}'", "$TF_CONFIG",
+        "\ufeff[]", "\ufeff{", '"{}"', "null", "true", "{} {}", "{},", "{}\ufeff", "{}#",
+        "{'cluster': {}}", '{\\"cluster\\": {}}',
+    ],
+)  # fmt: skip
+def test_tf_config_of_another_form(tf_config, text):
+    tf_config(text)
+    with pytest.raises(InvalidArgumentError, match="TF_CONFIG") as caught:
+        TFConfigClusterResolver().cluster_spec()
+    str(caught.value).encode()  # it can be printed
+
+
+def test_escapes_in_tf_config(tf_config):
+    tf_config('{"cluster": {"\\u0070s": ["\\u0061:1"], "worker": ["b:2", "c\\u003a3"]}}\r\n')
+    assert TFConfigClusterResolver().cluster_spec() == SPEC
 
 
 def test_indices_in_tf_config(tf_config):

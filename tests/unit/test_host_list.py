@@ -35,12 +35,35 @@ def test_lists(text, hosts):
 
 
 @pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        (" a", ["a"]),
+        ("a,", ["a"]),
+        (",a", ["a"]),
+        ("a,,b", ["a", "b"]),
+        ("a, b", ["a", "b"]),
+        ("a ,b ", ["a", "b"]),
+        ("a b", ["a", "b"]),
+        ("a\tb\n", ["a", "b"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("n[1-2] , x", ["n1", "n2", "x"]),
+        ("x n[1-2]-ib", ["x", "n1-ib", "n2-ib"]),
+        ("n[1-2], [3-4]", ["n1", "n2", "3", "4"]),
+    ],
+)
+def test_blanks_and_commas(text, hosts):
+    assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(
     "text",
-    ["", " ", ",", "a,,b", "a,", "n[", "n]", "n[]", "n[1-]", "n[-1]", "n[3-1]", "n[a-c]", "n[1-2",
-     "n[[1]]", "a b", "n[1-70000]", "n[1-300][1-300]", "n[1 - 2]", "n[\u0661-\u0663]"],
+    ["", " ", ",", " , ", "n[", "n]", "n[]", "n[1-]", "n[-1]", "n[3-1]", "n[a-c]", "n[1-2", "a,b]",
+     "n[[1]]", "n[1-70000]", "n[1-300][1-300]", "n[1 - 2]", "n[\u0661-\u0663]", "n[1-3, 5]",
+     "n[1, 2]", "n[1,2", "n[1,,2]", "n[1-2,]", "n [1-2]", "n[1-2] [3]", "# a", "a #b", "a # b",
+     "a;b", "a:2", "-a", "a\u00a0b\u2009;", "\u00e4", "\ufeffa", "a\0", "a*2", "'a'", "a/b"],
 )  # fmt: skip
 def test_no_lists(text):
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match="host"):
         expand_hosts(text)
 
 
@@ -61,8 +84,8 @@ def test_runs_are_one_range(first, count, width):
     assert len(str(first).zfill(width)) < len(str(last)) or compress_hosts(hosts).count("n") == 1
 
 
-def drawn_list(rng):
-    """A host list of any form that Slurm takes."""
+def drawn_list(rng, separators):
+    """A host list of any form that Slurm takes; separators are between names and at the end."""
 
     def brackets():
         parts = []
@@ -79,16 +102,22 @@ def drawn_list(rng):
             return f"{name}{rng.randint(0, 50)}"
         return name + brackets() + ("" if end < 0.8 else f"c{brackets()}")
 
-    return ",".join(item() for _ in range(rng.randint(1, 4)))
+    text = item()
+    for _ in range(rng.randint(0, 3)):
+        text += rng.choice(separators) + item()
+    if len(separators) > 1 and rng.random() < 0.5:
+        text += rng.choice(separators)
+    return text
 
 
 @pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm is not installed")
-def test_slurms_own_answers(tmp_path):
+@pytest.mark.parametrize("separators", [(",",), (",", " ", ", ", " ,", ",,", "\t", " , ")])
+def test_slurms_own_answers(tmp_path, separators):
     configuration = tmp_path / "slurm.conf"
     configuration.write_text("ClusterName=test\nSlurmctldHost=localhost\n")
     rng = random.Random(11)
     for _ in range(500):
-        text = drawn_list(rng)
+        text = drawn_list(rng, separators)
         done = subprocess.run(
             ["scontrol", "show", "hostnames", text],
             env={**os.environ, "SLURM_CONF": str(configuration)},

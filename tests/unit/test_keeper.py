@@ -10,6 +10,7 @@ import time
 import pytest
 
 from mpidist.cli import keeper
+from mpidist.cli.records import first_failure
 
 RANK = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read(); sys.exit(3)"
 
@@ -198,3 +199,14 @@ def test_nobody_reads_what_is_labelled(tmp_path):
     assert b"BrokenPipeError" in process.stderr.read()
     process.stdin.close()
     process.stderr.close()
+
+
+def test_standard_input_of_another_host(tmp_path):
+    """Rank 0 cannot reach the socket there, and the job's last line says so."""
+    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", "pass"]
+    env = {"NUMBER": "0", "MPIDIST_RUN_DIR": str(tmp_path), "MPIDIST_RUN_STDIN": "not-there"}
+    done = subprocess.run(words, env={**os.environ, **env}, timeout=60, check=False)
+    assert done.returncode == 1
+    failure = first_failure(tmp_path)
+    assert (failure.rank, failure.exit_code) == (0, 1)
+    assert failure.reason.startswith("--stdin needs rank 0 on the host of mpidist run; put that")

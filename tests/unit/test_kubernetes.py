@@ -1,11 +1,13 @@
 """The pods of Kubernetes, as its API and the MPI operator's files tell them."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from _cases import batch_systems
 from _cases.batch_systems import Client
+from _cases.standard_input import input_of_this_process
 
 from mpidist import ClusterSpec, errors
 from mpidist.cluster_resolver import (
@@ -33,12 +35,56 @@ def test_mpi_job(put, tmp_path):
     script.chmod(0o755)
     assert set(resolver.placement().hosts) == {"job-worker-0.job"}  # those that run now
     script.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(errors.FailedPreconditionError, match="did not tell"):
+    with pytest.raises(errors.FailedPreconditionError, match="does not list"):
         resolver.cluster_spec()
     script.unlink()
     hosts.write_text("a slots=x\n")
     with pytest.raises(errors.InvalidArgumentError, match="slots="):
         resolver.cluster_spec()
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("\ufeffa slots=1\r\nb:1\r\n", "ab"),
+        ("# comment\n\ta\tslots=1 # comment\n\n b \n", "ab"),
+        ("a slots = 1\nb :1\n", "ab"),
+        ("a slots=1 max_slots=4\nb\n", "ab"),
+        ("a,\nb\n", "ab"),
+        ("a b\n", None),
+        ("a:1,b:1\n", None),
+        ("a;b\n", None),
+        ("-a\n", None),
+        ("a slots=\n", None),
+    ],
+)
+@pytest.mark.parametrize("by_script", [False, True])
+def test_forms_of_lines_of_an_mpi_job(put, tmp_path, text, hosts, by_script):
+    path, script = tmp_path / "hosts", tmp_path / "discover"
+    path.write_bytes(text.encode())
+    if by_script:
+        script.write_text(f"#!/bin/sh\ncat {path}\n")
+        script.chmod(0o755)
+    put(OMPI_COMM_WORLD_RANK=0)
+    make = partial(MPIJobClusterResolver, hostfile=str(path), discover_script=str(script))
+    if hosts is None:
+        with pytest.raises(errors.InvalidArgumentError, match=r"slots=|host"):
+            make().cluster_spec()
+    else:
+        expected = ClusterSpec({"worker": [f"{host}:8888" for host in hosts]})
+        assert make().cluster_spec() == expected
+
+
+def test_the_script_of_an_mpi_job_leaves_standard_input(put, tmp_path):
+    script, hosts = tmp_path / "discover", tmp_path / "input"
+    script.write_text("#!/bin/sh\ncat > /dev/null\necho a:1\n")
+    script.chmod(0o755)
+    hosts.write_text("text for the user's program\n")
+    put(OMPI_COMM_WORLD_RANK=0)
+    with input_of_this_process(hosts) as position:
+        resolver = MPIJobClusterResolver(hostfile="none", discover_script=str(script))
+        assert resolver.cluster_spec() == ClusterSpec({"worker": ["a:8888"]})
+        assert position() == 0
 
 
 def test_pods_of_one_node_are_told_apart():

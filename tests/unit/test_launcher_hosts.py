@@ -26,6 +26,12 @@ BY_NAME = {vendor.name: vendor for vendor in VENDORS}
         ("a:1,b:1,a:1", 3, {"a": 2, "b": 1}),
         ("a:0,b:1", 1, {"b": 1}),
         ("a,b,a", 3, {"a": 2, "b": 1}),
+        ("a, b", 3, {"a": 2, "b": 1}),
+        (" a:2 ,b:1, ", 3, {"a": 2, "b": 1}),
+        ("a:1,,b:2", 3, {"a": 1, "b": 2}),
+        ("a:1 b:2", 3, {"a": 1, "b": 2}),
+        ("a\tb\n", 2, {"a": 1, "b": 1}),
+        ("n[1-2]:1, x:1", 3, {"n1": 1, "n2": 1, "x": 1}),
     ],
 )
 def test_places(text, ranks, placed):
@@ -33,7 +39,11 @@ def test_places(text, ranks, placed):
     assert list(dict(place(parse_hosts(text), ranks))) == list(placed)
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "a:", "a:x", "a:-1", "n[1-", "a b", "a:\u0661"])
+@pytest.mark.parametrize(
+    "text",
+    ["", " , ", "a:", "a:x", "a:-1", "n[1-", "a:\u0661", "a: 2", "a :2", "a:2:3", ":2", "a # b",
+     "#a", "n [1-2]", "n[1, 2]", "a;b", "\ufeffa"],
+)  # fmt: skip
 def test_no_hosts(text):
     with pytest.raises(ValueError, match="host"):
         parse_hosts(text)
@@ -57,9 +67,43 @@ def test_host_files(tmp_path):
     path.write_text("a:2\na b c\n")
     with pytest.raises(ValueError, match="'a b c' is neither"):
         read_host_file(str(path))
+    path.write_text("a\n", encoding="utf-16")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_host_file(str(path))
     for missing in (tmp_path / "none", tmp_path):
         with pytest.raises(ValueError, match="cannot be read"):
             read_host_file(str(missing))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\ufeffa:2\r\nb:1\r\n", [("a", 2), ("b", 1)]),
+        ("\ta slots=2\t# comment\n#b:1\n \t \nc\tslots=1", [("a", 2), ("c", 1)]),
+        ("\ufeff# comment\na:2#comment\n", [("a", 2)]),
+        ("a\tslots = 2\tmax-slots=4\n", [("a", 2)]),
+        ("a,\nb, c\n", None),
+        ("a,b,\n", [("a", None), ("b", None)]),
+        ("a:2,\n", None),
+        ("a:2 b:1\n", None),
+        ("a slots=x\n", None),
+        ("a slots=2 junk\n", None),
+        ("a max_slots=x\n", None),
+        ("a;b\n", None),
+        ("n[1 -2]\n", None),
+        ("-a:2\n", None),
+        ("a:2 // comment\n", None),
+        ("a\0:2\n", None),
+    ],
+)
+def test_forms_of_lines_in_host_files(tmp_path, text, found):
+    path = tmp_path / "hosts"
+    path.write_bytes(text.encode())
+    if found is not None:
+        assert read_host_file(str(path)) == found
+        return
+    with pytest.raises(ValueError, match=f"--hostfile {path}: .*(neither|not a host|not a name)"):
+        read_host_file(str(path))
 
 
 @pytest.mark.parametrize(("vendor", "flag"), [("mpich", "-hosts"), ("openmpi", "--host")])

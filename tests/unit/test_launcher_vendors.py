@@ -1,9 +1,12 @@
 """The command lines and environments of the vendors' launchers."""
 
+import os
+import pwd
 import stat
 import sys
 
 import pytest
+from _cases.standard_input import input_of_this_process
 
 from mpidist.cli import vendors
 from mpidist.cli.vendors import VENDORS, Launcher, LauncherError, find_launcher, vendor_of
@@ -53,6 +56,21 @@ def test_environment_keeps_what_the_user_set():
     assert launcher.environment({}, ranks=9, cores=8)["OMP_NUM_THREADS"] == "1"
 
 
+def test_a_home_for_the_ranks(monkeypatch):
+    launcher = Launcher("mpiexec", BY_NAME["openmpi"])
+    monkeypatch.delenv("HOME")
+    own = pwd.getpwuid(os.getuid()).pw_dir
+    assert launcher.environment({}, ranks=1, cores=1)["HOME"] == own
+    for given in ("", "/elsewhere"):
+        assert launcher.environment({"HOME": given}, ranks=1, cores=1)["HOME"] == given
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert launcher.environment({}, ranks=1, cores=1)["HOME"] == "/"
+
+
 def test_no_launcher_at_all(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -85,6 +103,16 @@ def test_launcher_of_unknown_vendor(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(LauncherError, match="no known vendor"):
         find_launcher()
+
+
+def test_a_launcher_leaves_standard_input(monkeypatch, tmp_path):
+    """Sites wrap launchers in scripts, which may read it."""
+    path = _fake(tmp_path, "cat > /dev/null; echo HYDRA")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "list").write_text("a\nb\n")
+    with input_of_this_process(tmp_path / "list") as position:
+        assert find_launcher() == Launcher(str(path), BY_NAME["mpich"])
+        assert position() == 0
 
 
 def test_launcher_that_hangs(monkeypatch, tmp_path):

@@ -119,6 +119,15 @@ def test_the_task_that_failed_first_is_named_with_its_host(jobs, tmp_path):
     assert ended.status == 137
 
 
+def test_standard_input_does_not_reach_other_hosts(jobs, tmp_path):
+    # The others do not start MPI: MPICH leaves files of ranks that are killed while they do.
+    script = jobs.script("import signal\nsignal.pause()\n")
+    words = [*LAYOUT, "--stdin", "--run-dir", str(tmp_path / "run"), *script]
+    ended = jobs.mpidist_run(PLACES, words, timeout_s=30)
+    assert ended.status == 1
+    assert "failed first: --stdin needs rank 0 on the host of mpidist run" in ended.err
+
+
 def test_a_folder_that_other_hosts_do_not_see_is_an_error(jobs):
     ended = jobs.mpidist_run(PLACES, [*LAYOUT, *jobs.script(FACTS)], timeout_s=30)
     assert ended.status == 1
