@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 Timeout = float | timedelta | None
 
+_SEEN = "_mpidist_seen"  # an attribute of errors
+
 
 def seconds(timeout: Timeout) -> float | None:
     """Local. A time limit in seconds.
@@ -83,8 +85,24 @@ class Work:
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Local. The error with which the operation ended; None if it goes on or went well."""
+        """Return the error with which the operation ended; None if it goes on or went well."""
+        if self._error is not None:
+            self._error.__dict__[_SEEN] = True
         return self._error
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error, as of :meth:`exception`, which then still counts as not seen."""
+        return self._error
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the error was raised somewhere, or read from this Work or one made of it.
+
+        Pushes to parameter servers raise an error that nobody has seen at a later operation.
+        """
+        error = self._error
+        return error is not None and (error.__traceback__ is not None or _SEEN in error.__dict__)
 
     def wait(self, timeout: Timeout = None) -> bool:
         """Local. Block until the operation has ended.
@@ -322,7 +340,7 @@ def gather_works(name: str, works: list[Work]) -> Work:
     def part_ended(_: Work) -> None:
         # To ask the others would end them here, one within the other.
         if next(ended) == len(works):
-            error = next((p.exception() for p in works if p.exception() is not None), None)
+            error = next((p.error for p in works if p.error is not None), None)
             whole.complete([part._value for part in works], error)
 
     whole = _Following(name, drive, works)
@@ -338,6 +356,7 @@ def gather_works(name: str, works: list[Work]) -> Work:
 def _settle(work: Work) -> None:
     future = work.get_future()
     if work._error is not None:
+        work._error.__dict__[_SEEN] = True
         future.set_exception(work._error)
     else:
         future.set_result(work._value)

@@ -57,6 +57,7 @@ class Durable(ABC):
             for name, content in files.items():
                 writing.add(name, content)
             self._save_parts(writing.paths)
+            writing.take_step(self.global_step.name)
         return writing.path
 
     def restore(self, path: str | None) -> int:

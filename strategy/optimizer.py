@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import types
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,16 +180,18 @@ class Optimizer:
                 _scale_down(parts, self._clip)
         if self._clip_all is not None:
             _scale_down(changes, self._clip_all)
-        strategy.compressor.apply(changes)
-        rate = self._rate_alone()
-        if rate is not None and strategy.pace.alone:
-            for change in changes:
-                change.scale_ahead(rate)
-        changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
-        work = strategy.pace.push(changes, lambda: self._in_words(pairs))
-        if not (work.is_success() and work.result() is None):  # else they come too late
-            strategy.compressor.count()
+        residuals, sent = strategy.compressor.apply(changes), False
+        try:
+            rate = self._rate_alone()
+            if rate is not None and strategy.pace.alone:
+                for change in changes:
+                    change.scale_ahead(rate)
+            changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
+            work = strategy.pace.push(changes, lambda: self._in_words(pairs))
+            sent = not (work.is_success() and work.result() is None)  # else they come too late
+        finally:
+            strategy.compressor.keep(residuals, sent)
         changes[0].remote.connection.metrics.values["steps"] += 1
         return work.then(lambda results: _applied(results, shapes))
 
@@ -196,8 +201,12 @@ class Optimizer:
             f"rows of {var.name}" if isinstance(grad, IndexedSlices) else var.name
             for grad, var in pairs
         ]
-        rate = "" if self._schedule is None else f", learning rate {_in_words(self._schedule)}"
+        rate = "" if self._schedule is None else f", learning rate {self._schedule_in_words}"
         return f"{names} for {type(self).__name__} {self.name!r} with {self._values}{rate}"
+
+    @functools.cached_property
+    def _schedule_in_words(self) -> str:
+        return _in_words(self._schedule)
 
     def _describe(self) -> pb.OptimizerDef:
         """What servers must know."""
@@ -215,7 +224,7 @@ class Optimizer:
         return None
 
     def __repr__(self) -> str:
-        rate = [] if self._schedule is None else [f"learning_rate={_in_words(self._schedule)}"]
+        rate = [] if self._schedule is None else [f"learning_rate={self._schedule_in_words}"]
         values = [f"{name}={value:g}" for name, value in self._values.items()]
         return f"{type(self).__name__}({', '.join(rate + values)})"
 
@@ -269,9 +278,39 @@ def _about(variable: Variable) -> Iterator[None]:
         raise
 
 
-def _in_words(function: Any) -> str:
-    """A function's name, which is the same in all processes; of an object, what it says."""
-    return getattr(function, "__qualname__", None) or repr(function)
+def _in_words(value: Any, around: tuple[int, ...] = ()) -> str:
+    """Describe a schedule, or a value in it, in words that are the same in all processes.
+
+    A function is described by its name, its numbers and the values that it captures; an object
+    whose class has no ``__repr__`` by its class and attributes.
+
+    Args:
+        value: The schedule.
+        around: The ids of the values that this one is in.
+    """
+    default: Any = object.__repr__  # it has the address of the object
+    if id(value) in around:
+        return "..."
+    inner = functools.partial(_in_words, around=(*around, id(value)))
+    if isinstance(value, functools.partial):
+        parts = [inner(each) for each in (value.func, *value.args, value.keywords)]
+        return f"partial({', '.join(parts)})"
+    if isinstance(value, types.MethodType):
+        return f"{value.__func__.__qualname__} of {inner(value.__self__)}"
+    if isinstance(value, types.FunctionType):
+        numbers = [each for each in value.__code__.co_consts[1:] if isinstance(each, int | float)]
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts = [*numbers, *cells, *(value.__defaults__ or ())]
+        return " ".join([value.__qualname__, *map(inner, [*parts, value.__kwdefaults__ or {}])])
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"{value.dtype}{list(value.shape)} {zlib.crc32(value.tobytes()):08x}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{inner(key)}: {inner(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple | np.ndarray):
+        return f"[{', '.join(map(inner, value))}]"
+    if isinstance(value, type) or type(value).__repr__ is not default:
+        return getattr(value, "__qualname__", None) or repr(value)
+    return f"{type(value).__qualname__}({inner(object.__getstate__(value))})"
 
 
 def _applied(pairs: list[tuple[int, int]] | None, variables: list[tuple[Variable, int]]) -> Applied:

@@ -28,6 +28,10 @@ class Splits(Protocol):
 Feed = Callable[[Passes], Splits]
 
 
+def _received_some(passes: Passes) -> bool:
+    return True
+
+
 class Closable(Protocol):
     """Something that waits, and that any thread can end."""
 
@@ -81,6 +85,8 @@ class Context:
         chosen: Whether a node above chooses the indices that the feed gives.
         numbered: Whether elements go by their numbers, since another process may have to go on
             with the pass: their order must not be that in which they happen to be ready.
+        received: Tells whether this process was given any source index in a pass. Another process
+            may have been given all of them.
     """
 
     seed: tuple[int, ...]
@@ -91,6 +97,7 @@ class Context:
     part: tuple[int, ...] = ()
     chosen: bool = False
     numbered: bool = False
+    received: Callable[[Passes], bool] = _received_some
 
     def enter(self, number: int) -> Context:
         """Local. The context of a pass inside this one."""

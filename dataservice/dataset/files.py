@@ -81,9 +81,16 @@ class Files(Node):
 
 
 def _matching(pattern: str) -> list[str]:
-    paths = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-    if not paths or not os.path.exists(paths[0]):
-        raise NotFoundError(f"from_files: there is no file {pattern!r} here")
+    """Return the files of a name or pattern. A name that exists is never taken for a pattern."""
+    if os.path.exists(pattern):
+        return [pattern]
+    folder, rest = os.path.split(pattern)
+    while folder and not os.path.isdir(folder):
+        folder, part = os.path.split(folder)
+        rest = os.path.join(part, rest)
+    paths = sorted(glob.glob(os.path.join(glob.escape(folder), rest)))
+    if not paths:
+        raise NotFoundError(f"from_files: no file has the name or pattern {pattern!r}")
     return paths
 
 

@@ -27,11 +27,10 @@ class Repeat(UnaryNode):
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
-        # Where others take elements, a pass may come out empty although there are some; only a
-        # sequence that is empty by description ends an endless repetition then.
-        shared = context.feed is not None or self.parent.distributed
+        # Of a data service, a pass may be empty because other trainers have taken its elements.
         count = 0 if self.cardinality() == 0 else self.count
-        return RepeatIterator(self.parent, context, count, count is None and not shared)
+        ends = count is None and not self.parent.distributed
+        return RepeatIterator(self.parent, context, count, ends)
 
 
 class RepeatIterator(ElementIterator):
@@ -41,7 +40,7 @@ class RepeatIterator(ElementIterator):
         parent: The node below.
         context: Of the whole.
         count: How many; None: no end of them.
-        needs_some: Whether a first pass without elements is the last.
+        needs_some: Whether a pass without elements is the last, as in tf.data.
     """
 
     def __init__(self, parent: Node, context: Context, count: int | None, needs_some: bool) -> None:
@@ -49,7 +48,7 @@ class RepeatIterator(ElementIterator):
         self._context = context
         self._count = count
         self._needs_some = needs_some
-        self._some = False  # elements, or errors in their places, have come
+        self._some = False  # the pass has given elements, or errors in their places
         self._started = 0
         self._pass: ElementIterator | None = None
 
@@ -59,6 +58,7 @@ class RepeatIterator(ElementIterator):
                 if self._is_over():
                     raise StopIteration
                 self._started += 1
+                self._some = False
                 self._pass = self._parent.iterate(self._context.enter(self._started - 1))
             try:
                 element = next(self._pass)
@@ -75,7 +75,10 @@ class RepeatIterator(ElementIterator):
         scope = self._context.scope
         if self._started == self._count or (scope is not None and scope.closed):
             return True
-        return self._needs_some and self._started > 0 and not self._some
+        if not self._needs_some or self._started == 0 or self._some:
+            return False
+        # A pass whose source indices went to other workers says nothing about this one's.
+        return self._context.received(self._context.enter(self._started - 1).passes)
 
     def get_state(self) -> tuple[int, bool, Any]:
         """Local. See :class:`ElementIterator`."""

@@ -52,6 +52,7 @@ class DynamicFeed:
     def __init__(self, node: Node, task_id: int, dispatcher: Caller, patience_s: float) -> None:
         self.indices = node.source_indices()
         self.marked: tuple[Passes, int] = ((), 0)
+        self._last_given: Passes | None = None
         self._task_id = task_id
         self._dispatcher = dispatcher
         self._patience_s = patience_s
@@ -59,6 +60,21 @@ class DynamicFeed:
     def __call__(self, passes: Passes) -> Splits:
         """Local. The splits of a pass."""
         return _DynamicSplits(self, passes)
+
+    def received(self, passes: Passes) -> bool:
+        """Return whether the task was given indices in a pass, or in one inside it.
+
+        Args:
+            passes: The numbers of the pass that was evaluated last.
+        """
+        return self._last_given is not None and self._last_given[: len(passes)] == passes
+
+    def give(self, passes: Passes, split: pb.Split) -> range:
+        """Return the indices of a split of a pass."""
+        indices = self.indices[split.start : split.stop]
+        if indices:
+            self._last_given = passes
+        return indices
 
     def ask(self, passes: Passes, number: int) -> Work:
         """Local. Begin to ask for a split."""
@@ -96,7 +112,7 @@ class _DynamicSplits:
                 self._ahead = (number + 1, self._feed.ask(self._passes, number + 1))
             except UnavailableError:
                 self._ahead = None
-        return self._feed.indices[split.start : split.stop]
+        return self._feed.give(self._passes, split)
 
     def mark(self, number: int) -> None:
         """Local. See :class:`Splits`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pickle
 import threading
@@ -204,6 +205,8 @@ class Runner(TaskThread):
         feed = self._feed(task, node)
         common = ((task.seed,), (task.repetition,), feed, self._scope, self._stages, _part(task))
         context = Context(*common, numbered=True)
+        if isinstance(feed, DynamicFeed):
+            context = dataclasses.replace(context, received=feed.received)
         self._checkpoints = checkpoints = Checkpoints(task.checkpoint)
         with node.iterate(context) as elements:
             if task.checkpoint.state:

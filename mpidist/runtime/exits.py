@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import io
 import os
 import signal
@@ -146,7 +147,8 @@ class Exits:
         metrics.write_timeline()
         for handle in (1, 2):
             streams.wait_until_read(handle)
-        threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
+        # Python 3.12 and later start no thread at the interpreter's shutdown; this one is C.
+        faulthandler.dump_traceback_later(_ABORT_LIMIT_S, exit=True, file=2)
         _abort(code)
         os._exit(code)
 
@@ -272,8 +274,3 @@ def _abort(code: int) -> None:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Abort(code)
-
-
-def _exit_later(code: int) -> None:
-    time.sleep(_ABORT_LIMIT_S)
-    os._exit(code)

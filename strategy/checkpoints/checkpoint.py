@@ -22,7 +22,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mpidist import errors
@@ -89,7 +89,7 @@ class Writing:
 
     Args:
         directory: Folder of all checkpoints; made if it does not exist.
-        step: Global step.
+        step: Global step when the save begins; see :meth:`take_step`.
         servers: Number of files.
         keep: How many complete checkpoints to keep, at least 1.
         extra: Names of more files that will be put into it.
@@ -152,6 +152,21 @@ class Writing:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+    def take_step(self, name: str) -> None:
+        """Name the checkpoint by the step that its files contain.
+
+        Other workers may have pushed between the begin of the save and its consistent cut.
+
+        Args:
+            name: The name of the variable that counts the steps.
+        """
+        for path in self.paths:
+            with reported(self.path), safe_open(path, "numpy") as file:
+                keys: list[str] = file.keys()
+                if f"{name}:data" in keys:
+                    self._step = int(file.get_tensor(f"{name}:data"))
+        self.path = os.path.join(self._directory, f"step-{self._step}")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

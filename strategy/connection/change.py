@@ -182,7 +182,7 @@ def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -
 
 def _tell_once(works: Sequence[Work]) -> None:
     """What several servers say of one push is raised as one error, of the first of them."""
-    problems = [error for error in (work.exception() for work in works) if error is not None]
+    problems = [error for error in (work.error for work in works) if error is not None]
     for other in problems[1:]:
         problems[0].add_note(f"Another server says: {other}")
         other.__context__ = problems[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -62,6 +63,14 @@ def parse(given: Any) -> Compression:
     )
 
 
+@dataclass
+class Residuals:
+    """What error feedback has not sent, by variable: before a step, and after it."""
+
+    before: dict[str, Array] = field(default_factory=dict)
+    after: dict[str, Array] = field(default_factory=dict)
+
+
 class Compressor:
     """Compresses the gradients of one worker, and keeps what stayed behind.
 
@@ -72,29 +81,43 @@ class Compressor:
     def __init__(self, compression: Compression) -> None:
         self._how = compression
         self._behind: dict[str, Array] = {}
-        self._next: dict[str, Array] = {}
+        self._lock = threading.Lock()
 
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Local. Replace what gradients carry by what is to travel; see :meth:`count`.
+    def apply(self, changes: Sequence[Change]) -> Residuals:
+        """Replace what gradients carry by what is to travel.
+
+        Takes the residuals of the variables, so that a push of another thread cannot add them as
+        well. Give them back with :meth:`keep`.
 
         Args:
-            changes: Gradients; of float32 and float64 variables they change.
+            changes: Gradients; those of float32 and float64 variables change.
+
+        Returns:
+            The residuals of the variables before and after this step.
         """
+        residuals = Residuals()
         if not self._how.name:
-            return
-        self._next = {}
+            return residuals
         for change in changes:
             if change.remote.layout.dtype.kind != "f" or change.remote.layout.is_half:
                 continue
             if self._how.name != "topk":
                 self._halve(change, _HALVES[self._how.name])
             elif change.ids is None:
-                self._select(change)
+                self._select(change, residuals)
+        return residuals
 
-    def count(self) -> None:
-        """Local. The last gradients count: from now on what stayed behind is what they left."""
-        self._behind.update(self._next)
-        self._next = {}
+    def keep(self, residuals: Residuals, sent: bool) -> None:
+        """Keep the residuals of a step for the next one.
+
+        Args:
+            residuals: What :meth:`apply` returned.
+            sent: Whether the gradients were sent. If not, they do not count.
+        """
+        with self._lock:
+            for name, rest in (residuals.after if sent else residuals.before).items():
+                other = self._behind.get(name)  # of a push that another thread made meanwhile
+                self._behind[name] = rest if other is None else rest + other
 
     def _halve(self, change: Change, dtype: np.dtype[Any]) -> None:
         flat = converted(change)
@@ -102,14 +125,17 @@ class Compressor:
             np.clip(flat, -_LARGEST, _LARGEST, out=flat)
         change.data, change.wire, change.scale = flat.astype(dtype), dtype, 1.0
 
-    def _select(self, change: Change) -> None:
+    def _select(self, change: Change, residuals: Residuals) -> None:
         total = converted(change)
         name = change.remote.name
-        if name in self._behind:
-            total += self._behind[name]
+        with self._lock:
+            rest = self._behind.pop(name, None)
+        if rest is not None:
+            residuals.before[name] = rest
+            total += rest
         count = min(max(1, round(self._how.share * total.size)), total.size)
         places = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
         places.sort()
         change.data, change.places, change.scale = total[places], places.astype(np.int64), 1.0
         total[places] = 0
-        self._next[name] = total
+        residuals.after[name] = total

@@ -352,6 +352,5 @@ def _needs_attention(work: Work) -> bool:
     """Whether a push goes on, or failed with an error that has not been raised anywhere yet."""
     if not work.is_completed():
         return True
-    error = work.exception()
     # With a context, it goes with another one.
-    return error is not None and error.__traceback__ is None and error.__context__ is None
+    return work.error is not None and not work.is_seen and work.error.__context__ is None

@@ -92,12 +92,13 @@ class Applier:
         problem: BaseException | None = None
         place = 0
         while place < len(each):
-            joint = find_joint(self._ledger, each, place)
-            changed = each[place : place + (1 if joint is None else len(joint.shards))]
+            changed = each[place : place + 1]
             try:
+                joint = find_joint(self._ledger, each, place)
                 if joint is None:
                     yield from self._change_one(batch, each[place], replies)
                 else:
+                    changed = each[place : place + len(joint.shards)]
                     self._change_joint(batch, joint, changed, replies)
             except RingBrokenError:
                 yield from self._drop(batch, place + 1)

@@ -111,30 +111,26 @@ def find_joint(ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: in
         place: Of the first.
 
     Returns:
-        They; None if the first has to be made by itself.
+        The changes; None if the first has to be made by itself.
     """
     first = each[place][0]
     if not (ledger.may_join(first) and _can_join(ledger.variable(first).shard)):
         return None
     try:
-        joint = _joint_of(ledger, first)
-        taken = set(ledger.in_work)
-        for entries in itertools.islice(each, place, None):
-            number, shard = entries[0].variable, ledger.variable(entries[0]).shard
-            alike = entries[0].rule == first.rule and entries[0].scaled == first.scaled
-            as_it_is = alike and number not in taken and all(map(_is_as_it_is, entries))
-            if not (as_it_is and _can_join(shard) and joint.add(shard)):
-                break
-            taken.add(number)
+        name, rule, values = ledger.rule(first)
     except (Exception, SystemExit):
-        return None  # it is told of it when it is made by itself
-    return joint if joint.shards else None
-
-
-def _joint_of(ledger: Ledger, first: pb.PushEntry) -> Joint:
-    name, rule, values = ledger.rule(first)
+        return None  # the user's function has failed, and raises again where it is made by itself
     shard = ledger.variable(first).shard
-    return Joint(name, rule, values, shard.layout, shard.steps.get(name, 0))
+    joint = Joint(name, rule, values, shard.layout, shard.steps.get(name, 0))
+    taken = set(ledger.in_work)
+    for entries in itertools.islice(each, place, None):
+        number, shard = entries[0].variable, ledger.variable(entries[0]).shard
+        alike = entries[0].rule == first.rule and entries[0].scaled == first.scaled
+        as_it_is = alike and number not in taken and all(map(_is_as_it_is, entries))
+        if not (as_it_is and _can_join(shard) and joint.add(shard)):
+            break
+        taken.add(number)
+    return joint if joint.shards else None
 
 
 def _is_as_it_is(entry: pb.PushEntry) -> bool:

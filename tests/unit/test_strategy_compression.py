@@ -1,6 +1,8 @@
 """Gradients that travel in fewer bytes."""
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import ml_dtypes
@@ -193,3 +195,32 @@ def test_a_gradient_that_comes_too_late_leaves_nothing_behind(make):
     np.testing.assert_array_equal(made[0], [-7, -8])
     assert step(1, 0.0, 0.0)
     np.testing.assert_array_equal(made[0], [-7, -10])
+
+
+@pytest.mark.parametrize("names", ["ab", "aa"], ids=["two variables", "one variable"])
+def test_what_threads_push_is_applied_or_left_for_the_next_push(make, names):
+    size, pushes = 2000, 60
+    strategy = make().worker(0, compression=("topk", 0.1), nan="pass")
+    with strategy.scope():
+        variables = {name: get_variable(name, size, np.float64, 0.0) for name in set(names)}
+    optimizer, start = optimizers.SGD(1.0), threading.Barrier(2)
+
+    def push(name):
+        start.wait(30)
+        for _ in range(pushes):
+            optimizer.apply_gradients([(np.ones(size), variables[name])])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for future in [pool.submit(push, name) for name in names]:
+                future.result(60)
+    finally:
+        sys.setswitchinterval(interval)
+    # Gradients of zero make room for what is left behind.
+    for _ in range(20):
+        for variable in variables.values():
+            optimizer.apply_gradients([(np.zeros(size), variable)]).wait()
+    for name, variable in variables.items():
+        np.testing.assert_array_equal(variable, np.full(size, -float(pushes * names.count(name))))

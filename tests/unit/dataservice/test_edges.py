@@ -1,5 +1,6 @@
 """What transformations make of the least, the most and the last there is."""
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,10 +29,72 @@ def test_an_endless_repetition_of_nothing_ends(dataset):
     assert list(Dataset.range(2).flat_map(lambda i: dataset.repeat())) == []
 
 
-def test_a_later_pass_without_elements_does_not_end_a_repetition():
-    passes = iter([[1], [], [], [2], [3]])
-    dataset = Dataset.from_generator(lambda: next(passes)).repeat()
-    assert [int(element) for _, element in zip(range(3), dataset, strict=False)] == [1, 2, 3]
+def counted(limit, function):
+    """Return a function that calls another one, and raises once it was called too often."""
+    calls = itertools.count()
+
+    def call(*arguments):
+        assert next(calls) < limit, "the repetition does not end"
+        return function(*arguments)
+
+    return call
+
+
+class RunDry:
+    """A source that gives its elements in the first pass alone."""
+
+    def __init__(self, count):
+        self._elements = iter(range(count))
+
+    def __call__(self):
+        yield from self._elements
+
+
+class Shrinking:
+    """Gives datasets of the given sizes, and then empty ones."""
+
+    def __init__(self, sizes):
+        self._sizes = iter(sizes)
+
+    def __call__(self, _):
+        return Dataset.range(next(self._sizes, 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: Dataset.from_generator(counted(9, RunDry(3))), [0, 1, 2]),
+        (lambda: Dataset.from_generator(counted(9, RunDry(4))).batch(2), [0, 2]),
+        (lambda: Dataset.from_generator(counted(9, RunDry(3))).shuffle(1).prefetch(2), [0, 1, 2]),
+        (lambda: Dataset.from_generator(counted(9, RunDry(3))).repeat(), [0, 1, 2]),
+        (lambda: Dataset.range(3).filter(counted(30, first(3))), [0, 1, 2]),
+        (lambda: Dataset.range(3).map(counted(30, fails_after(3))).ignore_errors(), [0, 1, 2]),
+        (
+            lambda: Dataset.range(1).flat_map(counted(9, Shrinking([3]))),
+            [0, 1, 2],
+        ),
+    ],
+)
+def test_a_pass_without_elements_ends_a_repetition(make, expected):
+    assert [int(np.ravel(element)[0]) for element in make().repeat()] == expected
+
+
+def first(count):
+    """Return a function that is true for its first calls."""
+    calls = itertools.count()
+    return lambda *_: next(calls) < count
+
+
+def fails_after(count):
+    """Return a function that fails after its first calls, and gives its argument until then."""
+    calls = itertools.count()
+
+    def call(x):
+        if next(calls) >= count:
+            raise ValueError("no more")
+        return x
+
+    return call
 
 
 def test_a_pass_of_nothing_but_errors_does_not_end_a_repetition():
