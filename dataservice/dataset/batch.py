@@ -93,8 +93,9 @@ def _alike(one: _Array, other: _Array) -> bool:
 
 def _misfit(component: int, first: _Array, number: int, other: _Array) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"cannot batch arrays of different kinds in component {component}: element 0 has "
-        f"{first.dtype}{list(first.shape)}, element {number} has {other.dtype}{list(other.shape)}"
+        f"cannot batch arrays of different dtypes or shapes in component {component}: "
+        f"element 0 has {first.dtype}{list(first.shape)}, element {number} has "
+        f"{other.dtype}{list(other.shape)}"
     )
 
 

@@ -126,7 +126,11 @@ def test_nobody_hears_of_a_disk_that_is_full_for_a_moment(caplog):
     assert tries == [[1], [1, 2], [1, 2]]
     assert not disk.answers.holds
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "answers wait while this is tried again for 10 s: the disk is full")
+        (
+            "WARNING",
+            "the dispatcher answers no requests for up to 10 s, until its journal has room: "
+            "the disk is full",
+        )
     ]
 
 

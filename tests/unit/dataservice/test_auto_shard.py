@@ -235,12 +235,12 @@ def test_the_index_of_a_worker(address, addresses, index):
     ],
 )
 def test_a_worker_that_is_not_configured(address, addresses):
-    with pytest.raises(InvalidArgumentError, match=r"a:1 is none of.*\["):
+    with pytest.raises(InvalidArgumentError, match=r"a:1 is not in .*\["):
         worker_index(address, addresses)
 
 
 def test_an_address_that_is_none():
-    with pytest.raises(InvalidArgumentError, match="no address"):
+    with pytest.raises(InvalidArgumentError, match="not the address"):
         worker_index("", ["a"])
 
 
@@ -249,5 +249,5 @@ def test_workers_of_a_host_take_its_places_in_turn():
     for address, index in (("h:1", 0), ("h:2", 1), ("h:3", 2), ("h:1", 0)):
         assert worker_index(address, addresses) == index
         addresses[index] = address
-    with pytest.raises(InvalidArgumentError, match=r"h:4 is none of.*h:1.*taken the places"):
+    with pytest.raises(InvalidArgumentError, match=r"h:4 is not in .*h:1.*taken all entries"):
         worker_index("h:4", addresses)

@@ -113,7 +113,7 @@ def test_another_size_than_announced(codec, off):
 @pytest.mark.parametrize("nbytes", [-1, 0, 1001, 1 << 62])
 def test_no_more_than_the_limit(codec, nbytes):
     bomb = Compressor(codec).compress(np.zeros(10**6, np.uint8))
-    with pytest.raises(DataLossError, match="limit, 1000"):
+    with pytest.raises(DataLossError, match="limit 1000"):
         Compressor(codec, limit=1000).decompress(bomb, nbytes)
     with pytest.raises(DataLossError, match="damaged"):
         Compressor(codec, limit=1000).decompress(bomb, 1000)
@@ -146,7 +146,7 @@ def test_threads():
 def test_unknown_names(name):
     with pytest.raises(ValueError, match=r"'AUTO', None, 'SNAPPY', 'LZ4', 'ZSTD', not"):
         check_compression(name)
-    with pytest.raises(ValueError, match="no codec"):
+    with pytest.raises(ValueError, match="unknown codec"):
         Compressor(name)
 
 

@@ -114,8 +114,11 @@ def test_batches_have_the_order_of_bytes_that_numpy_gives_them(group, mixed, dty
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda i: np.zeros(int(i) + 1), "different kinds in component 0"),
-        (lambda i: np.float32(i) if i else np.int64(i), "different kinds in component 0"),
+        (lambda i: np.zeros(int(i) + 1), "different dtypes or shapes in"),
+        (
+            lambda i: np.float32(i) if i else np.int64(i),
+            "different dtypes or shapes in",
+        ),
         (lambda i: {"a": i} if i else {"b": i}, "different structure"),
         (lambda i: object(), "cannot batch object"),
     ],
@@ -193,7 +196,7 @@ def test_as_numpy_iterator_converts_or_refuses():
     foreign = Dataset.range(1).map(lambda i: Foreign())
     assert isinstance(next(iter(foreign)), Foreign)
     np.testing.assert_array_equal(next(foreign.as_numpy_iterator()), [1, 2])
-    with pytest.raises(TypeError, match="no form in NumPy"):
+    with pytest.raises(TypeError, match="cannot be converted to NumPy"):
         next(Dataset.range(1).map(lambda i: object()).as_numpy_iterator())
 
 

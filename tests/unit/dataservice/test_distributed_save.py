@@ -196,7 +196,7 @@ def test_wrong_arguments(make_service, tmp_path):
     distributed_save(Dataset.range(3), tmp_path / "saved", service.target)
     with pytest.raises(AlreadyExistsError, match="name another folder"):
         distributed_save(Dataset.range(3), tmp_path / "saved", service.target)
-    with pytest.raises(InvalidArgumentError, match="no end"):
+    with pytest.raises(InvalidArgumentError, match="is infinite and cannot be saved"):
         distributed_save(Dataset.range(3).repeat(), tmp_path / "endless", service.target)
     with pytest.raises(ValueError, match="'GZIP'"):
         distributed_save(Dataset.range(3), tmp_path / "other", service.target, "GZIP")

@@ -244,9 +244,9 @@ def test_a_state_of_some_consumers_only(make_service):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ((3, 4), "num_consumers 2, and this one has 3"),
+        ((3, 4), "num_consumers=2, but this one has num_consumers=3"),
         ((1, 4), "num_consumers=2"),
-        ((2, 5), "num_shards 4, and this one has 5"),
+        ((2, 5), "num_shards=4, but this one has num_shards=5"),
         ((2, 2), "num_shards=4"),
     ],
 )
@@ -267,7 +267,7 @@ def test_the_same_consumer_twice(make_service):
         rounds(readers, 1)
         with (
             reading(consumers(endless(), target, 2)[1]) as [again],
-            pytest.raises(AlreadyExistsError, match="consumer 1 of the job 'job' reads already"),
+            pytest.raises(AlreadyExistsError, match="'job' is already reading"),
         ):
             next(again)
 
@@ -301,7 +301,7 @@ def test_a_dataset_that_turns_out_to_end(make_service, policy, workers):
     datasets = consumers(dataset, make_service(workers).target, 2, 2, policy)
     with reading(*datasets) as readers:
         for reader in readers:
-            with pytest.raises(FailedPreconditionError, match=r"without end, .* ends after \d+"):
+            with pytest.raises(FailedPreconditionError, match=r"infinite .* ended after \d+"):
                 read(reader, 20)
 
 

@@ -125,15 +125,15 @@ def test_wrong_arguments(arguments, error, message):
         (
             (lambda x: 1.5, STEPS["batches"], 1),
             InvalidArgumentError,
-            "gave 1.5: it must return a whole",
+            "returned 1.5: it must return a whole",
         ),
         (
             (lambda x: x > 1, STEPS["batches"], 1),
             InvalidArgumentError,
-            "gave .*False.*: it must return",
+            "returned .*False.*: it must return",
         ),
-        ((int, lambda key, group: key, 1), TypeError, "gave int64, not a Dataset"),
-        ((int, STEPS["batches"], None, float), InvalidArgumentError, "gave 0.0: it must"),
+        ((int, lambda key, group: key, 1), TypeError, "returned int64, not a Dataset"),
+        ((int, STEPS["batches"], None, float), InvalidArgumentError, "returned 0.0: it must"),
         ((int, STEPS["batches"], None, int), InvalidArgumentError, "not 0 for key 0"),
     ],
 )

@@ -58,7 +58,7 @@ def test_answers_of_other_kinds(said, expected):
 
 @pytest.mark.parametrize("said", [None, "yes", np.array([True]), 1.0, [], object()])
 def test_answers_that_are_neither_yes_nor_no(said):
-    with pytest.raises(InvalidArgumentError, match=r"given to take_while gave .* return a bool"):
+    with pytest.raises(InvalidArgumentError, match=r"take_while returned .* return a bool"):
         list(Dataset.range(3).take_while(lambda x: said))
 
 
@@ -121,7 +121,7 @@ def test_a_state_is_changed_by_nobody():
 
 @pytest.mark.parametrize("result", [3, (1, 2, 3), [1, 2], None, (1, None)])
 def test_scan_needs_pairs(result):
-    with pytest.raises(InvalidArgumentError, match=r"given to scan gave .* a state and an element"):
+    with pytest.raises(InvalidArgumentError, match=r"scan returned .* a state and an element"):
         list(Dataset.range(3).scan(0, lambda state, x: result))
 
 

@@ -115,7 +115,11 @@ def test_changes_that_cannot_be_made_change_nothing(tmp_path, monkeypatch):
         for wrong, error, match in (
             ({("b", 2**63): b""}, OverflowError, "too big"),
             ({("b", 1): "text"}, TypeError, "bytes-like"),
-            ({("b", 1): b"more than ten"}, InvalidArgumentError, "b 1 has 13 bytes.*takes 10 a"),
+            (
+                {("b", 1): b"more than ten"},
+                InvalidArgumentError,
+                "13 bytes, more than the 10",
+            ),
             ({("b", 2**63): None}, OverflowError, "too large"),
         ):
             with pytest.raises(error, match=match):

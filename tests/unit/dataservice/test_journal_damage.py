@@ -53,7 +53,9 @@ def check_torn(directory, torn, places):
         for garbled in (log[:place], flipped) if place < len(log) else (log,):
             assert recovered(directory, left, garbled, _written(whole)) == states[whole]
             if whole < len(states) - 1:
-                with pytest.raises(DataLossError, match=f"of 5 .* the last {5 - whole} are lost"):
+                with pytest.raises(
+                    DataLossError, match=f"the last {5 - whole} of 5 commits are lost"
+                ):
                     recovered(directory, left, garbled, left["commits"])
 
 
@@ -137,14 +139,14 @@ def test_what_to_do_about_damage(tmp_path, whole):
     (tmp_path / "commits").write_bytes(whole[0][1])
     what_to_do = "journal is damaged; put a copy of the directory in its place, or move it away"
     with closing(Journal(tmp_path)) as journal:
-        match = rf"in {re.escape(str(tmp_path))}: a \d+ is not what was written; the {what_to_do}"
+        match = rf"in {re.escape(str(tmp_path))}: a \d+ has a wrong checksum; the {what_to_do}"
         with pytest.raises(DataLossError, match=match):
             journal.load()
     path.write_text("this is no database\n" * 1000)
     with pytest.raises(DataLossError, match=f"not a database .SQLITE_NOTADB.; the {what_to_do}"):
         Journal(tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(DataLossError, match=f"journal.sqlite is cut off; the {what_to_do}"):
+    with pytest.raises(DataLossError, match=f"journal.sqlite is truncated; the {what_to_do}"):
         Journal(tmp_path)
     path.rename(tmp_path / "journal.sqlite-wal")
     with pytest.raises(DataLossError, match=f"missing, beside its .* log; the {what_to_do}"):

@@ -61,7 +61,7 @@ def test_another_object_of_the_process(tmp_path):
     with closing(Journal(tmp_path)) as journal:
         who = f"process {os.getpid()} on host {socket.gethostname()}"
         for _ in range(2):
-            with pytest.raises(FailedPreconditionError, match=f"{who}, has the.* in {tmp_path};"):
+            with pytest.raises(FailedPreconditionError, match=f"{who}, uses the.* in {tmp_path}:"):
                 Journal(tmp_path)
         journal.commit({("a", 1): b"x"})
     with closing(Journal(tmp_path)) as journal:
@@ -77,7 +77,7 @@ def test_another_process_until_it_is_killed(tmp_path):
 
     with forked(hold) as (child, pipe):
         assert pipe.recv(100) == b"has it"
-        match = f"another dispatcher, process {child} on host {socket.gethostname()}, has .*end it"
+        match = f"another dispatcher, process {child} on host {socket.gethostname()}, uses .*stop"
         with pytest.raises(FailedPreconditionError, match=match):
             Journal(tmp_path)
     with closing(Journal(tmp_path)) as journal:
@@ -126,7 +126,7 @@ def test_a_file_system_without_shared_memory(tmp_path, monkeypatch):
         return sqlite3.connect(f"{path.as_uri()}?vfs=unix-dotfile", uri=True, isolation_level=None)
 
     monkeypatch.setattr(module, "_connect", connect)
-    with pytest.raises(FailedPreconditionError, match=f"{tmp_path} cannot have a write-ahead log"):
+    with pytest.raises(FailedPreconditionError, match=f"on the file system of {tmp_path}:"):
         Journal(tmp_path)
 
 

@@ -118,7 +118,7 @@ def test_a_log_that_is_missing(tmp_path, restarts):
     copy = tmp_path / "copy"
     assert found(copy, {name: files[name] for name in files if name != f"{DATABASE}-shm"}) == held
     assert found(copy, {name: files[name] for name in files if name != LOG}) is None
-    numbers = f"of {3 + restarts} commits the last 3 are lost, because the write-ahead log"
+    numbers = f"the last 3 of {3 + restarts} commits are lost: the write-ahead log"
     match = f"{re.escape(str(copy))}: {numbers} .*is missing.*put a copy of the directory in its"
     for _ in range(2):  # it does not go on at the second attempt either
         with pytest.raises(DataLossError, match=match):
@@ -137,7 +137,7 @@ def test_a_number_of_commits_that_is_missing_or_garbled(tmp_path):
     for wrong, what in (
         (b"", "has no readable number"),
         (bytes(2 * sector), "has no readable number"),
-        (None, "is missing, and without it nobody knows"),
+        (None, "is missing, so lost commits"),
     ):
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(tmp_path / "journal", copy)

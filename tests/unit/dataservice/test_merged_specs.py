@@ -75,10 +75,10 @@ def test_datasets_that_are_never_drawn_say_nothing():
     "other", [Dataset.range(2), Dataset.from_tensors((1.0,)), only((2,), "U3")]
 )
 def test_elements_that_are_known_to_differ(several, other):
-    with pytest.raises(TypeError, match="elements have one structure and the same dtypes"):
+    with pytest.raises(TypeError, match="elements have the same structure and dtypes"):
         several(only((2,)), other.batch(2).repeat())
     late = several(only((2,)), mapped(other))
-    with pytest.raises(InvalidArgumentError, match="datasets of different elements"):
+    with pytest.raises(InvalidArgumentError, match="datasets have different elements"):
         _ = late.element_spec
 
 
@@ -86,7 +86,7 @@ def test_elements_that_are_known_to_differ(several, other):
 def test_dimensions_that_differ(several):
     found = several(only((2,)), only((2, 2)))
     assert len(list(found)) == 2
-    with pytest.raises(InvalidArgumentError, match="datasets of different elements"):
+    with pytest.raises(InvalidArgumentError, match="datasets have different elements"):
         _ = found.element_spec
 
 
@@ -115,5 +115,5 @@ def test_what_cannot_be_told_of_parts_is_told_in_a_pass():
 
 
 def test_endless_numbers_have_a_dtype():
-    with pytest.raises(TypeError, match="the same dtypes"):
+    with pytest.raises(TypeError, match="structure and dtypes"):
         Dataset.counter().concatenate(Dataset.from_tensors("a"))

@@ -15,7 +15,7 @@ def forgets(i):
     "more", [{}, {"num_parallel_calls": 2}, {"num_parallel_calls": 1, "processes": True}]
 )
 def test_a_function_of_map_that_gives_nothing(more):
-    with pytest.raises(InvalidArgumentError, match="function forgets given to map gave None"):
+    with pytest.raises(InvalidArgumentError, match="function forgets given to map returned None"):
         list(Dataset.range(2).map(forgets, **more))
 
 
@@ -26,7 +26,7 @@ def test_a_generator_that_gives_nothing():
         yield 2
 
     dataset = Dataset.from_generator(gives_nothing)
-    with pytest.raises(InvalidArgumentError, match="gives_nothing gave None"):
+    with pytest.raises(InvalidArgumentError, match="gives_nothing returned None"):
         list(dataset)
     assert list(dataset.ignore_errors()) == [1, 2]
 
@@ -45,14 +45,14 @@ def test_answers_of_a_predicate(answer):
 )
 def test_answers_that_are_no_bool(answer):
     dataset = Dataset.range(2).filter(lambda i: answer)
-    with pytest.raises(InvalidArgumentError, match=r"given to filter gave .* return a bool"):
+    with pytest.raises(InvalidArgumentError, match=r"given to filter returned .* return a bool"):
         list(dataset)
 
 
 @pytest.mark.parametrize("choice", [0.0, 0.7, "0", b"0", np.array([0]), np.True_, (0, 1)])
 def test_choices_that_are_no_whole_numbers(choice):
     dataset = Dataset.choose_from_datasets([Dataset.range(2)], Dataset.from_source([choice]))
-    with pytest.raises(InvalidArgumentError, match="is no whole number"):
+    with pytest.raises(InvalidArgumentError, match="is not a whole number"):
         list(dataset)
 
 

@@ -86,7 +86,7 @@ def test_a_worker_that_was_restarted_begins_again():
 def test_an_end_is_an_error_that_is_told_to_everybody():
     box = make()
     box.put(0)
-    with pytest.raises(FailedPreconditionError, match="ends after 1 elements") as caught:
+    with pytest.raises(FailedPreconditionError, match="ended after 1 elements") as caught:
         box.outbox.end()
     box.outbox.fail(caught.value)
     for client, trainer in enumerate("ab"):

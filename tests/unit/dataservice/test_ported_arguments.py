@@ -122,7 +122,7 @@ def test_a_signature_says_what_no_element_says():
     ],
 )
 def test_elements_that_are_not_what_the_signature_says(element, signature):
-    with pytest.raises(InvalidArgumentError, match="which is not what element_spec says"):
+    with pytest.raises(InvalidArgumentError, match="but its element_spec is"):
         list(given([element], signature))
 
 

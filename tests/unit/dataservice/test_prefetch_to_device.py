@@ -148,13 +148,13 @@ def test_threads_behind_it_are_refused(xp):
         lambda: Dataset.zip(on_gpu, images()).prefetch(2),
         lambda: on_gpu.map(lambda x: x, num_parallel_calls=2),
     ):
-        with pytest.raises(ValueError, match="prefetch_to_device comes last"):
+        with pytest.raises(ValueError, match="call prefetch_to_device last"):
             threaded()
     assert len(list(on_gpu.map(lambda x: x + 1).repeat(2))) == 20
 
 
 def test_batches_are_made_before(xp):
-    with pytest.raises(errors.InvalidArgumentError, match="prefetch_to_device comes last"):
+    with pytest.raises(errors.InvalidArgumentError, match="call prefetch_to_device last"):
         list(images().prefetch_to_device().batch(2))
 
 

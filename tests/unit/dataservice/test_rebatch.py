@@ -61,11 +61,11 @@ def test_rows_of_text_and_of_another_order_of_bytes():
 @pytest.mark.parametrize(
     ("elements", "message"),
     [
-        ([np.int64(1)], "arrays with rows"),
-        ([np.array(1)], "arrays with rows"),
-        (["text"], "arrays with rows"),
-        ([()], "equally many rows"),
-        ([(np.zeros(2), np.zeros(3))], r"equally many rows in an element, not \[2, 3\]"),
+        ([np.int64(1)], "arrays with at least one dimension"),
+        ([np.array(1)], "arrays with at least one dimension"),
+        (["text"], "arrays with at least one dimension"),
+        ([()], "the same number of rows"),
+        ([(np.zeros(2), np.zeros(3))], r"the same number of rows in an element, not \[2, 3\]"),
         ([np.zeros(1), np.zeros((1, 2))], r"component 0: rows have float64\[\] and float64\[2\]"),
         ([np.zeros(1), np.zeros(1, int)], r"component 0: rows have float64\[\] and int64\[\]"),
         ([np.zeros(1), np.array(["a"])], "component 0"),

@@ -202,7 +202,7 @@ def test_leaving_a_job_of_ones_own_forgets_it():
     assert set(outcome.changed.values()) == {None}
     with pytest.raises(NotFoundError, match="not known: it has left"):
         play.beat(client)
-    with pytest.raises(NotFoundError, match=f"task {tasks[0]} is not known"):
+    with pytest.raises(NotFoundError, match=f"unknown task {tasks[0]}"):
         play.registry.start_task(tasks[0])
     assert play.heartbeat(play.workers[0], 2, [tasks[0]]) == [tasks[0]]
     assert play.leave(client, 3).removals == []

@@ -33,7 +33,7 @@ def test_another_worker_gets_the_part_with_its_splits_and_its_checkpoint(deliver
     assert [split(play, again.id, number) for number in (1, 2)] == given[1:]
     assert split(play, again.id, 3).start == given[2].stop
     for call in (lambda: play.registry.start_task(one), lambda: split(play, one, 3)):
-        with pytest.raises(NotFoundError, match=f"task {one} is not known.*another worker"):
+        with pytest.raises(NotFoundError, match=f"unknown task {one}.*another worker"):
             call()
 
 

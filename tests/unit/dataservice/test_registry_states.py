@@ -96,7 +96,7 @@ def test_a_state_of_something_else():
 def test_some_with_a_state_and_some_without():
     play = Play()
     play.join_ordered(0, 2, state=state_of())
-    with pytest.raises(InvalidArgumentError, match="'job' go on from a state and others do not"):
+    with pytest.raises(InvalidArgumentError, match="'job' resume from a state and others do not"):
         play.join_ordered(1, 2)
 
 

@@ -204,8 +204,8 @@ def test_elements_travel_as_calls_do(given):
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"data_transfer_protocol": "mpi", "protocol": "tcp"}, "data_transfer_protocol 'mpi'"),
-        ({"data_transfer_protocol": "grpc+rdma"}, "the service's own protocol"),
+        ({"data_transfer_protocol": "mpi", "protocol": "tcp"}, "data_transfer_protocol='mpi'"),
+        ({"data_transfer_protocol": "grpc+rdma"}, "the protocol of the service"),
         ({"data_transfer_address": "n2:%dts_port%"}, "'n2:%dts_port%'.*'localhost:%port%'"),
         ({"data_transfer_address": "n1:1", "worker_address": "n1:2"}, "'n1:1'.*'n1:2'"),
     ],

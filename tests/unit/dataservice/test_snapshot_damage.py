@@ -59,7 +59,7 @@ def test_where_it_is(snapshot):
     file.write_bytes(content)
     elements = iter(Dataset.load(snapshot))
     assert [int(next(elements)) for _ in range(3)] == [0, 2, 1]
-    with pytest.raises(DataLossError, match=r"at byte 204: the checksum of a record"):
+    with pytest.raises(DataLossError, match=r"at byte 204: a record has a wrong checksum"):
         next(elements)
     # Who has ignored it goes on with the next chunk.
     assert [int(element) for element in elements] == [4, 5]
@@ -98,7 +98,7 @@ def test_facts(snapshot, name):
 )
 def test_names_that_no_chunk_has(snapshot, name):
     (snapshot / "chunks" / name).touch()
-    assert repr(name) in damaged(snapshot, "among the chunks")
+    assert repr(name) in damaged(snapshot, "is not the name of a chunk")
 
 
 def test_names():
@@ -108,7 +108,7 @@ def test_names():
 
 def test_a_chunk_of_no_stream(snapshot):
     (snapshot / "chunks" / "chunk_2_0_1").touch()
-    damaged(snapshot, "has 2 streams, but a chunk 'chunk_2_0_1'")
+    damaged(snapshot, "has 2 streams, so the chunk 'chunk_2_0_1'")
 
 
 @pytest.mark.parametrize("name", ["chunk_0_0_2", "chunk_1_1_1"])
@@ -132,7 +132,7 @@ def test_a_chunk_that_goes_while_it_is_read(snapshot):
 
 def test_a_chunk_that_is_there_twice(snapshot):
     shutil.copy(snapshot / "chunks" / "chunk_0_0_2", snapshot / "chunks" / "chunk_0_0_3")
-    damaged(snapshot, "chunk 0 of stream 0 is twice")
+    damaged(snapshot, "has chunk 0 of stream 0 twice")
 
 
 def test_a_chunk_too_many(snapshot):
@@ -149,7 +149,7 @@ def test_another_number_of_elements(snapshot):
     file = snapshot / "DONE"
     file.unlink()
     layout.put(str(snapshot), "DONE", {"counts": [[2, 2], [2, 1]]})
-    damaged(snapshot, "1 elements have been read; its end tells of 1, and its name of 2")
+    damaged(snapshot, "it has 1 elements, but its end says 1 and its name 2")
 
 
 def test_chunks_in_each_others_place(snapshot):
@@ -157,18 +157,18 @@ def test_chunks_in_each_others_place(snapshot):
     (chunks / "chunk_0_0_2").rename(chunks / "x")
     (chunks / "chunk_1_0_2").rename(chunks / "chunk_0_0_2")
     (chunks / "x").rename(chunks / "chunk_1_0_2")
-    damaged(snapshot, "its head is not that of this chunk")
+    damaged(snapshot, "its header belongs to another chunk")
 
 
 def test_a_chunk_of_another_snapshot(snapshot, tmp_path):
     save(Dataset.range(6), tmp_path / "other", 2, chunk_bytes=350)
     shutil.copy(tmp_path / "other" / "chunks" / "chunk_0_0_2", snapshot / "chunks" / "chunk_0_0_2")
-    damaged(snapshot, "its head is not that of this chunk of this snapshot")
+    damaged(snapshot, "its header belongs to another chunk")
 
 
 def test_a_folder_that_is_gone(snapshot):
     shutil.rmtree(snapshot / "chunks")
-    damaged(snapshot, "has lost its folder 'chunks'")
+    damaged(snapshot, "its folder 'chunks' is missing")
     (snapshot / "metadata").unlink()
     with pytest.raises(NotFoundError):
         Dataset.load(snapshot)
@@ -177,7 +177,7 @@ def test_a_folder_that_is_gone(snapshot):
 def test_another_format(snapshot):
     facts = layout.get(str(snapshot), "metadata") | {"format": 2}
     layout.put(str(snapshot), "metadata", facts)
-    damaged(snapshot, "is of format 2, not 1")
+    damaged(snapshot, "has format 2, not 1")
 
 
 def test_a_damaged_spec(tmp_path):

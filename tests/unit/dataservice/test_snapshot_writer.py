@@ -299,7 +299,7 @@ def test_a_write_that_fails(tmp_path, monkeypatch):
     with StreamWriter(path, 0, 0) as writer:
         writer.append(1)
         monkeypatch.setattr(os, "fsync", full_disk)
-        with pytest.raises(FailedPreconditionError, match=r"No space left.*there must be room"):
+        with pytest.raises(FailedPreconditionError, match=r"No space left.*check the free space"):
             writer.commit(b"")
         monkeypatch.undo()
         for use in (

@@ -227,7 +227,7 @@ def test_wrong_states():
         elements.set_state(state[:-3])
     with pytest.raises(DataLossError, match="damaged"):
         elements.set_state(b"what")
-    with pytest.raises(InvalidArgumentError, match=r"over range\(0, 5, 1\).batch\(2.* not of"):
+    with pytest.raises(InvalidArgumentError, match=r"over range\(0, 5, 1\).batch\(2.* not over"):
         iter(Dataset.range(5).batch(3)).set_state(state)
     assert [batch.tolist() for batch in elements] == [[0, 1], [2, 3], [4]]
 

@@ -59,7 +59,7 @@ def test_all_together(tables):
 def test_a_record_without_what_it_belongs_to(tables, gone, kind, misses):
     (missed,) = tables.pop(gone)
     (key,) = tables[kind]
-    match = f"^{kind} {key} does not fit the others: there is no {misses} {missed}$"
+    match = f"^{kind} {key} contradicts the other records: there is no {misses} {missed}$"
     with pytest.raises(DataLossError, match=match):
         restored(tables)
 
@@ -76,7 +76,7 @@ def test_a_record_that_cannot_be_read(tables, kind):
 def test_two_records_of_one_thing(tables, kind):
     (key,) = tables[kind]
     tables[kind][key + 1] = tables[kind][key]
-    with pytest.raises(DataLossError, match=f"^{kind} {key + 1} does not fit .*there is another"):
+    with pytest.raises(DataLossError, match=f"^{kind} {key + 1} contradicts .*there is another"):
         restored(tables)
 
 
@@ -98,7 +98,7 @@ def change_part(tables, **fields):
 )
 def test_a_part_with_contents_that_cannot_be(tables, fields, what):
     key = change_part(tables, **fields)
-    with pytest.raises(DataLossError, match=f"^part {key} does not fit the others: .*{what}"):
+    with pytest.raises(DataLossError, match=f"^part {key} contradicts the other records: .*{what}"):
         restored(tables)
 
 
@@ -115,7 +115,7 @@ def test_what_a_dispatcher_says(tmp_path, tables):
     journal.close()
     (key,) = tables["part"]
     config = DispatcherConfig(work_dir=str(directory), fault_tolerant_mode=True)
-    match = f"in {re.escape(str(directory))}: part {key} does not fit .*; put a copy of the direct"
+    match = f"in {re.escape(str(directory))}: part {key} contradicts .*; put a copy of the direct"
     with pytest.raises(DataLossError, match=match) as caught:
         DispatchServer(config)
     Journal(directory).close()  # it is nobody's, although the error is still here

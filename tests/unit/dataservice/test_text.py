@@ -100,13 +100,13 @@ def test_text_that_ends_with_nul_through_a_service(make_service, group):
 
 def test_text_among_numbers_does_not_batch():
     for values in ([np.str_("a"), np.float64(1)], [np.int64(1), b"a\0"], [b"a\0", np.int64(1)]):
-        with pytest.raises(InvalidArgumentError, match="different kinds in component 0"):
+        with pytest.raises(InvalidArgumentError, match="different dtypes or shapes in component 0"):
             list(Dataset.from_source(values).batch(2))
 
 
 def test_text_has_no_rows():
     for text in ("abc", "a\0"):
-        with pytest.raises(InvalidArgumentError, match="unbatch needs elements of arrays"):
+        with pytest.raises(InvalidArgumentError, match="unbatch needs arrays"):
             list(Dataset.from_source([text]).unbatch())
 
 
@@ -168,7 +168,7 @@ def test_arrays_of_objects_are_filled_up_with_text_of_their_kind(empty, value):
 def test_text_that_ends_with_nul_fills_up_no_numbers():
     for arrays in ([[1], [2, 3]], [["a"], ["b", "c"]]):
         dataset = Dataset.from_source(arrays).padded_batch(2, padding_values=b"x\0")
-        with pytest.raises(InvalidArgumentError, match="cannot be filled up"):
+        with pytest.raises(InvalidArgumentError, match="cannot be padded"):
             list(dataset)
 
 
