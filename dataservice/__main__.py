@@ -21,6 +21,7 @@ from dataservice.server import DispatchServer, WorkerServer
 from mpidist.errors import Error
 
 _PROTOCOL = "tcp"
+_LOOK_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -83,7 +84,7 @@ def _dispatch(namespace: argparse.Namespace) -> None:
     )
     with DispatchServer(config) as server, _signals() as wait:
         print(server.target, flush=True)
-        wait()
+        wait(server)
 
 
 def _work(namespace: argparse.Namespace) -> None:
@@ -93,9 +94,9 @@ def _work(namespace: argparse.Namespace) -> None:
         port=namespace.port,
         protocol=_PROTOCOL,
     )
-    with WorkerServer(config), _signals() as wait:
+    with WorkerServer(config) as server, _signals() as wait:
         print(f"a worker of {namespace.dispatcher}", flush=True)
-        wait()
+        wait(server)
 
 
 def _give_up(_number: int, _frame: FrameType | None) -> None:
@@ -106,8 +107,10 @@ def _give_up(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[], object]]:
+def _signals() -> Iterator[Callable[[DispatchServer | WorkerServer], None]]:
     """From here on, signals only end a wait, which this gives; more of them disturb nothing.
+
+    The wait is for a signal, or for the end of a server that has failed, whose error it raises.
 
     An exception from a handler can come where it is lost, in a finalizer, or where it leaves a lock
     held, on the way into a wait: then the server would not end.
@@ -116,8 +119,14 @@ def _signals() -> Iterator[Callable[[], object]]:
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
+
+    def wait(server: DispatchServer | WorkerServer) -> None:
+        while not select.select([reading], [], [], _LOOK_S)[0]:
+            if server.stopped:
+                server.join()
+
     try:
-        yield lambda: select.select([reading], [], [])
+        yield wait
     finally:
         signal.set_wakeup_fd(before)
         os.close(reading)

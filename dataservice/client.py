@@ -268,8 +268,8 @@ def distributed_save(
 
     Raises:
         AlreadyExistsError: There is a snapshot at the path, or something else.
-        FailedPreconditionError: The package that compresses is not installed, or the dispatcher
-            cannot write there.
+        FailedPreconditionError: The package that compresses is not installed, the dispatcher
+            cannot write there, or no worker has registered at it.
         InvalidArgumentError: The dataset has no end.
         UnavailableError: There is no dispatcher.
         ValueError: The compression is unknown, or the address none.

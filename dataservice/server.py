@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from abc import ABC, abstractmethod
 
@@ -14,8 +15,11 @@ from mpidist.errors import (
     AlreadyExistsError,
     DistNetworkError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
 )
+
+logger = logging.getLogger(__name__)
 
 # The thread that registers gives up first, and says why.
 _REGISTRATION_GRACE_S = 5.0
@@ -32,13 +36,21 @@ class _Server(ABC):
         self._peer = peer
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
+        self._stopping = False
         self._stopped = threading.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the server was stopped, or has failed; :meth:`join` raises the reason then."""
+        return self._stopped.is_set()
 
     def start(self) -> None:
         """Local. Start the server; nothing if it runs.
 
         Raises:
             FailedPreconditionError: It has been stopped.
+            CancelledError: Another thread has stopped it.
             AlreadyExistsError: The port is in use, or belongs to another rank.
             UnavailableError: A worker finds no dispatcher in time.
         """
@@ -63,21 +75,40 @@ class _Server(ABC):
 
         Raises:
             FailedPreconditionError: It was never started.
+            InternalError: A bug has ended the server; the cause is attached.
         """
         if self._endpoint is None and not self._stopped.is_set():
             raise FailedPreconditionError(f"the {type(self).__name__} has not been started")
         self._stopped.wait()
+        if self._failure is not None:
+            raise InternalError(
+                f"the {type(self).__name__} has ended by an unexpected error: {self._failure!r}"
+            ) from self._failure
 
     def stop(self) -> None:
-        """Local. Stop the server; nothing if it is stopped."""
+        """Stop the server; nothing if it is stopped. A start() of another thread ends."""
+        self._stopping = True
+        self._interrupt()
         with self._lock:
             if self._stopped.is_set():
                 return
-            if self._endpoint is not None:
-                self._finish()
-                self._endpoint.close()
-                atexit.unregister(self.stop)
-            self._stopped.set()
+            try:
+                if self._endpoint is not None:
+                    self._finish()
+            finally:
+                if self._endpoint is not None:
+                    self._endpoint.close()
+                    atexit.unregister(self.stop)
+                self._stopped.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop the server because of a bug; join() raises it."""
+        logger.critical("a %s ends: %r", type(self).__name__, error)
+        self._failure = error
+        self.stop()
+
+    def _interrupt(self) -> None:  # noqa: B027
+        """End a wait of ``_serve`` in another thread."""
 
     def _open(self) -> Endpoint:
         protocol = self._protocol
@@ -169,7 +200,7 @@ class DispatchServer(_Server):
         self.stop()
 
     def _serve(self, endpoint: Endpoint) -> None:
-        self._dispatcher = Dispatcher(endpoint, self._config)
+        self._dispatcher = Dispatcher(endpoint, self._config, self._fail)
         endpoint.serve_in_thread()
 
     def _finish(self) -> None:
@@ -241,13 +272,19 @@ class WorkerServer(_Server):
             address = f"{protocol}://{host_port}"
         assert config.dispatcher_address is not None
         endpoint.serve_in_thread()
-        self._worker = DataWorker(endpoint, config.dispatcher_address, address, config)
+        self._worker = DataWorker(endpoint, config.dispatcher_address, address, config, self._fail)
+        if self._stopping:
+            self._worker.close()
         patience_s = seconds_of(config.dispatcher_timeout_ms, 60.0)
         try:
             self._worker.registration.wait(patience_s + _REGISTRATION_GRACE_S)
         except BaseException:
             self._worker.close()
             raise
+
+    def _interrupt(self) -> None:
+        if self._worker is not None and not self._worker.registration.is_completed():
+            self._worker.close()
 
     def _finish(self) -> None:
         assert self._worker is not None

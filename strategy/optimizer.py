@@ -300,8 +300,8 @@ def _in_words(value: Any, around: tuple[int, ...] = ()) -> str:
     if isinstance(value, types.FunctionType):
         numbers = [each for each in value.__code__.co_consts[1:] if isinstance(each, int | float)]
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts = [*numbers, *cells, *(value.__defaults__ or ())]
-        return " ".join([value.__qualname__, *map(inner, [*parts, value.__kwdefaults__ or {}])])
+        parts = [*map(inner, [*numbers, *cells, *(value.__defaults__ or ())])]
+        return " ".join([value.__qualname__, *parts, inner(value.__kwdefaults__ or {})])
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype}{list(value.shape)} {zlib.crc32(value.tobytes()):08x}"
     if isinstance(value, dict):

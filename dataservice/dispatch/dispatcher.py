@@ -64,21 +64,29 @@ class Dispatcher:
     Args:
         endpoint: Open; somebody else runs its serving loop.
         config: Its times, and where its journal is.
+        failed: Called with the error of a bug that ends the dispatcher, on the dispatcher's thread.
 
     Raises:
         DataLossError: The journal is damaged, or lacks the last commits.
         FailedPreconditionError: Another dispatcher uses it.
     """
 
-    def __init__(self, endpoint: Endpoint, config: DispatcherConfig) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: DispatcherConfig,
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
         self._endpoint = endpoint
+        self._failed = failed
+        restored: set[int] = set()  # ids in the journal, which must not be given again
         self._registry = Registry(
             Timeouts(
                 worker_s=seconds_of(config.worker_timeout_ms, 60.0),
                 client_s=seconds_of(config.client_timeout_ms, 300.0),
                 iteration_s=seconds_of(config.job_gc_timeout_ms, 300.0),
             ),
-            _IDS,
+            itertools.filterfalse(restored.__contains__, _IDS),
             config.worker_addresses or (),
         )
         self._check_period_s = seconds_of(config.job_gc_check_interval_ms, 1.0)
@@ -87,7 +95,7 @@ class Dispatcher:
         self._parcels: dict[int, Parcel] = {}
         self._journal: Journal | None = None
         if config.work_dir is not None and config.fault_tolerant_mode:
-            self._journal, self._parcels = _take_up(config.work_dir, self._registry)
+            self._journal, self._parcels = _take_up(config.work_dir, self._registry, restored)
         self._lock = threading.RLock()
         self._answers = Answers(endpoint, self._registry, self._parcels, self._journal, self._lock)
         self._closed = False
@@ -122,15 +130,19 @@ class Dispatcher:
             return
         self._closed = True
         self._answers.wake()
-        self._thread.join(_CLOSE_S)
-        if self._thread.is_alive():
+        failing = self._thread is threading.current_thread()
+        if not failing:
+            self._thread.join(_CLOSE_S)
+        if self._thread.is_alive() and not failing:
             logger.warning("the dispatcher is still busy %g s after close()", _CLOSE_S)
         elif self._journal is not None:
             # Workers go on: the next dispatcher of this journal knows them.
             self._journal.close()
         if self._journal is not None:
             return
-        for worker in self._registry.workers.values():
+        with self._lock:  # workers may be leaving
+            workers = list(self._registry.workers.values())
+        for worker in workers:
             body = pb.WorkerRequest(worker_id=worker.id)
             self._answers.tell(worker.address, "DispatcherStopped", body)
 
@@ -302,7 +314,14 @@ class Dispatcher:
                 )
 
     def _live(self) -> None:
-        """Look after time, and write the journal."""
+        """Look after time, and write the journal. A bug ends the dispatcher."""
+        try:
+            self._look_after()
+        except BaseException as error:
+            self._failed(error)
+            raise  # in a job, an uncaught error ends all ranks, and says why
+
+    def _look_after(self) -> None:
         while not self._closed:
             self._answers.wait(_TICK_S)
             with self._lock:
@@ -326,11 +345,23 @@ class Dispatcher:
             self._registry.expire(now)
 
 
-def _take_up(directory: str, registry: Registry) -> tuple[Journal, dict[int, Parcel]]:
-    """Open a journal, and fill a registry with what it has; the datasets themselves are given."""
+def _take_up(
+    directory: str, registry: Registry, ids: set[int]
+) -> tuple[Journal, dict[int, Parcel]]:
+    """Open a journal, and restore a registry from it.
+
+    Args:
+        directory: The directory of the journal.
+        registry: An empty registry.
+        ids: Takes the ids of the records.
+
+    Returns:
+        The journal, and the datasets by id.
+    """
     with contextlib.ExitStack() as undo:
         journal = undo.enter_context(contextlib.closing(Journal(directory)))
         tables = journal.load()
+        ids.update(*tables.values())
         try:
             parcels = restore(registry, tables, time.monotonic())
         except DataLossError as error:

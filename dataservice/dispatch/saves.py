@@ -10,7 +10,7 @@ from dataservice.dispatch.records import Iteration
 from dataservice.dispatch.registry import Registry
 from dataservice.proto import dataservice_pb2 as pb
 from dataservice.snapshot import metadata
-from mpidist.errors import Error, from_code
+from mpidist.errors import Error, FailedPreconditionError, from_code
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +21,16 @@ def begin_save(registry: Registry, body: pb.SaveRequest) -> None:
     Raises:
         AlreadyExistsError: There is a snapshot, or something else.
         FailedPreconditionError: The folder cannot be written.
+        FailedPreconditionError: No worker has registered.
         NotFoundError: The dataset is not known.
     """
     dataset = registry.dataset(body.dataset_id).request
-    streams = len(registry.workers) or 1
+    streams = len(registry.workers)
+    if not streams:
+        raise FailedPreconditionError(
+            "no data worker has registered at this dispatcher, and each worker writes a stream: "
+            "start the workers before distributed_save()"
+        )
     if dataset.source_length < 0:
         streams = 1  # its parts depend on each other
     metadata.create(body.path, streams, dataset.summary, body.spec, body.compression or None)
@@ -39,8 +45,8 @@ def end_save(iteration: Iteration) -> None:
             metadata.fail(path, from_code(code, message))
         else:
             metadata.finish(path)
-    except Error as error:
+    except (Error, OSError) as error:
         logger.exception("the snapshot %s cannot be completed", path)
         # Where not even that can be written, those who wait for it report that they do.
-        with contextlib.suppress(Error):
+        with contextlib.suppress(Error, OSError):
             metadata.fail(path, error)

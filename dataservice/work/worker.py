@@ -50,6 +50,7 @@ class DataWorker:
         dispatcher: Address of the dispatcher.
         address: What others shall call this worker.
         config: Its times.
+        failed: Called with the error of a bug that ends the worker, on the worker's thread.
 
     Attributes:
         address: As given.
@@ -57,9 +58,15 @@ class DataWorker:
     """
 
     def __init__(
-        self, endpoint: Endpoint, dispatcher: str, address: str, config: WorkerConfig
+        self,
+        endpoint: Endpoint,
+        dispatcher: str,
+        address: str,
+        config: WorkerConfig,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.address = address
+        self._failed = failed
         self._endpoint = endpoint
         self._period_s = seconds_of(config.heartbeat_interval_ms, 1.0)
         self._patience_s = seconds_of(config.dispatcher_timeout_ms, 60.0)
@@ -107,6 +114,8 @@ class DataWorker:
         deadline = time.monotonic() + _CLOSE_S
         threads = [task.thread for task in tasks]
         for thread in (self._thread, *threads):
+            if thread is threading.current_thread():
+                continue
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
                 logger.warning("%s is still busy %g s after close()", thread.name, _CLOSE_S)
@@ -252,6 +261,14 @@ class DataWorker:
             self.registration.complete(error=error)
             return
         self.registration.complete()
+        try:
+            self._go_on()
+        except BaseException as error:
+            self._failed(error)
+            raise  # in a job, an uncaught error ends all ranks, and says why
+
+    def _go_on(self) -> None:
+        """Tell the dispatcher from time to time that we are here, until the worker is closed."""
         reachable = True
         rounds = math.ceil(self._period_s / _LONGEST_ROUND_S)
         for number in itertools.count(1):

@@ -149,5 +149,5 @@ def test_what_to_do_about_damage(tmp_path, whole):
     with pytest.raises(DataLossError, match=f"journal.sqlite is truncated; the {what_to_do}"):
         Journal(tmp_path)
     path.rename(tmp_path / "journal.sqlite-wal")
-    with pytest.raises(DataLossError, match=f"missing, beside its .* log; the {what_to_do}"):
+    with pytest.raises(DataLossError, match=f"missing, but its .* log is there; the {what_to_do}"):
         Journal(tmp_path)

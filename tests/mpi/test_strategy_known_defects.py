@@ -1,0 +1,37 @@
+"""Promises of parameter servers that 0.1 does not keep; the rewrite of strategy mends them."""
+
+import pytest
+from _cases.jobs import run_job
+
+ONE_MORE = """
+import mpidist
+import numpy as np
+from mpidist.cluster_resolver import MPIClusterResolver
+from strategy import ParameterServerStrategy, get_variable, optimizers
+
+resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
+with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id) as server:
+    if resolver.task_type == "ps":
+        server.join()
+    else:
+        if resolver.task_id == 0:
+            with ParameterServerStrategy(resolver, mode="sync"):
+                pass
+        strategy = ParameterServerStrategy(resolver, mode="sync")
+        with strategy.scope():
+            w = get_variable("w", shape=(3,), initializer="zeros")
+        grads = np.full(3, 1.0 + strategy.worker_index, "f4")
+        optimizers.SGD(1.0).apply_gradients([(grads, w)]).wait()
+        print("mean", w.numpy().tolist(), flush=True)
+"""
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="issue 29, number 17: strategies of workers are matched by their number, so that these "
+    "train apart; mended by the rewrite of strategy",
+)
+def test_workers_train_together_after_one_of_them_has_made_a_strategy_more(tmp_path):
+    ended = run_job(tmp_path, ("--ps", "1", "--worker", "2"), ONE_MORE)
+    assert ended.status == 0, ended.err
+    assert ended.out.splitlines() == ["mean [-1.5, -1.5, -1.5]"] * 2

@@ -1,0 +1,106 @@
+"""Promises of the data service that 0.1 does not keep; the rewrite of dataservice mends them."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dataservice import Dataset, distribute
+from mpidist.errors import DataLossError, OpError
+
+
+def defect(number, text):
+    return pytest.mark.xfail(
+        strict=True,
+        reason=f"issue 29, number {number}: {text}; mended by the rewrite of dataservice",
+    )
+
+
+class Unpickled:
+    """A function that counts how often it is unpickled, and takes its time for that."""
+
+    count = itertools.count()
+    made = 0
+
+    def __call__(self, x):
+        return x
+
+    def __setstate__(self, state):
+        Unpickled.made = next(self.count) + 1
+        threading.Event().wait(0.2)
+
+    def __getstate__(self):
+        return {"any": 0}
+
+
+@defect(29, "each task of a worker fetches the dataset")
+def test_a_worker_fetches_a_dataset_once(make_service):
+    service = make_service(1)
+    dataset = (
+        Dataset.range(160)
+        .map(Unpickled())
+        .apply(distribute("distributed_epoch", service.target, deterministic=True))
+    )
+    Unpickled.count, Unpickled.made = itertools.count(), 0
+    assert len(list(dataset)) == 160
+    assert Unpickled.made == 1
+
+
+@defect(29, "threads multiply by shards")
+def test_threads_of_a_worker_do_not_multiply_by_shards(make_service):
+    service = make_service(1)
+
+    def slow(x):
+        time.sleep(1e-3)
+        return x
+
+    dataset = (
+        Dataset.range(1600)
+        .map(slow, num_parallel_calls=4)
+        .apply(distribute("distributed_epoch", service.target, deterministic=True, num_shards=16))
+    )
+    before = threading.active_count()
+    with iter(dataset) as elements:
+        for _ in range(100):
+            next(elements)
+        assert threading.active_count() - before <= 16
+
+
+@defect(30, "a cache file has no checksum")
+def test_a_flipped_bit_in_a_cache_file_is_an_error(tmp_path):
+    path = tmp_path / "cache"
+    values = np.arange(4000, dtype="i8").reshape(4, 1000)
+    dataset = Dataset.from_tensor_slices(values).cache(str(path))
+    list(dataset)
+    data = bytearray(path.read_bytes())
+    data[9000] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(DataLossError):
+        list(dataset)
+
+
+@defect(31, "states are told apart by the text of the dataset")
+@pytest.mark.parametrize("differs", ["arrays", "functions"])
+def test_the_state_of_another_dataset_is_refused(differs):
+    shift = 50 if differs == "arrays" else 0
+    factor = 2 if differs == "functions" else 1
+    one = iter(Dataset.from_tensor_slices(np.arange(5)).map(lambda v: v * 1))
+    next(one)
+    other = iter(Dataset.from_tensor_slices(np.arange(5) + shift).map(lambda v: v * factor))
+    with pytest.raises((OpError, ValueError)):
+        other.set_state(one.get_state())
+
+
+@defect(31, "trainers of one job silently get the first one's functions")
+def test_trainers_of_one_job_with_different_functions_are_refused(make_service):
+    service = make_service(1)
+    apply = distribute("distributed_epoch", service.target, "job")
+    with iter(Dataset.range(8).map(lambda x: x + 100).apply(apply)) as first:
+        next(first)
+        with (
+            pytest.raises((OpError, ValueError)),
+            iter(Dataset.range(8).map(lambda x: x + 500).apply(apply)) as second,
+        ):
+            next(second)
