@@ -69,6 +69,10 @@ class Cache(UnaryNode):
             )
         return below
 
+    def sample(self) -> Node:
+        """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
+        return self.parent.sample()
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         if context.feed is not None:

@@ -125,9 +125,20 @@ class Node(ABC):
         """Local. Whether what elements are like is known without making one."""
         return False
 
+    def sample(self) -> Node:
+        """Return a node with elements like these, whose first one is made here, and by itself.
+
+        Such a node takes nothing from the jobs of data services, fills no buffers and no caches.
+        """
+        return self
+
     def first(self) -> Any:
-        """Local. The first element of a pass; NoElementError if it has none."""
-        with self.iterate(Context(seed=(0,))) as elements:
+        """Return the first element of a pass of :meth:`sample`.
+
+        Raises:
+            NoElementError: It has no element.
+        """
+        with self.sample().iterate(Context(seed=(0,))) as elements:
             for element in elements:
                 return element
         raise NoElementError(
@@ -187,6 +198,14 @@ class UnaryNode(Node):
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""
         return self.parent.source_indices()
+
+    def sample(self) -> Node:
+        """Return this node over the sample of the node below; see :class:`Node`."""
+        parent = self.parent.sample()
+        if parent is self.parent:
+            return self
+        node: Node = dataclasses.replace(self, parent=parent)  # type: ignore[type-var]
+        return node
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`; by default those of the node below."""

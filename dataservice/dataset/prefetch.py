@@ -38,6 +38,10 @@ class Prefetch(UnaryNode):
         """Local. See :class:`Node`."""
         return self.parent.one_to_one
 
+    def sample(self) -> Node:
+        """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
+        return self.parent.sample()
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return PrefetchIterator(self.parent, context, self.buffer_size)

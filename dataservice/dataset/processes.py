@@ -24,7 +24,11 @@ from dataservice.dataset import tree
 from mpidist.errors import UnavailableError
 
 _LENGTH = struct.Struct("<Q")
-_MAIN = "from dataservice.dataset.processes import main; main()"
+# Ctrl-C in a terminal reaches all its processes; a helper ends with the process that reads from it.
+_MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from dataservice.dataset.processes import main; main()"
+)
 # By which a launcher tells a process that it is a rank.
 _OF_LAUNCHERS = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MPI_LOCAL")
 
@@ -136,7 +140,16 @@ def _receive(stream: IO[bytes] | None) -> bytes:
 
 
 def main() -> None:
-    """Local. Be such a process: calls come on standard input, and answers go to standard output."""
+    """Answer the calls of another process, until it ends.
+
+    Calls come on standard input, and answers go to standard output.
+    """
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the other process has ended
+        _answer_calls()
+    os._exit(0)  # at exit the interpreter would report that it cannot write what is left
+
+
+def _answer_calls() -> None:
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # The function's output must not mix with answers, nor its input with calls. Standard output was
     # a pipe when Python opened it, so it is buffered in blocks, which a killed process would lose.
@@ -145,10 +158,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     function = pickle.loads(_receive(requests))
     while True:
-        try:
-            arguments = pickle.loads(_receive(requests))
-        except EOFError:  # whoever has asked has ended
-            return
+        arguments = pickle.loads(_receive(requests))
         try:
             # In NumPy's form already, for Python's may not be what it was after a pickle.
             result = tree.to_numpy(function(*arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -41,6 +42,14 @@ class SeveralNode(Node):
     def has_static_spec(self) -> bool:
         """Local. See :class:`Node`."""
         return all(parent.has_static_spec for parent in self.parents)
+
+    def sample(self) -> Node:
+        """Return this node over the samples of the others; see :class:`Node`."""
+        parents = tuple(parent.sample() for parent in self.parents)
+        if all(one is other for one, other in zip(parents, self.parents, strict=True)):
+            return self
+        node: Node = dataclasses.replace(self, parents=parents)  # type: ignore[type-var]
+        return node
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""

@@ -91,6 +91,10 @@ class Shuffle(UnaryNode):
         """Local. See :class:`Node`."""
         return not self.reshuffle_each_iteration and self.parent.steady
 
+    def sample(self) -> Node:
+        """Return the sample of the node below, whose elements are alike; see :class:`Node`."""
+        return self.parent.sample()
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         if context.feed is not None and self.one_to_one:

@@ -84,11 +84,17 @@ class Distributed(UnaryNode, EvaluatedElsewhere):
 
     def element_spec(self) -> Spec:
         """Local. See :class:`Node`."""
-        node = self.parent
+        return self._given().element_spec()
+
+    def sample(self) -> Node:
+        """Return the sample of what workers evaluate, which is made here; see :class:`Node`."""
+        return self._given().sample()
+
+    def _given(self) -> Node:
+        """Return the dataset that workers evaluate; where a hint stands, any part will do."""
         if self.terms.job.policy == pb.HINT:
-            # Where the hint stands, any part will do.
-            node = auto_shard(node, ShardingPolicy.HINT, 1, 0)
-        return node.element_spec()
+            return auto_shard(self.parent, ShardingPolicy.HINT, 1, 0)
+        return self.parent
 
     @property
     def distributed(self) -> bool:
