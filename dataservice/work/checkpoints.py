@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dataservice.dataset.context import Passes
 from dataservice.dataset.node import ElementIterator
 from dataservice.proto import dataservice_pb2 as pb
@@ -22,10 +24,19 @@ _SHARE = 50
 
 @dataclass(frozen=True)
 class _Taken:
-    """Attributes: elements before it, the iterator's state, and the split that it reads."""
+    """A state of the iterator.
+
+    Attributes:
+        index: Elements before it.
+        state: The state.
+        nbytes: About how many bytes its pickle has.
+        passes: The pass that the source reads.
+        split: The split of the pass.
+    """
 
     index: int
     state: Any
+    nbytes: int
     passes: Passes
     split: int
 
@@ -73,7 +84,7 @@ class Checkpoints:
             return
         passes, split = where()
         with self._lock:
-            self._taken.append(_Taken(index, state, passes, split))
+            self._taken.append(_Taken(index, state, size_of(state), passes, split))
             while len(self._taken) > 1 and self._taken[1].index <= needed:
                 self._taken.popleft()
         cost = time.monotonic() - began
@@ -104,7 +115,39 @@ class Checkpoints:
             index=newest.index, state=state, passes=newest.passes, split=newest.split
         )
 
-    def newest_index(self, index: int) -> int:
-        """Local. The index of what :meth:`before` gives."""
+    def newest_index(self, index: int, limit: int) -> tuple[int, int]:
+        """Return which state :meth:`before` gives, of those of a limited size.
+
+        Args:
+            index: As of :meth:`before`.
+            limit: The largest size, in bytes.
+
+        Returns:
+            The index of the newest state within the limit, -1 if there is none; and the size of
+            the newest one, in bytes, which may be beyond the limit.
+        """
         with self._lock:
-            return max([t.index for t in self._taken if t.index <= index], default=-1)
+            fit = [taken for taken in self._taken if taken.index <= index]
+        small = max([taken.index for taken in fit if taken.nbytes <= limit], default=-1)
+        return small, fit[-1].nbytes if fit else 0
+
+
+def size_of(state: Any) -> int:
+    """Return about how many bytes a pickle of something has, without pickling it."""
+    total, left, seen = 0, [state], set[int]()
+    while left:
+        each = left.pop()
+        if isinstance(each, np.ndarray) and each.dtype != object:
+            total += each.nbytes
+        elif isinstance(each, str | bytes | bytearray):
+            total += len(each)
+        elif id(each) not in seen and not isinstance(each, type):
+            seen.add(id(each))
+            if isinstance(each, dict):
+                left += [*each, *each.values()]
+            elif isinstance(each, list | tuple | set | deque | np.ndarray):
+                left += each
+            else:
+                left.append(getattr(each, "__dict__", ""))
+                total += 8
+    return total

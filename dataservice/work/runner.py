@@ -60,6 +60,7 @@ class Runner(TaskThread):
         self._outbox: Outbox | None = None
         self._checkpoints: Checkpoints | None = None  # until the task is known
         self._told_index = -1
+        self._told_size = False
         self._stages = StageTimes()
         self._began = self._stopped_at = 0.0
         self._ended = False
@@ -100,7 +101,9 @@ class Runner(TaskThread):
         if outbox is None or checkpoints is None:
             return None
         progress = pb.TaskProgress(task_id=self._task_id)
-        newest = checkpoints.newest_index(outbox.needed)
+        newest, nbytes = checkpoints.newest_index(outbox.needed, _LARGEST_STATE)
+        if nbytes > _LARGEST_STATE:
+            self._warn_of_state(nbytes)
         if newest > self._told_index:
             self._told_index = newest
             self._add_checkpoint(checkpoints, progress, newest)
@@ -120,8 +123,27 @@ class Runner(TaskThread):
             # Who takes the part over begins at its beginning.
             logger.info("%s: %s", self._where, error)
             return
-        if checkpoint.index == index and len(checkpoint.state) <= _LARGEST_STATE:
+        if checkpoint.index != index:
+            return
+        if len(checkpoint.state) > _LARGEST_STATE:
+            self._warn_of_state(len(checkpoint.state))
+        else:
             progress.checkpoint.CopyFrom(checkpoint)
+
+    def _warn_of_state(self, nbytes: int) -> None:
+        """Log once that the dispatcher gets no checkpoints of this task."""
+        if self._told_size:
+            return
+        self._told_size = True
+        logger.warning(
+            "%s: the state of its iterator has about %d bytes, and the dispatcher keeps at most "
+            "%d. If this worker is lost, another one evaluates the part again from its beginning, "
+            "or from its last smaller state. A smaller shuffle buffer, or a shuffle before the map "
+            "that makes large elements, makes the state smaller",
+            self._where,
+            nbytes,
+            _LARGEST_STATE,
+        )
 
     def holders(self) -> pb.Holders | None:
         """Local. The clients for which elements are kept; None if there are none."""

@@ -1,8 +1,10 @@
-"""How a server answers those who pull by message.
+"""Pulls by message.
 
-What is small is copied at once, between two changes. What is large goes piece by piece, lest every
-reader's copy lie in the server's memory: from the first piece to the last nobody changes the
-variable, and a reader that stands still in between loses it.
+A small variable is copied at once, between two changes. A large one is sent piece by piece, so that
+the server's memory does not hold a copy for each reader: until the last piece nobody changes the
+variable. That lasts at most two seconds. Then a reader that has asked for a piece within the last
+second gets the rest from a copy, which is kept for a minute after its last piece; another one has
+to begin again.
 """
 
 from __future__ import annotations
@@ -20,25 +22,42 @@ from strategy.server.owned_shard import OwnedShard
 from strategy.server.pushes import Pushes
 
 _PATIENCE_S = 2.0
+_KEEP_COPY_S = 60.0
 
 _Key = tuple[int, int]  # of a connection, and of a reading of its
 
 
 class _Reading:
-    """A reader's way through a variable.
+    """The state of a reader of a variable.
 
     Args:
         shard: The variable.
 
     Attributes:
-        asked: Pieces that it has asked for and not got.
-        left: Elements that it has not asked for.
+        asked: Pieces that were requested and not sent.
+        left: Elements that were not sent.
+        last: When a piece was sent last.
+        values: The elements, flat: of the variable, or a copy of those that were not sent.
+        first: Index of the first one of them.
+        version: Version of the variable; None until the reading has begun.
+        is_copied: Whether ``values`` is a copy, so that the variable may change.
     """
 
     def __init__(self, shard: OwnedShard) -> None:
         self.shard = shard
         self.asked: deque[tuple[pb.ReadRequest, Request]] = deque()
         self.left = shard.layout.size
+        self.last = time.monotonic()
+        self.values = shard.flat
+        self.first = 0
+        self.version: int | None = None
+        self.is_copied = False
+
+    def copy_rest(self) -> None:
+        """Copy what was not sent. Pieces are requested in order."""
+        self.first = self.shard.layout.size - self.left
+        self.values = self.shard.flat[self.first :].copy()
+        self.is_copied = True
 
 
 class Reads:
@@ -111,13 +130,18 @@ class Reads:
                 copy = np.take(shard.data, ids, axis=0)
             else:
                 copy = shard.flat.copy()
-        return self._reply(shard, copy)
+        return self._reply(shard.version, copy)
 
     def _read_piece(self, asked: pb.ReadRequest, request: Request) -> None:
         key = (asked.connection, asked.reading)
-        if key in self._readings:
-            self._readings[key].asked.append((asked, request))
-            self._pushes.resume(request)
+        self._drop_old_copies()
+        reading = self._readings.get(key)
+        if reading is not None:
+            reading.asked.append((asked, request))
+            if reading.is_copied:
+                self._answer(key, reading)
+            else:
+                self._pushes.resume(request)
             return
         if asked.start:
             raise self._lost()
@@ -126,33 +150,57 @@ class Reads:
         self._pushes.hold_variable(asked.variable, self._reading(key, reading))
 
     def _reading(self, key: _Key, reading: _Reading) -> Iterator[None]:
-        """Give a reader its pieces, as it asks for them; yields where it has to ask."""
-        last = time.monotonic()
-        while reading.left and time.monotonic() - last < _PATIENCE_S:
-            if not reading.asked:
+        """Send a reader its pieces while nobody changes the variable; yield to wait for it."""
+        reading.version = reading.shard.version
+        begin = reading.last = time.monotonic()
+        while reading.left:
+            now = time.monotonic()
+            if reading.asked:
+                self._answer(key, reading)
+            elif now - begin < _PATIENCE_S:
                 yield
-                continue
+            elif now - reading.last < _PATIENCE_S / 2:
+                reading.copy_rest()
+                return
+            else:
+                self._drop(key)
+                return
+
+    def _answer(self, key: _Key, reading: _Reading) -> None:
+        """Send the pieces that were requested."""
+        while reading.asked:
             asked, request = reading.asked.popleft()
             reading.left -= asked.stop - asked.start
-            last = time.monotonic()
+            reading.last = time.monotonic()
             try:
                 with self._metrics.timed("read", "busy_s"):
-                    piece = reading.shard.flat[asked.start : asked.stop].copy()
-                reply = self._reply(reading.shard, piece)
+                    begin, end = asked.start - reading.first, asked.stop - reading.first
+                    piece = reading.values[begin:end].copy()
+                reply = self._reply(reading.version, piece)
             except Exception as error:  # memory is short, say
                 request.fail(error)
             else:
                 request.reply(reply.body, reply.buffers)
-        del self._readings[key]
-        for _, request in reading.asked:
+        if not reading.left:
+            del self._readings[key]
+
+    def _drop(self, key: _Key) -> None:
+        for _, request in self._readings.pop(key).asked:
             request.fail(self._lost())
 
-    def _reply(self, shard: OwnedShard, copy: np.ndarray) -> Reply:
+    def _drop_old_copies(self) -> None:
+        """Forget copies whose readers have not asked for a long time."""
+        oldest = time.monotonic() - _KEEP_COPY_S
+        old = [key for key, each in self._readings.items() if each.is_copied and each.last < oldest]
+        for key in old:
+            self._drop(key)
+
+    def _reply(self, version: int | None, copy: np.ndarray) -> Reply:
         self._metrics.values["out_bytes"] += copy.nbytes
-        return Reply(pb.ReadReply(version=shard.version).SerializeToString(), (copy,))
+        return Reply(pb.ReadReply(version=version).SerializeToString(), (copy,))
 
     def _lost(self) -> errors.AbortedError:
         return errors.AbortedError(
-            f"{self._who} has waited for more than {_PATIENCE_S:g} s for a reader to ask for the "
-            "next piece of a variable, which may have changed since: begin again"
+            f"{self._who} has waited too long for a reader to ask for the next piece of a "
+            "variable, which may have changed since: begin again"
         )

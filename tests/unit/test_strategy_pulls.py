@@ -100,6 +100,35 @@ def test_a_reader_that_stands_still_holds_up_nobody_for_long(make, monkeypatch):
         remote.connection.start("Read", begin, into=(first,)).result()
 
 
+def test_a_slow_reader_gets_the_rest_of_its_values_while_a_writer_goes_on(make, monkeypatch):
+    monkeypatch.setattr(reads, "_PATIENCE_S", 0.2)
+    cluster = make()
+    one, two = (variable(cluster.worker(n), "v", SIZE, np.arange(1000.0)) for n in range(2))
+    (remote,) = one.remotes
+    values, written = np.empty(SIZE), threading.Event()
+
+    def write():
+        two.assign_add(1)
+        written.set()
+
+    writer = threading.Thread(target=write)
+    asked = pb.ReadRequest(variable=remote.number, connection=remote.connection.number, reading=99)
+    for asked.start in range(SIZE):
+        asked.stop = asked.start + 1
+        piece = values[asked.start : asked.stop]
+        remote.connection.start("Read", asked, into=(piece,)).result()
+        if asked.start == 0:
+            writer.start()
+        elif asked.start == SIZE - 2:
+            # The reader has been fast, or the writer has not waited for it.
+            assert written.wait(30)
+        else:
+            written.wait(0.02)
+    writer.join(30)
+    np.testing.assert_array_equal(values, np.arange(1000))
+    np.testing.assert_array_equal(one.read_value(), np.arange(1000) + 1)
+
+
 def test_a_reader_that_is_slow_begins_again_and_gets_the_whole_in_the_end(make, monkeypatch):
     monkeypatch.setattr(reads, "_PATIENCE_S", 0.0)
     weight = variable(make().worker(0), "v", SIZE, np.arange(1000.0))

@@ -7,6 +7,8 @@ from dataservice.proto import dataservice_pb2 as pb
 from dataservice.work.checkpoints import Checkpoints
 from mpidist.errors import UnimplementedError
 
+LIMIT = 1 << 20
+
 FIRST = pb.Checkpoint(index=3, state=b"first", passes=[1], split=2)
 
 
@@ -36,7 +38,7 @@ def take(checkpoints, *indices, needed=0, elements=None):
 def test_without_any_a_part_goes_on_from_where_it_began():
     checkpoints = Checkpoints(FIRST)
     assert checkpoints.before(100) == FIRST
-    assert checkpoints.newest_index(100) == -1
+    assert checkpoints.newest_index(100, LIMIT)[0] == -1
 
 
 def test_the_newest_one_that_is_not_after_an_element():
@@ -44,7 +46,7 @@ def test_the_newest_one_that_is_not_after_an_element():
     take(checkpoints, 10, 20, 30)
     indices = {i: checkpoints.before(i).index for i in (9, 10, 19, 20, 29, 1000)}
     assert indices == {9: 3, 10: 10, 19: 10, 20: 20, 29: 20, 1000: 30}
-    assert [checkpoints.newest_index(i) for i in (9, 10, 29)] == [-1, 10, 20]
+    assert [checkpoints.newest_index(i, LIMIT)[0] for i in (9, 10, 29)] == [-1, 10, 20]
 
 
 def test_a_checkpoint_has_the_state_and_the_split_of_its_time():
@@ -93,7 +95,7 @@ def test_what_has_no_state_is_asked_once():
     assert checkpoints.due
     take(checkpoints, 10, elements=Stateless())
     assert not checkpoints.due
-    assert checkpoints.newest_index(100) == -1
+    assert checkpoints.newest_index(100, LIMIT)[0] == -1
     with pytest.raises(UnimplementedError, match="a generator cannot say"):
         checkpoints.before(100)
 
@@ -134,7 +136,7 @@ def test_a_state_that_cannot_be_pickled_is_an_error_when_it_is_wanted():
 
     checkpoints = Checkpoints(FIRST)
     take(checkpoints, 10, elements=Odd())
-    assert checkpoints.newest_index(10) == 10
+    assert checkpoints.newest_index(10, LIMIT)[0] == 10
     with pytest.raises(UnimplementedError, match="cannot be pickled"):
         checkpoints.before(10)
     assert not checkpoints.due

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 
+import numpy as np
 import pytest
 from _cases import data_stops
 from _cases.data_readers import reading
@@ -24,6 +25,34 @@ def events(monkeypatch):
         event.clear()
     yield
     data_stops.GO_ON.set()
+
+
+def test_states_that_are_too_large_are_told_once_and_not_pickled(make_service, monkeypatch, caplog):
+    sizes, dumps = [], checkpoints.dumps
+
+    def counted(state):
+        data = dumps(state)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(checkpoints, "dumps", counted)
+    service = make_service(1)
+    dataset = (
+        Dataset.range(300)
+        .filter(lambda x: True)
+        .map(lambda x: np.full(200_000, x % 7, np.uint8))
+        .shuffle(50, seed=1)
+        .apply(distribute("distributed_epoch", service.target))
+    )
+    deadline = time.monotonic() + data_stops.LIMIT_S
+    with iter(dataset) as elements:
+        next(elements)
+        while not any("the state of its iterator" in text for text in caplog.messages):
+            assert time.monotonic() < deadline
+        for _ in range(100):
+            next(elements)
+    assert sum("the state of its iterator" in text for text in caplog.messages) == 1
+    assert max(sizes, default=0) <= 1 << 20
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "shared"])
