@@ -92,9 +92,12 @@ class Applier:
         problem: BaseException | None = None
         place = 0
         while place < len(each):
-            changed = each[place : place + 1]
+            changed, joint = each[place : place + 1], None
             try:
                 joint = find_joint(self._ledger, each, place)
+            except Exception as error:  # a bug; the change is made by itself, so that it is taken
+                problem = problem or error
+            try:
                 if joint is None:
                     yield from self._change_one(batch, each[place], replies)
                 else:
