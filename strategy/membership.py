@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Self
 
@@ -101,10 +100,14 @@ class Member(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # What counts is what failed before, and not what follows from it.
-        with contextlib.suppress(*(() if kind is None else (Exception,))):
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
             self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            # It often follows from what failed before, which is to be raised.
+            error.add_note(f"Closing the strategy failed too: {late!r}")
 
     # Inside
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import types
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -15,6 +13,7 @@ import numpy as np
 
 from mpidist import Work, errors
 from strategy.connection.change import Change, global_norm
+from strategy.described import described
 from strategy.gpus import leaving, usable_elsewhere
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
@@ -24,6 +23,7 @@ from strategy.slices import IndexedSlices
 
 if TYPE_CHECKING:
     from strategy.assigned import Version
+    from strategy.connection.compression import Compressor, Residuals
     from strategy.connection.connection import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
     from strategy.variable import RuleOf, Variable
@@ -181,7 +181,7 @@ class Optimizer:
         if self._clip_all is not None:
             _scale_down(changes, self._clip_all)
         shapes = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
-        residuals, sent = strategy.compressor.apply(changes), False
+        residuals = strategy.compressor.apply(changes)
         try:
             rate = self._rate_alone()
             if rate is not None and strategy.pace.alone:
@@ -189,9 +189,11 @@ class Optimizer:
                     change.scale_ahead(rate)
             changes.append(Change(strategy.global_step.remotes[0], pb.ADD, _ONE))
             work = strategy.pace.push(changes, lambda: self._in_words(pairs))
-            sent = not (work.is_success() and work.result() is None)  # else they come too late
-        finally:
-            strategy.compressor.keep(residuals, sent)
+        except BaseException:
+            strategy.compressor.undo(residuals)
+            raise
+        if residuals.after:
+            work.add_done_callback(partial(_undo_uncounted, strategy.compressor, residuals))
         changes[0].remote.connection.metrics.values["steps"] += 1
         return work.then(lambda results: _applied(results, shapes))
 
@@ -204,9 +206,9 @@ class Optimizer:
         rate = "" if self._schedule is None else f", learning rate {self._schedule_in_words}"
         return f"{names} for {type(self).__name__} {self.name!r} with {self._values}{rate}"
 
-    @functools.cached_property
+    @cached_property
     def _schedule_in_words(self) -> str:
-        return _in_words(self._schedule)
+        return described(self._schedule)
 
     def _describe(self) -> pb.OptimizerDef:
         """What servers must know."""
@@ -278,39 +280,10 @@ def _about(variable: Variable) -> Iterator[None]:
         raise
 
 
-def _in_words(value: Any, around: tuple[int, ...] = ()) -> str:
-    """Describe a schedule, or a value in it, in words that are the same in all processes.
-
-    A function is described by its name, its numbers and the values that it captures; an object
-    whose class has no ``__repr__`` by its class and attributes.
-
-    Args:
-        value: The schedule.
-        around: The ids of the values that this one is in.
-    """
-    default: Any = object.__repr__  # it has the address of the object
-    if id(value) in around:
-        return "..."
-    inner = functools.partial(_in_words, around=(*around, id(value)))
-    if isinstance(value, functools.partial):
-        parts = [inner(each) for each in (value.func, *value.args, value.keywords)]
-        return f"partial({', '.join(parts)})"
-    if isinstance(value, types.MethodType):
-        return f"{value.__func__.__qualname__} of {inner(value.__self__)}"
-    if isinstance(value, types.FunctionType):
-        numbers = [each for each in value.__code__.co_consts[1:] if isinstance(each, int | float)]
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts = [*map(inner, [*numbers, *cells, *(value.__defaults__ or ())])]
-        return " ".join([value.__qualname__, *parts, inner(value.__kwdefaults__ or {})])
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return f"{value.dtype}{list(value.shape)} {zlib.crc32(value.tobytes()):08x}"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{inner(key)}: {inner(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list | tuple | np.ndarray):
-        return f"[{', '.join(map(inner, value))}]"
-    if isinstance(value, type) or type(value).__repr__ is not default:
-        return getattr(value, "__qualname__", None) or repr(value)
-    return f"{type(value).__qualname__}({inner(object.__getstate__(value))})"
+def _undo_uncounted(compressor: Compressor, residuals: Residuals, push: Work) -> None:
+    """Undo the compression of gradients whose push has failed, or came too late for its step."""
+    if push.error is not None or push.result() is None:
+        compressor.undo(residuals)
 
 
 def _applied(pairs: list[tuple[int, int]] | None, variables: list[tuple[Variable, int]]) -> Applied:

@@ -65,7 +65,7 @@ def parse(given: Any) -> Compression:
 
 @dataclass
 class Residuals:
-    """What error feedback has not sent, by variable: before a step, and after it."""
+    """What error feedback had kept of each variable before a push, and what it keeps after it."""
 
     before: dict[str, Array] = field(default_factory=dict)
     after: dict[str, Array] = field(default_factory=dict)
@@ -84,40 +84,41 @@ class Compressor:
         self._lock = threading.Lock()
 
     def apply(self, changes: Sequence[Change]) -> Residuals:
-        """Replace what gradients carry by what is to travel.
-
-        Takes the residuals of the variables, so that a push of another thread cannot add them as
-        well. Give them back with :meth:`keep`.
+        """Replace what gradients carry by what is to travel, and keep the rest for the next push.
 
         Args:
             changes: Gradients; those of float32 and float64 variables change.
 
         Returns:
-            The residuals of the variables before and after this step.
+            The residuals before and after, for :meth:`undo`.
         """
         residuals = Residuals()
         if not self._how.name:
             return residuals
-        for change in changes:
-            if change.remote.layout.dtype.kind != "f" or change.remote.layout.is_half:
-                continue
-            if self._how.name != "topk":
-                self._halve(change, _HALVES[self._how.name])
-            elif change.ids is None:
-                self._select(change, residuals)
+        try:
+            for change in changes:
+                if change.remote.layout.dtype.kind != "f" or change.remote.layout.is_half:
+                    continue
+                if self._how.name != "topk":
+                    self._halve(change, _HALVES[self._how.name])
+                elif change.ids is None:
+                    self._select(change, residuals)
+        except BaseException:
+            self.undo(residuals)
+            raise
         return residuals
 
-    def keep(self, residuals: Residuals, sent: bool) -> None:
-        """Keep the residuals of a step for the next one.
+    def undo(self, residuals: Residuals) -> None:
+        """Take back what a push changed that has failed or came too late: it does not count.
 
         Args:
             residuals: What :meth:`apply` returned.
-            sent: Whether the gradients were sent. If not, they do not count.
         """
         with self._lock:
-            for name, rest in (residuals.after if sent else residuals.before).items():
-                other = self._behind.get(name)  # of a push that another thread made meanwhile
-                self._behind[name] = rest if other is None else rest + other
+            for name, after in residuals.after.items():
+                before, now = residuals.before[name], self._behind[name]
+                # Another push may have sent some of it meanwhile.
+                self._behind[name] = before if now is after else now + (before - after)
 
     def _halve(self, change: Change, dtype: np.dtype[Any]) -> None:
         flat = converted(change)
@@ -129,13 +130,14 @@ class Compressor:
         total = converted(change)
         name = change.remote.name
         with self._lock:
-            rest = self._behind.pop(name, None)
-        if rest is not None:
-            residuals.before[name] = rest
-            total += rest
-        count = min(max(1, round(self._how.share * total.size)), total.size)
-        places = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
-        places.sort()
-        change.data, change.places, change.scale = total[places], places.astype(np.int64), 1.0
-        total[places] = 0
-        residuals.after[name] = total
+            before = self._behind.get(name)
+            if before is None:
+                before = np.zeros_like(total)
+            total += before
+            count = min(max(1, round(self._how.share * total.size)), total.size)
+            places = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
+            places.sort()
+            change.data, change.places, change.scale = total[places], places.astype(np.int64), 1.0
+            total[places] = 0
+            residuals.before[name], residuals.after[name] = before, total
+            self._behind[name] = total

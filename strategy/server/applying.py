@@ -12,7 +12,7 @@ from mpidist import errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.given import Given
 from strategy.server.joint import Joint, find_joint
-from strategy.server.ledger import Ledger
+from strategy.server.ledger import FoundRule, Ledger
 from strategy.server.means import mean_of_blocks
 from strategy.server.owned_shard import OwnedShard
 from strategy.server.scratch import Scratch
@@ -70,11 +70,13 @@ class Applier:
         own = [entries[0] for entries in each if entries[0].in_place]  # they are the last
         others = each[: len(each) - len(own)]
         turns = all_at_once(ledger, given, own) if can_follow(ledger, others, own) else None
-        problem = yield from self._apply_others(batch, others, replies)
+        since = max(given.arrived for given in batch)
+        problem = yield from self._apply_others(batch, others, replies, since)
         turns = turns or all_at_once(ledger, given, own)
         if turns is None:
-            problem = (yield from one_by_one(ledger, given, own, replies[0])) or problem
+            problem = (yield from one_by_one(ledger, given, own, replies[0], since)) or problem
         else:
+            problem = problem or turns.problem
             replies[0].MergeFrom(turns.reply)
             if problem is None:
                 answer()
@@ -87,27 +89,32 @@ class Applier:
         batch: Sequence[Given],
         each: Sequence[Sequence[pb.PushEntry]],
         replies: Sequence[pb.PushReply],
+        since: float,
     ) -> Generator[None, None, BaseException | None]:
-        """Make the changes that no worker makes itself; returns what the first has raised."""
+        """Make the changes that no worker makes itself; returns the first error."""
         problem: BaseException | None = None
         place = 0
         while place < len(each):
-            changed, joint = each[place : place + 1], None
+            changed, first = each[place : place + 1], each[place][0]
+            yield from self._ledger.until_free(first.variable, since)
             try:
-                joint = find_joint(self._ledger, each, place)
-            except Exception as error:  # a bug; the change is made by itself, so that it is taken
-                problem = problem or error
-            try:
-                if joint is None:
-                    yield from self._change_one(batch, each[place], replies)
-                else:
-                    changed = each[place : place + len(joint.shards)]
-                    self._change_joint(batch, joint, changed, replies)
-            except RingBrokenError:
-                yield from self._drop(batch, place + 1)
-                raise
+                rule = self._ledger.rule(first)  # called once, since a schedule may fail once
+                joint = find_joint(self._ledger, each, place, rule)
             except (Exception, SystemExit) as error:
                 problem = problem or error
+                yield from self._drop(batch, place, place + 1)
+            else:
+                try:
+                    if joint is None:
+                        yield from self._change_one(batch, each[place], replies, rule)
+                    else:
+                        changed = each[place : place + len(joint.shards)]
+                        self._change_joint(batch, joint, changed, replies)
+                except RingBrokenError:
+                    yield from self._drop(batch, place + 1)
+                    raise
+                except (Exception, SystemExit) as error:
+                    problem = problem or error
             versions = [self._ledger.variable(entries[0]).shard.version for entries in changed]
             for reply in replies:
                 reply.versions.extend(versions)
@@ -138,14 +145,13 @@ class Applier:
         batch: Sequence[Given],
         entries: Sequence[pb.PushEntry],
         replies: Sequence[pb.PushReply],
+        rule: FoundRule,
     ) -> Iterator[None]:
         """Make one change, in the middle of which it may be that no other is made."""
         ledger = self._ledger
         variable = ledger.variable(entries[0])
         shard = variable.shard
         rest: Sequence[Blocks] = ()
-        while variable.identity in ledger.in_work:
-            yield
         ledger.in_work.add(variable.identity)
         # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
         try:
@@ -153,7 +159,7 @@ class Applier:
             ledger.count_streamed(entries, shard)
             for entry, reply in zip(entries, replies, strict=True):
                 ledger.count([entry], [shard], reply)
-            yield from change(*ledger.rule(entries[0]))
+            yield from change(*rule)
             ledger.tell_waiting(variable)
         except (Exception, SystemExit):
             yield from _drained(rest)
@@ -173,14 +179,19 @@ class Applier:
             yield from self._drop(batch)
             raise errors.InternalError(f"{self._who} got pushes that make no step: {kinds}")
 
-    def _drop(self, batch: Sequence[Given], first: int = 0) -> Iterator[None]:
-        """Take what workers stream out of their rings, and do nothing with it."""
+    def _drop(
+        self, batch: Sequence[Given], first: int = 0, end: int | None = None
+    ) -> Iterator[None]:
+        """Take some changes out of messages and rings, and do nothing with them."""
         for given in batch:
-            for entry in given.push.entries[first:]:
-                if entry.staged:
-                    yield from _drained([given.dense(entry, self._ledger.variable(entry).shard)])
-                elif entry.in_place:
+            for entry in given.push.entries[first:end]:
+                shard = self._ledger.variable(entry).shard
+                if entry.in_place:
                     yield from _drained([given.lend(granted=False)])
+                elif entry.rows:
+                    given.rows(entry, shard)
+                else:
+                    yield from _drained([given.dense(entry, shard)])
 
     def _change(
         self, batch: Sequence[Given], entries: Sequence[pb.PushEntry], shard: OwnedShard

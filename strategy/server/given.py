@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Given:
         requests: Not answered yet: the first, and those that repeat it.
         inline: What is in the message.
         begun: Whether it has been taken up; otherwise it waits for those before it, or for a save.
+        arrived: When it came, by ``time.monotonic()``.
     """
 
     push: pb.PushRequest
@@ -36,6 +38,7 @@ class Given:
     requests: list[Request]
     inline: Disclosed
     begun: bool = False
+    arrived: float = field(default_factory=time.monotonic)
 
     def answer(self, answer: bytes | BaseException) -> None:
         """Tell the worker, and whoever repeats the push, what has become of it."""

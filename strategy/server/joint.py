@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mpidist import errors
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server.ledger import Ledger
+from strategy.server.ledger import FoundRule, Ledger
 from strategy.server.owned_shard import OwnedShard
 from strategy.server.scratch import Scratch
 from strategy.shared.kernels import PIECE, Piece, Rule
@@ -102,13 +102,16 @@ class Joint:
             begin = end
 
 
-def find_joint(ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: int) -> Joint | None:
+def find_joint(
+    ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: int, found: FoundRule
+) -> Joint | None:
     """Local. The changes, from a place on, that can be made together.
 
     Args:
         ledger: The server's.
         each: All changes, of one or more workers each, who push the same.
         place: Of the first.
+        found: The rule of the first.
 
     Returns:
         The changes; None if the first has to be made by itself.
@@ -116,10 +119,7 @@ def find_joint(ledger: Ledger, each: Sequence[Sequence[pb.PushEntry]], place: in
     first = each[place][0]
     if not (ledger.may_join(first) and _can_join(ledger.variable(first).shard)):
         return None
-    try:
-        name, rule, values = ledger.rule(first)
-    except (Exception, SystemExit):
-        return None  # the user's function has failed, and raises again where it is made by itself
+    name, rule, values = found
     shard = ledger.variable(first).shard
     joint = Joint(name, rule, values, shard.layout, shard.steps.get(name, 0))
     taken = set(ledger.in_work)

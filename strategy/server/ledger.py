@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpidist import TaskMetrics, errors
 from strategy.proto import parameter_server_pb2 as pb
@@ -11,6 +12,9 @@ from strategy.server.known_rules import Rules
 from strategy.server.owned_shard import OwnedShard
 from strategy.server.served import ServedVariable
 from strategy.shared.kernels import Rule
+
+FoundRule = tuple[str, Rule, Mapping[str, float]]
+"""A rule's name, itself, and its numbers for a step; see :meth:`Rules.find`."""
 
 
 class Ledger:
@@ -30,16 +34,37 @@ class Ledger:
         self._rules = rules
         self._values = metrics.values
         self.in_work: set[int] = set()
+        self._waiting: dict[int, list[float]] = {}
 
     def variable(self, entry: pb.PushEntry) -> ServedVariable:
         """Local. What an entry is a change of."""
         return self._catalogue.variables[entry.variable]
 
-    def rule(self, entry: pb.PushEntry) -> tuple[str, Rule, Mapping[str, float]]:
+    def until_free(self, variable: int, since: float) -> Iterator[None]:
+        """Local. Yield until no change and no reader is in the middle of a variable.
+
+        Args:
+            variable: Its number.
+            since: When the push that waits arrived, by ``time.monotonic()``.
+        """
+        if variable in self.in_work:
+            waiting = self._waiting.setdefault(variable, [])
+            waiting.append(since)
+            try:
+                while variable in self.in_work:
+                    yield
+            finally:
+                waiting.remove(since)
+
+    def awaited_since(self, variable: int) -> float:
+        """Local. Return when the first push arrived that waits for a variable; infinity if none."""
+        return min(self._waiting.get(variable, ()), default=math.inf)
+
+    def rule(self, entry: pb.PushEntry) -> FoundRule:
         """Local. See :meth:`Rules.find`."""
         return self._rules.find(entry, self.variable(entry).shard)
 
-    def rule_in_place(self, entry: pb.PushEntry) -> tuple[str, Rule, Mapping[str, float]]:
+    def rule_in_place(self, entry: pb.PushEntry) -> FoundRule:
         """Local. The same, of a change that a worker makes itself.
 
         Raises:

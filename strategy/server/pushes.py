@@ -70,7 +70,7 @@ class Pushes:
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
         self._half_way: list[Iterator[None]] = []
-        self._later: list[Callable[[], None]] = []
+        self._later: list[tuple[float, Callable[[], None]]] = []  # since when, and what
         self._put_off: list[tuple[int, Callable[[], None]]] = []
         self._reminder = Reminder(remind, _RESUME_S)
 
@@ -120,7 +120,7 @@ class Pushes:
             action: What; it must not raise.
         """
         if variable is None and self._half_way:
-            self._later.append(action)  # no push begins until then
+            self._later.append((time.monotonic(), action))  # no push begins until then
         elif variable is not None and self.is_busy(variable):
             self.attend(self._once_free(variable, action))
         else:
@@ -129,6 +129,17 @@ class Pushes:
     def is_busy(self, variable: int) -> bool:
         """Local. Whether a push is in the middle of a variable, or it is held."""
         return variable in self._ledger.in_work
+
+    def awaited_since(self, variable: int) -> float:
+        """Local. Return when the first push, save or restore arrived that waits for a variable.
+
+        Args:
+            variable: Its number.
+
+        Returns:
+            Seconds, by ``time.monotonic()``; infinity if none waits.
+        """
+        return min([self._ledger.awaited_since(variable), *(since for since, _ in self._later)])
 
     def attend(self, work: Iterator[None]) -> None:
         """Local. Do some work as far as it can be done, and go on with it as with pushes.
@@ -214,7 +225,7 @@ class Pushes:
     def _after(self) -> None:
         """Go on with what may, after a push has been applied or what is held has changed."""
         while self._later and not self._half_way:
-            self._later.pop(0)()
+            self._later.pop(0)[1]()
         if not self._later:
             put_off, self._put_off = self._put_off, []
             for variable, begin in put_off:

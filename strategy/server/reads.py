@@ -2,9 +2,10 @@
 
 A small variable is copied at once, between two changes. A large one is sent piece by piece, so that
 the server's memory does not hold a copy for each reader: until the last piece nobody changes the
-variable. That lasts at most two seconds. Then a reader that has asked for a piece within the last
-second gets the rest from a copy, which is kept for a minute after its last piece; another one has
-to begin again.
+variable. That ends two seconds after the reading has begun, or after a push, a save or a restore
+has begun to wait, however many readers are in line before it. Then a reader that has asked for a
+piece within the last second gets the rest from a copy, which is kept for a minute after its last
+piece; another one has to begin again.
 """
 
 from __future__ import annotations
@@ -147,9 +148,10 @@ class Reads:
             raise self._lost()
         reading = self._readings[key] = _Reading(self._variables[asked.variable].shard)
         reading.asked.append((asked, request))
-        self._pushes.hold_variable(asked.variable, self._reading(key, reading))
+        work = self._reading(key, reading, asked.variable)
+        self._pushes.hold_variable(asked.variable, work)
 
-    def _reading(self, key: _Key, reading: _Reading) -> Iterator[None]:
+    def _reading(self, key: _Key, reading: _Reading, variable: int) -> Iterator[None]:
         """Send a reader its pieces while nobody changes the variable; yield to wait for it."""
         reading.version = reading.shard.version
         begin = reading.last = time.monotonic()
@@ -157,7 +159,7 @@ class Reads:
             now = time.monotonic()
             if reading.asked:
                 self._answer(key, reading)
-            elif now - begin < _PATIENCE_S:
+            elif now - min(begin, self._pushes.awaited_since(variable)) < _PATIENCE_S:
                 yield
             elif now - reading.last < _PATIENCE_S / 2:
                 reading.copy_rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +19,12 @@ class Turns:
     Attributes:
         reply: Versions after them, and staleness.
         over: Ends when they are over.
+        problem: Why a change is refused, if one is; the worker makes the others.
     """
 
     reply: pb.PushReply
     over: Iterator[None]
+    problem: BaseException | None
 
 
 def can_follow(
@@ -41,30 +44,47 @@ def can_follow(
 def all_at_once(ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry]) -> Turns | None:
     """Local. Have a worker make all changes that it makes itself, from now on.
 
-    None if it makes none, must wait for others, or is to be refused one.
+    None if it makes none, or must wait for others.
     """
     numbers = {entry.variable for entry in entries}
     if not entries or len(numbers) < len(entries) or numbers & ledger.in_work:
         return None
-    try:
-        rules = [ledger.rule_in_place(entry) for entry in entries]
-    except (Exception, SystemExit):
-        return None  # it is told of it when the one comes that is refused
-    variables = [ledger.variable(entry) for entry in entries]
+    problem: BaseException | None = None
     reply = pb.PushReply()
-    ends = []
-    for entry, variable, (name, rule, _) in zip(entries, variables, rules, strict=True):
+    variables, ends, granted = [], [], []
+    for entry in entries:
+        variable = ledger.variable(entry)
+        try:
+            name, rule, _ = ledger.rule_in_place(entry)
+        except (Exception, SystemExit) as error:
+            problem = problem or error
+            granted.append(False)
+            continue
         shard = variable.shard
         ledger.count_streamed([entry], shard)
         ledger.count([entry], [shard], reply)
         reply.versions.append(shard.version + 1)
+        variables.append(variable)
         ends.append(shard.lend(name, rule))
-    ledger.in_work |= numbers
-    return Turns(reply, _over(ledger, variables, ends, given.lend(len(entries), granted=True)))
+        granted.append(True)
+    ledger.in_work.update(variable.identity for variable in variables)
+    return Turns(reply, _over(ledger, variables, ends, _lent(given, granted)), problem)
+
+
+def _lent(given: Given, granted: Sequence[bool]) -> Iterator[None]:
+    """Lend a worker one turn after the other, of which some are not granted; the first at once."""
+    runs = [(one, len(list(same))) for one, same in itertools.groupby(granted)]
+    first = given.lend(runs[0][1], granted=runs[0][0])
+    others = (given.lend(count, granted=one) for one, count in runs[1:])
+    return itertools.chain(first, itertools.chain.from_iterable(others))
 
 
 def one_by_one(
-    ledger: Ledger, given: Given, entries: Sequence[pb.PushEntry], reply: pb.PushReply
+    ledger: Ledger,
+    given: Given,
+    entries: Sequence[pb.PushEntry],
+    reply: pb.PushReply,
+    since: float,
 ) -> Generator[None, None, BaseException | None]:
     """Local. Have a worker make changes itself, one after the other.
 
@@ -73,6 +93,7 @@ def one_by_one(
         given: What the worker pushes.
         entries: The changes.
         reply: Versions and staleness are added to it.
+        since: When the push arrived, by ``time.monotonic()``.
 
     Yields:
         None, where a turn lasts, or another push is in the middle of the same variable.
@@ -82,18 +103,12 @@ def one_by_one(
     """
     problem: BaseException | None = None
     for entry in entries:
-        while entry.variable in ledger.in_work:
-            yield
+        yield from ledger.until_free(entry.variable, since)
         turns = all_at_once(ledger, given, [entry])
-        if turns is not None:
-            reply.MergeFrom(turns.reply)
-            yield from turns.over
-            continue
-        try:
-            ledger.rule_in_place(entry)
-        except (Exception, SystemExit) as error:
-            problem = problem or error
-        yield from given.lend(granted=False)
+        assert turns is not None  # it waits for nobody
+        problem = problem or turns.problem
+        reply.MergeFrom(turns.reply)
+        yield from turns.over
     return problem
 
 

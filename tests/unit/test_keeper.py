@@ -103,9 +103,11 @@ def test_told_to_end(rank, tmp_path):
 @pytest.mark.parametrize(("first", "asked"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
 def test_the_keeper_is_told_to_end_after_its_rank(rank, tmp_path, first, asked):
     pid = int(rank.stdout.readline())
+    rank.send_signal(signal.SIGSTOP)  # so that it has not seen the end of its rank
     os.kill(pid, first)
     wait_for_zombie(pid)
     rank.send_signal(signal.SIGTERM)
+    rank.send_signal(signal.SIGCONT)
     left = record(rank, tmp_path)
     assert (left["signal"], left["asked"]) == (first, asked)
 

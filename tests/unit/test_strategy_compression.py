@@ -224,3 +224,25 @@ def test_what_threads_push_is_applied_or_left_for_the_next_push(make, names):
             optimizer.apply_gradients([(np.zeros(size), variable)]).wait()
     for name, variable in variables.items():
         np.testing.assert_array_equal(variable, np.full(size, -float(pushes * names.count(name))))
+
+
+def bad(step):
+    raise RuntimeError("bad schedule")
+
+
+@pytest.mark.parametrize("later", ["nothing", "pushes"])
+def test_a_push_that_fails_on_the_server_does_not_count(make, later):
+    strategy = make().worker(0, compression=("topk", 0.25))
+    with strategy.scope():
+        v = get_variable("v", 4, np.float64, 0.0)
+    sgd = optimizers.SGD(1.0)
+    given = np.array([4.0, 3.0, 2.0, 1.0])
+    sgd.apply_gradients([(given, v)]).wait()
+    failing = optimizers.SGD(bad, name="bad").apply_gradients([(np.ones(4), v)])
+    if later == "pushes":  # before the worker knows
+        sgd.apply_gradients([(np.zeros(4), v)])
+    with pytest.raises(errors.InvalidArgumentError, match="bad schedule"):
+        failing.wait()
+    for _ in range(8):
+        sgd.apply_gradients([(np.zeros(4), v)]).wait()
+    np.testing.assert_array_equal(v, -given)

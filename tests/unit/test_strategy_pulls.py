@@ -214,3 +214,38 @@ def test_the_server_holds_a_few_pieces_only():
         finally:
             tracemalloc.stop()
     assert most < 40 << 20
+
+
+@pytest.mark.parametrize("writer", ["push", "save"])
+def test_writers_wait_for_slow_readers_once(monkeypatch, writer, tmp_path):
+    """Six readers are in line; none asks for its next piece before the writer has come through."""
+    with ExitStack() as stack:
+        cluster = Cluster(stack, near=False)
+        one, two = (variable(cluster.worker(n), "v", SIZE, np.arange(1000.0)) for n in range(2))
+        (remote,) = one.remotes
+        pieces, asked = [np.empty(SIZE) for _ in range(6)], []
+        for reading, piece in enumerate(pieces):
+            message = pb.ReadRequest(
+                variable=remote.number, connection=remote.connection.number, reading=reading + 100
+            )
+            message.start, message.stop = 0, 1
+            asked.append((message, remote.connection.start("Read", message, into=(piece[:1],))))
+        begin = time.monotonic()
+        if writer == "push":
+            optimizers.SGD(1.0).apply_gradients([(np.ones(SIZE), two)]).wait()
+        else:
+            two.strategy.save(str(tmp_path))
+            two.assign_sub(1)
+        waited = time.monotonic() - begin
+        assert waited < 2 * len(pieces) - 2  # two seconds for each of them
+        for number, ((message, first), piece) in enumerate(zip(asked, pieces, strict=True)):
+            first.wait()
+            message.start, message.stop = 1, SIZE
+            rest = remote.connection.start("Read", message, into=(piece[1:],))
+            if number:
+                rest.wait()
+                np.testing.assert_array_equal(piece, np.arange(1000))
+            else:  # it has not asked for two seconds
+                with pytest.raises(errors.AbortedError, match="begin again"):
+                    rest.wait()
+        np.testing.assert_array_equal(one.read_value(), np.arange(1000) - 1)

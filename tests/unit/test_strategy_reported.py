@@ -1,6 +1,8 @@
 """Errors of pushes are raised once; checkpoints are named by the step that they contain."""
 
 import os
+import time
+import types
 from contextlib import ExitStack
 
 import numpy as np
@@ -74,6 +76,87 @@ def test_a_bug_in_joint_changes_is_an_error_of_the_push(cluster, monkeypatch, me
     work = optimizers.Adam(0.1).apply_gradients([(np.ones(4), v)])
     with pytest.raises(errors.Error, match="a programming error"):
         work.wait()
+
+
+@pytest.mark.parametrize("method", ["add", "change"])
+def test_the_variables_behind_a_bug_get_their_own_values(cluster, monkeypatch, method):
+    from strategy.server.joint import Joint
+
+    strategy = cluster.worker(0, transport="p2p")
+    with strategy.scope():
+        a = get_variable("a", 4, np.float64, 0.0)
+        b = get_variable("b", 4000, np.float64, 0.0)
+    original, calls = getattr(Joint, method), []
+
+    def broken(self, *args):
+        calls.append(self)
+        if len(calls) == 1:
+            raise AttributeError("a programming error")
+        return original(self, *args)
+
+    monkeypatch.setattr(Joint, method, broken)
+    adam = optimizers.Adam(0.1)
+    work = adam.apply_gradients([(np.ones(4), a), (np.full(4000, 2.0), b)])
+    with pytest.raises(errors.Error, match="a programming error"):
+        work.wait()
+    monkeypatch.undo()
+    if method == "add":
+        np.testing.assert_array_equal(a, np.zeros(4))
+        np.testing.assert_allclose(b, np.full(4000, -0.1))
+    before = a.read_value(), b.read_value()
+    adam.apply_gradients([(np.ones(4), a), (np.full(4000, 2.0), b)]).wait()
+    np.testing.assert_allclose(a, before[0] - 0.1)
+    np.testing.assert_allclose(b, before[1] - 0.1)
+
+
+SIZES = {"small": [4, 5], "streamed": [200_000, 300_000], "mixed": [4, 200_000, 5, 300_000]}
+
+
+@pytest.mark.parametrize("transport", ["shared", "p2p"])
+@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.Adam])
+def test_a_schedule_that_fails_once_leaves_out_its_variable_alone(
+    cluster, transport, sizes, call, kind
+):
+    """It fails in some call of it: that variable stays, and the push says so."""
+    strategy = cluster.worker(0, transport=transport)
+    with strategy.scope():
+        made = [get_variable(f"v{n}", size, np.float64, 0.0) for n, size in enumerate(SIZES[sizes])]
+    FAILING.calls, FAILING.bad = 0, call
+    work = kind(failing_once).apply_gradients([(np.ones(v.shape), v) for v in made])
+    problem = work.exception() if work.block(time.monotonic() + 30) is None else None
+    values = [v.read_value() for v in made]
+    changed = [bool(value[0]) for value in values]
+    assert all(np.ptp(value) == 0 for value in values)
+    assert work.is_completed()
+    if call < FAILING.calls:
+        assert isinstance(problem, errors.InvalidArgumentError)
+        assert "fails now" in str(problem)
+        assert changed.count(False) >= 1
+    else:
+        assert problem is None
+        assert all(changed)
+
+
+FAILING = types.SimpleNamespace(calls=0, bad=0)
+
+
+def failing_once(step):
+    """Servers share this process, and import it."""
+    FAILING.calls += 1
+    if FAILING.calls == FAILING.bad + 1:
+        raise RuntimeError("fails now")
+    return 0.5
+
+
+def test_closing_tells_of_its_own_error_beside_that_of_the_block(cluster):
+    strategy = cluster.worker(0)
+    v = made(strategy)
+    optimizers.SGD(bad).apply_gradients([(np.ones(4), v)])
+    with pytest.raises(ZeroDivisionError) as caught, strategy:
+        raise ZeroDivisionError
+    assert any("bad schedule" in note for note in caught.value.__notes__)
 
 
 class Pushes(dict):

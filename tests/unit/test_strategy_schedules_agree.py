@@ -1,6 +1,10 @@
 """Schedules in mode sync: workers that make equal ones agree, and different ones are refused."""
 
 import functools
+import os
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -18,6 +22,10 @@ def decay(rate, step):
 
 def constant(rate):
     return lambda step: rate
+
+
+def constant_of(values):
+    return lambda step: 0.5 if len(values) else 0.25
 
 
 class Warmup:
@@ -63,7 +71,76 @@ def train(makers):
             return [future.result(60) for future in [pool.submit(work, n) for n in range(2)]]
 
 
+RATE = 0.5
+TABLES = {0.5: {"a": 0.5, "b": 1.0}, 0.25: {"a": 0.25, "b": 1.0}}
+
+
+def of_globals(rate):
+    """Functions whose code is the same, and whose module has another value."""
+    space = {"RATE": rate}
+    exec("def schedule(step):\n    return RATE", space)
+    return space["schedule"]
+
+
+def calling(rate):
+    def inner(step):
+        return rate if rate == 0.5 else rate * 1.0
+
+    space = {"inner": inner}
+    exec("def schedule(step):\n    return [inner(each) for each in (step,)][0]", space)
+    return space["schedule"]
+
+
+class Locked(Warmup):
+    """An object that holds what shows its address."""
+
+    def __init__(self, top):
+        super().__init__(top)
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {"top": self.top, "rates": self.rates}
+
+
+def recursive(rate):
+    def schedule(step):
+        return rate if step < 1 else schedule(step - 1)
+
+    return schedule
+
+
+def with_empty_cell(rate):
+    def schedule(step):
+        return rate if step >= 0 else never
+
+    if schedule is None:
+        never = 0
+    return schedule
+
+
+def in_code(half, quarter):
+    """Two functions of one name, which differ in their code."""
+    return lambda rate: half if rate == 0.5 else quarter
+
+
 KINDS = {
+    "operator": in_code(lambda step: 0.1 * (step + 1), lambda step: 0.1 / (step + 1)),
+    "attribute": in_code(lambda step: np.float64(0.5).real, lambda step: np.float64(0.5).imag),
+    "text": in_code(lambda step: TABLES[0.5]["a"], lambda step: TABLES[0.5]["b"]),
+    "tuple": in_code(lambda step: (0.5, 0.1)[step], lambda step: (0.5, 0.2)[step]),
+    "nested": in_code(
+        lambda step: max([0.5 * each for each in (1,)]),
+        lambda step: max([0.5 + each for each in (1,)]),
+    ),
+    "default": in_code(lambda step, rate=0.5: rate, lambda step, rate=0.25: rate),
+    "global": of_globals,
+    "called function": calling,
+    "captured set": lambda rate: constant_of({"warm", "up", "then", "decay", rate}),
+    "captured dict": lambda rate: constant_of(dict.fromkeys({"warm", "up", "decay"}, rate)),
+    "object with a lock": Locked,
+    "recursive": recursive,
+    "empty cell": with_empty_cell,
+    "close floats": lambda rate: Warmup(0.5, [0.1 + rate * 1e-12]),
     "partial": lambda rate: functools.partial(decay, rate),
     "partial of a partial": lambda rate: functools.partial(functools.partial(decay, rate)),
     "object": Warmup,
@@ -86,3 +163,29 @@ def test_equal_schedules_of_two_workers_agree(kind):
 def test_different_schedules_of_two_workers_are_refused(kind):
     with pytest.raises(errors.InvalidArgumentError, match="learning rate"):
         train([lambda: KINDS[kind](0.5), lambda: KINDS[kind](0.25)])
+
+
+DESCRIBED = """
+from strategy import optimizers
+
+def schedule_of(names):
+    return lambda step: 0.5 if "warm" in {"warm", "up", "then", "decay"} else len(names)
+
+print(optimizers.SGD(schedule_of({"warm", "up", "then", "decay", object})))
+"""
+
+
+def test_a_schedule_is_described_alike_in_all_processes():
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", DESCRIBED],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(texts) == 1
+    assert "schedule_of" in texts.pop()
