@@ -1,7 +1,9 @@
 """Promises of parameter servers that 0.1 does not keep; the rewrite of strategy mends them."""
 
+import gc
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -103,3 +105,28 @@ def test_a_learning_rate_can_be_changed(local):
     assert optimizer.learning_rate == 0.25
     optimizer.apply_gradients([(np.ones((100, 4)), w)]).wait()
     np.testing.assert_array_equal(w, np.full((100, 4), -0.75))
+
+
+@defect(23, "the ps keeps the rule of each optimizer")
+def test_optimizers_that_are_gone_leave_no_rules_on_the_ps(local):
+    """Their schedules hold 100 KB each, so that a rule that stays shows in the memory."""
+    w = table(local)
+
+    def train(number):
+        rates = np.full(12_500, 0.1 / (1 + number))
+        sgd = optimizers.SGD(lambda step: float(rates[step]), name="sgd")
+        sgd.apply_gradients([(np.ones((100, 4)), w)]).wait()
+
+    def kept():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        train(0)
+        before = kept()
+        for number in range(1, 101):
+            train(number)
+        assert kept() - before < 5e6
+    finally:
+        tracemalloc.stop()

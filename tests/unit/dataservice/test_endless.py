@@ -1,6 +1,7 @@
 """Sources that never end."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from _cases.data_readers import goes_on_from, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataservice import ArraySpec, Dataset, distribute
+from dataservice import ArraySpec, Dataset, ShardingPolicy, distribute
 from mpidist.errors import UnimplementedError
 
 whole = st.integers(-9, 9)
@@ -140,3 +141,28 @@ def test_states_of_a_service(make_service, name, options):
 def test_a_part_of_them_cannot_be_dealt_out(name):
     with pytest.raises(UnimplementedError, match="take to its own part"):
         SOURCES[name].take(9).apply(distribute("distributed_epoch", "localhost:1"))
+
+
+LET_THROUGH = SimpleNamespace(left=0)
+
+
+def is_let_through(x):
+    LET_THROUGH.left -= 1
+    return LET_THROUGH.left >= 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("policy", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
+def test_workers_end_the_repetition_after_a_pass_without_elements(make_service, policy, workers):
+    LET_THROUGH.left = 8
+    target = make_service(workers).target
+    dataset = Dataset.range(8).filter(is_let_through).repeat().apply(distribute(policy, target))
+    assert len(list(dataset)) == 8
+
+
+def test_a_worker_that_got_nothing_of_a_pass_goes_on(make_service):
+    """Each pass is one element, which one of the three workers gets."""
+    target = make_service(3).target
+    dataset = Dataset.range(1).repeat().apply(distribute(ShardingPolicy.DYNAMIC, target))
+    with iter(dataset) as elements:
+        assert [int(next(elements)) for _ in range(50)] == [0] * 50

@@ -104,3 +104,28 @@ def test_trainers_of_one_job_with_different_functions_are_refused(make_service):
             iter(Dataset.range(8).map(lambda x: x + 500).apply(apply)) as second,
         ):
             next(second)
+
+
+LOWEST = []
+
+
+def noted(x):
+    LOWEST.append(int(x))
+    return x
+
+
+@defect(34, "what is made again after set_state grows with the position")
+@pytest.mark.parametrize("position", [3_000, 20_000])
+def test_few_elements_are_made_again_after_set_state(make_service, position):
+    """The times are those of ``scripts/bench_dataservice.py --only states``."""
+    apply = distribute("distributed_epoch", make_service(1).target, deterministic=True)
+    dataset = Dataset.range(1_000_000).map(noted).apply(apply)
+    with iter(dataset) as elements:
+        for _ in range(position):
+            next(elements)
+        state = elements.get_state()
+    with iter(dataset) as elements:
+        LOWEST.clear()
+        elements.set_state(state)
+        assert next(elements) == position
+        assert position - min(LOWEST) <= 1_000
