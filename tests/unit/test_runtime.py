@@ -162,7 +162,8 @@ def test_which_libraries_are_loaded():
 def test_what_mpich_needs_under_srun():
     wheel = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
     step = {**STEP, "PMI_RANK": "0"}
-    assert start_settings(step, wheel) == {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+    settings = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "^sockets"}
+    assert start_settings(step, wheel) == settings
     assert start_settings(step, wheel.replace("ucx ofi", "ofi")) == {}
     assert start_settings(step, "Open MPI v5.0.11") == {}
     assert start_settings({"PMI_RANK": "0"}, wheel) == {}
