@@ -144,13 +144,15 @@ def main() -> None:
 
     Calls come on standard input, and answers go to standard output.
     """
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the other process has ended
-        _answer_calls()
-    os._exit(0)  # at exit the interpreter would report that it cannot write what is left
-
-
-def _answer_calls() -> None:
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the other process has ended
+        _answer_calls(requests, answers)
+    # Exit while the stream of answers is open. Closing it here, or at the interpreter's exit, would
+    # report that the last answer cannot be written.
+    os._exit(0)
+
+
+def _answer_calls(requests: IO[bytes], answers: IO[bytes]) -> None:
     # The function's output must not mix with answers, nor its input with calls. Standard output was
     # a pipe when Python opened it, so it is buffered in blocks, which a killed process would lose.
     os.dup2(2, 1)

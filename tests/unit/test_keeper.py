@@ -60,14 +60,15 @@ def test_killed(rank, tmp_path):
 
 
 def test_signals_that_the_rank_may_know(tmp_path):
-    """Launchers send them to all of the group; who gets one alone does nothing."""
+    """Launchers send these signals to the process group; the keeper itself ignores them."""
     program = """
-import os, signal, sys
-signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"one\\n"))
-signal.signal(signal.SIGUSR2, lambda *_: sys.exit(4))
+import signal, sys
+signals = (signal.SIGUSR1, signal.SIGUSR2)
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 print("ready", flush=True)
-while True:
-    signal.pause()
+while signal.sigwait(signals) == signal.SIGUSR1:
+    print("one", flush=True)
+sys.exit(4)
 """
     words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", program]
     env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)}
