@@ -196,7 +196,10 @@ class Runner:
                 json.dump(record, file)
             os.replace(f"{path}.new", path)
         except OSError as error:
-            sys.stderr.write(f"mpidist run: why rank {self._rank} failed: {error}\n")
+            sys.stderr.write(
+                f"mpidist run: cannot record why rank {self._rank} failed ({error}); its traceback "
+                "is above\n"
+            )
 
 
 def _begin(name: str, arguments: list[str], folder: str) -> None:

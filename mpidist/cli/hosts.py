@@ -125,7 +125,10 @@ def place(slots: Iterable[tuple[str, int | None]], ranks: int) -> tuple[tuple[st
             room[host] = room.get(host, 0) + (1 if number is None else number)
     total = sum(room.values())
     if total < ranks:
-        raise ValueError(f"the hosts have room for {total} ranks, and the job has {ranks}")
+        raise ValueError(
+            f"the hosts have slots for {total} ranks, and the job has {ranks}: raise the number "
+            "after a colon (a:2,b:2) or lower -n"
+        )
     placed, left = [], ranks
     for host in hosts:
         taken = min(room[host], left)

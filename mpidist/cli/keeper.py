@@ -260,7 +260,8 @@ def main(arguments: list[str]) -> None:
     try:
         _record(os.environ[variable], child, status, asked, ended)
     except OSError as error:  # the launcher is to see how the rank ended all the same
-        sys.stderr.write(f"mpidist run: how rank {os.environ[variable]} ended: {error}\n")
+        rank = os.environ[variable]
+        sys.stderr.write(f"mpidist run: cannot record how rank {rank} ended ({error})\n")
     if os.WIFSIGNALED(status):
         fatal = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has left its own core already

@@ -113,7 +113,7 @@ def make_layout(
     if ranks == 0:
         raise ValueError("no rank to run; give --worker N, or -n N")
     if given and (set(given) == {"ps"} or (rule is not None and not set(given) - {"data"})):
-        raise ValueError("no task uses the ps; add --worker N")
+        raise ValueError("the job has parameter servers and no workers; add --worker N")
     tasks: dict[str, int | str] = dict(given)
     if rule is not None:
         tasks["ps"] = rule
@@ -151,11 +151,12 @@ def _check_rule(rule: str, jobs: dict[str, int | None], ranks: int | None) -> No
     if rule == PER_NODE:
         if ranks is None or "worker" in jobs:
             raise ValueError(
-                "with --ps-per-node only the ranks know how many nodes there are: give -n, all "
-                "ranks, and no number of workers, which takes what others leave"
+                "--ps-per-node does not know the number of nodes in advance: give the total number "
+                "of ranks with -n and leave out --worker; the remaining ranks become workers"
             )
         least = 2 + sum(count or 0 for count in jobs.values())
         if ranks < least:
             raise ValueError(
-                f"-n {ranks} is too few for a ps, a worker and the other jobs: {least}"
+                f"-n {ranks} is too small: one ps, one worker and the other jobs need at "
+                f"least {least} ranks"
             )

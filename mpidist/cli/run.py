@@ -149,8 +149,13 @@ def _variables(words: list[str]) -> dict[str, str]:
     variables = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not _NAME.fullmatch(name) or (not equals and name not in os.environ):
-            raise ValueError(f"--env {word!r} is not NAME=VALUE, nor a variable that is set here")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"--env {word!r}: {name!r} is no valid name; use NAME=VALUE")
+        if not equals and name not in os.environ:
+            raise ValueError(
+                f"--env {word!r}: the variable {name} is not set here; use --env {name}=VALUE or "
+                "export it"
+            )
         if name in (*_FOR_KEEPER, "MPIDIST_JOBS"):
             raise ValueError(f"--env {word!r}: {name} is set by mpidist run itself")
         variables[name] = value if equals else os.environ[name]

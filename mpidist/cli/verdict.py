@@ -68,7 +68,7 @@ def _ending(
     # A script may have removed the folder: then the launcher's word counts.
     if result.status == 0 and (len(left) == layout.ranks or not folder.is_dir()):
         return 0, ""
-    why = "no task said why, but MPI may have, above"
+    why = "no rank recorded a reason; look for a message of MPI above"
     if left and len(left) < layout.ranks:
         # Some launchers call it success when a rank leaves without ending MPI.
         names = ", ".join(records.task_name(folder, layout, rank) for rank in left)

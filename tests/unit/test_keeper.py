@@ -90,7 +90,7 @@ def test_a_record_that_cannot_be_written(tmp_path):
     (tmp_path / "run").mkdir()
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
-    assert done.stderr.startswith("mpidist run: how rank 5 ended: ")
+    assert done.stderr.startswith("mpidist run: cannot record how rank 5 ended (")
 
 
 def test_told_to_end(rank, tmp_path):

@@ -51,7 +51,7 @@ def test_no_hosts(text):
 
 @pytest.mark.parametrize("text", ["a:1", "a:1,b:1"])
 def test_too_little_room(text):
-    with pytest.raises(ValueError, match=r"room for [12] ranks, and the job has 3"):
+    with pytest.raises(ValueError, match=r"slots for [12] ranks, and the job has 3"):
         place(parse_hosts(text), 3)
 
 

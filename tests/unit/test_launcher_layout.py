@@ -72,9 +72,9 @@ def test_ps_tasks_that_follow_the_nodes():
     [
         ({"ps": 1, "worker": 1}, None, "colocated", "leave out their number"),
         ({"ps": 1}, 3, "per_node", "leave out their number"),
-        ({"worker": 2}, None, "per_node", "give -n"),
-        ({"worker": 2}, 4, "per_node", "no number of workers"),
-        ({"data": 2}, 3, "per_node", "too few for a ps, a worker.*: 4"),
+        ({"worker": 2}, None, "per_node", "with -n and leave out"),
+        ({"worker": 2}, 4, "per_node", "leave out --worker"),
+        ({"data": 2}, 3, "per_node", "need at least 4 ranks"),
         ({"data": 2}, None, "colocated", "add --worker N"),
         ({}, None, "colocated", "give --worker N, or -n N"),
     ],

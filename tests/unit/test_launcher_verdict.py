@@ -65,7 +65,7 @@ def test_hosts_that_are_not_known(tmp_path):
         "no (not known); correct --hosts or --hostfile, or give them one in DNS or /etc/hosts"
     )
     for hosts in (["a", "b"], []):
-        assert "MPI may have, above" in ended(tmp_path, 255, hosts=hosts)[1][0]
+        assert "look for a message of MPI above" in ended(tmp_path, 255, hosts=hosts)[1][0]
     leave_exit(tmp_path, 0, 0)  # so it was found
     assert "after rank 0 had left" in ended(tmp_path, 255, hosts=["no"])[1][0]
     leave_exit(tmp_path, 1, 3)
