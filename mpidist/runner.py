@@ -23,12 +23,17 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
 RUNNER_FILE = os.path.abspath(__file__)
 _PACKAGES = ("mpidist", "strategy", "dataservice")
 _PYC_HEADER_BYTES = 16  # PEP 552
+INTERRUPTED = "interrupted (Ctrl-C)"
+"""Reason of a rank that ends by a KeyboardInterrupt."""
+INTERRUPTED_STATUS = 130
+"""Exit status of such a rank, as of a program that SIGINT ends."""
 
 
 def hidden_packages() -> list[str]:
@@ -50,28 +55,49 @@ def explain(error: BaseException) -> None:
     Args:
         error: An exception that ends the script.
     """
-    if isinstance(error, (ImportError, AttributeError)):
-        for sentence in hidden_packages():
-            if sentence not in getattr(error, "__notes__", ()):
-                error.add_note(sentence)
+    # An exception of the user's may refuse attributes, as frozen dataclasses do.
+    with contextlib.suppress(Exception):
+        if isinstance(error, (ImportError, AttributeError)):
+            for sentence in hidden_packages():
+                if sentence not in getattr(error, "__notes__", ()):
+                    error.add_note(sentence)
 
 
 def reason_of(error: BaseException) -> str:
     """Return one line that says why an exception ended the script.
 
     Args:
-        error: The exception.
+        error: The exception. Its methods may fail.
 
     Returns:
         The exception's type, the first line of its message, and the notes of :func:`explain`.
     """
-    import traceback
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    try:
+        if isinstance(error, SyntaxError):  # str() of it has the file and the line
+            return f"{type(error).__name__}: {error}"
+        import traceback
 
-    if isinstance(error, SyntaxError):  # str() of it has the file and the line
-        return f"{type(error).__name__}: {error}"
-    text = traceback.format_exception_only(error)[0].strip().partition("\n")[0]
-    hidden = hidden_packages() if getattr(error, "__notes__", ()) else []
-    return "; ".join([text, *(note for note in hidden if note in error.__notes__)])
+        text = traceback.format_exception_only(error)[0].strip().partition("\n")[0]
+        hidden = hidden_packages() if getattr(error, "__notes__", ()) else []
+        return "; ".join([text, *(note for note in hidden if note in error.__notes__)])
+    except BaseException:
+        return type(error).__name__
+
+
+def exit_reason(code: Any, call: str = "sys.exit") -> str:
+    """Return one line that says which exit ended the script.
+
+    Args:
+        code: The argument of the exit. Its ``__repr__`` may fail.
+        call: Name of the function or class that got the argument.
+    """
+    try:
+        text = repr(code)
+    except BaseException:
+        text = f"<{type(code).__name__} object, whose __repr__ fails>"
+    return f"{call}({text})"
 
 
 def status_of(code: Any) -> int:
@@ -94,11 +120,13 @@ class Runner:
 
     Args:
         rank: The rank of this process in the world.
+        folder: The run folder, for the record of a failure.
         words: The script and its arguments, or ``-m``, a module and its arguments.
     """
 
-    def __init__(self, rank: int, words: list[str]) -> None:
+    def __init__(self, rank: int, folder: str, words: list[str]) -> None:
         self._rank = rank
+        self._folder = folder
         self._words = words
         self._pid = os.getpid()
         self._over = False
@@ -109,23 +137,40 @@ class Runner:
         threading.excepthook = self._uncaught_in_thread
         try:
             self._execute()
-        except SystemExit as error:
-            status = status_of(error.code)
-            if status and os.getpid() == self._pid:
-                self._fail_by_exit(error, status)
+        except BaseException as caught:
+            error = caught
+        else:
+            self._over = True
+            return
+        # Behind the except clause, so that sys.excepthook finds no exception that is being handled.
+        try:
+            raise self._end(error)
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _end(self, error: BaseException) -> BaseException:
+        """Record an exception that ends the script. Return the exception for the interpreter."""
+        forked = os.getpid() != self._pid
+        if isinstance(error, SystemExit):
+            if not forked:
+                self._in_rank(self._exit, error)
             if isinstance(error.code, int):
-                error.code = status
-            raise
-        except KeyboardInterrupt:
-            raise  # the interpreter prints it, and ends by SIGINT
-        except BaseException as error:
-            error.__traceback__ = _of_user(error.__traceback__)
-            explain(error)
-            sys.excepthook(type(error), error, error.__traceback__)
-            if os.getpid() == self._pid:
-                self._fail(error)
-            sys.exit(1)
-        self._over = True
+                error.code = status_of(error.code)
+            return error
+        if forked and isinstance(error, KeyboardInterrupt):
+            return error  # the interpreter prints it, and ends the process by SIGINT
+        return SystemExit(_show(error) if forked else self._in_rank(self._fail, error))
+
+    def _in_rank(self, end: Callable[[Any], int], error: BaseException) -> int:
+        """Return ``end(error)``, the status. If it is not 0 and MPI runs, end the process here."""
+        status = 1
+        try:
+            status = end(error)
+        finally:
+            # Even if end() fails: the exit handler of mpi4py would wait in MPI_Finalize.
+            if status and _mpi_runs():
+                _end_now(status)
+        return status
 
     def _execute(self) -> None:
         main = types.ModuleType("__main__")
@@ -148,58 +193,77 @@ class Runner:
             exec(code, main.__dict__)
 
     def _uncaught_in_thread(self, args: Any) -> None:
-        self._previous_hook(args)
         # After the script's end daemon threads may use what is closed already.
         late = self._over and args.thread is not None and args.thread.daemon
-        if args.exc_type is not SystemExit and not late and os.getpid() == self._pid:
-            self._record(reason_of(args.exc_value or args.exc_type()), 1)
-            _end_now(1)
+        if args.exc_type is SystemExit or late or os.getpid() != self._pid:
+            self._previous_hook(args)
+            return
+        status = 1
+        try:
+            with contextlib.suppress(Exception):  # standard error may fail
+                self._previous_hook(args)
+            error = args.exc_type() if args.exc_value is None else args.exc_value
+            status = _status_of_error(error)
+            self._record(reason_of(error), status)
+        finally:
+            _end_now(status)
 
-    def _fail_by_exit(self, error: SystemExit, status: int) -> None:
-        reason = f"sys.exit({error.code!r})"
+    def _exit(self, error: SystemExit) -> int:
+        """Record a nonzero SystemExit, and print its text if MPI runs. Return its status."""
+        status = status_of(error.code)
+        if not status:
+            return 0
+        reason = exit_reason(error.code)
         exits = sys.modules.get("mpidist.runtime.exits")
         if exits is not None and exits.installed():
             import traceback
 
-            error.__traceback__ = _of_user(error.__traceback__)
+            error.with_traceback(_of_user(error.__traceback__))
             exits.exits().fail(reason, "".join(traceback.format_exception(error)), error.code)
         self._record(reason, status)
         if _mpi_runs():
-            if not isinstance(error.code, int):
-                print(error.code, file=sys.stderr)
-            _end_now(status)
+            _print_code(error.code)
+        return status
 
-    def _fail(self, error: BaseException) -> None:
-        self._record(reason_of(error), 1)
+    def _fail(self, error: BaseException) -> int:
+        """Print and record an exception. Return the status."""
         if _mpi_runs():
-            _end_now(1)
+            _ignore_interrupts()
+        status = _show(error, _status_of_error(error))
+        self._record(reason_of(error), status)
+        return status
 
     def _record(self, reason: str, status: int) -> None:
-        """Write ``failure-<rank>.json``, as mpidist.runtime.records does once MPI runs."""
-        import json
-        import socket
+        """Write ``failure-<rank>.json``, as mpidist.runtime.records does once MPI runs.
 
-        record = {
-            "rank": self._rank,
-            "pid": self._pid,
-            "host": socket.gethostname(),
-            "job": None,
-            "task": None,
-            "reason": reason,
-            "traceback": "",
-            "exit_code": status,
-            "time": time.time(),
-        }
-        path = os.path.join(os.environ["MPIDIST_RUN_DIR"], f"failure-{self._rank}.json")
+        No error gets out, because the rank must end: the script may have replaced functions of
+        modules, and standard error.
+        """
         try:
+            import json
+            import socket
+
+            record = {
+                "rank": self._rank,
+                "pid": self._pid,
+                "host": socket.gethostname(),
+                "job": None,
+                "task": None,
+                "reason": reason.partition("\n")[0],
+                "traceback": "",
+                "exit_code": status,
+                "time": time.time(),
+            }
+            path = os.path.join(self._folder, f"failure-{self._rank}.json")
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 json.dump(record, file)
             os.replace(f"{path}.new", path)
-        except OSError as error:
-            sys.stderr.write(
-                f"mpidist run: cannot record why rank {self._rank} failed ({error}); its traceback "
-                "is above\n"
-            )
+        except BaseException as error:
+            with contextlib.suppress(BaseException):
+                sys.stderr.write(
+                    f"mpidist run: cannot record why rank {self._rank} failed ({error}); its "
+                    "traceback is above\n"
+                )
 
 
 def _begin(name: str, arguments: list[str], folder: str) -> None:
@@ -213,13 +277,16 @@ def _is_archive(path: str) -> bool:
     """Return whether a path is a folder or a zip file to run by its ``__main__.py``."""
     if os.path.isdir(path):
         return True
+    # A pipe can be read only once, so the bytes must be left for the compiler. zipimport, too,
+    # opens regular files only.
+    if path.endswith((".py", ".pyc")) or not os.path.isfile(path):
+        return False
     with contextlib.suppress(OSError), open(path, "rb") as file:
-        # A zip file may follow a "#!" line; the interpreter looks for a ".py" there last.
-        if path.endswith((".py", ".pyc")) or file.read(2) not in (b"PK", b"#!"):
-            return False
-        import zipfile
+        # A zip file may follow a "#!" line.
+        if file.read(2) in (b"PK", b"#!"):
+            import zipfile
 
-        return zipfile.is_zipfile(path)
+            return zipfile.is_zipfile(path)
     return False
 
 
@@ -254,20 +321,73 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
+def _status_of_error(error: BaseException) -> int:
+    return INTERRUPTED_STATUS if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _show(error: BaseException, status: int = 1) -> int:
+    """Print an uncaught exception by ``sys.excepthook``, as the interpreter does.
+
+    Args:
+        error: The exception.
+        status: The exit status of the exception.
+
+    Returns:
+        The status. A hook that calls ``sys.exit`` gives another one, but not 0.
+    """
+    explain(error)
+    # Not by assignment, which frozen dataclasses refuse.
+    BaseException.with_traceback(error, _of_user(error.__traceback__))
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as end:
+        _print_code(end.code)
+        return status_of(end.code) or status
+    except BaseException as failure:
+        with contextlib.suppress(Exception):
+            BaseException.with_traceback(failure, _of_user(failure.__traceback__))
+            sys.stderr.write("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(failure), failure, failure.__traceback__)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(type(error), error, error.__traceback__)
+    return status
+
+
+def _print_code(code: Any) -> None:
+    """Print the argument of ``sys.exit`` unless it is a status, as the interpreter does."""
+    if code is not None and not isinstance(code, int):
+        with contextlib.suppress(BaseException):  # of its __str__
+            print(code, file=sys.stderr)
+
+
+def _ignore_interrupts() -> None:
+    """Have a second Ctrl-C not stop the end of the rank."""
+    with contextlib.suppress(Exception):  # a file of the user's may hide the module
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _mpi_runs() -> bool:
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    try:
+        return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    except AttributeError:  # its import has failed half-way
+        return False
 
 
 def _end_now(status: int) -> NoReturn:
     """End the process without exit handlers. The launcher then ends the other ranks."""
-    for stream in (sys.stdout, sys.stderr):
-        # Whatever the script has made of its streams must not keep the rank from ending.
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(status)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            # The script may have replaced its streams, and the rank must end all the same.
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(status)
 
 
 if __name__ == "__main__":
     variable, *script_words = sys.argv[1:]
-    Runner(int(os.environ[variable]), script_words).run()
+    # The script may change the environment, so it is read before.
+    Runner(int(os.environ[variable]), os.environ["MPIDIST_RUN_DIR"], script_words).run()

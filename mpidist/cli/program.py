@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
+import stat
+
+_STANDARD_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -21,14 +24,35 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def check_program(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> None:
-    """End the command with an error if the script does not exist.
+    """End the command with an error if no script or module is named, or the script does not exist.
 
     Args:
         parser: The parser of the command.
         namespace: Its arguments.
     """
-    if not namespace.module and not Path(namespace.script).exists():
+    kind = "module" if namespace.module else "script"
+    if not namespace.script:
+        parser.error(f"the name of the {kind} is empty; give one")
+    if not namespace.module and not os.path.exists(namespace.script):
         parser.error(f"no script {namespace.script!r} here; give the path of a Python file")
+
+
+def check_pipe(parser: argparse.ArgumentParser, namespace: argparse.Namespace, ranks: int) -> None:
+    """End the command with an error if the script is a pipe that not all ranks can read.
+
+    Args:
+        parser: The parser of the command.
+        namespace: Its arguments.
+        ranks: Number of ranks.
+    """
+    if namespace.module:
+        return
+    script = namespace.script
+    given = os.path.abspath(script) in _STANDARD_INPUT
+    if given and not namespace.stdin:
+        parser.error(f"{script} is empty without --stdin: give --stdin and -n 1, or a file")
+    if ranks > 1 and (given or stat.S_ISFIFO(os.stat(script).st_mode)):
+        parser.error(f"only one rank can read the script {script}: give -n 1, or a file")
 
 
 def program_words(namespace: argparse.Namespace) -> list[str]:

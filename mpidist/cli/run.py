@@ -19,7 +19,7 @@ from mpidist.cli import keeper, records
 from mpidist.cli.hosts import parse_hosts, place, ranks_together, read_host_file
 from mpidist.cli.layout import Layout
 from mpidist.cli.layout_options import add_layout_options, layout_of
-from mpidist.cli.program import add_program, check_program, program_words
+from mpidist.cli.program import add_program, check_pipe, check_program, program_words
 from mpidist.cli.shared_files import SharedFiles, locked_folder, remove_abandoned
 from mpidist.cli.standard_input import StandardInput, is_of_another_process
 from mpidist.cli.supervise import Limits, asked_to_end, supervise
@@ -105,6 +105,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     except (ValueError, LauncherError) as error:
         parser.error(str(error))
     check_program(parser, namespace)
+    check_pipe(parser, namespace, layout.ranks)
     if namespace.timeout is not None and not namespace.timeout > 0:
         parser.error(f"--timeout {namespace.timeout:g} must be positive")
     if namespace.run_dir == "":

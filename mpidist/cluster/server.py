@@ -26,7 +26,7 @@ from mpidist.errors import (
 )
 from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
-from mpidist.runner import status_of
+from mpidist.runner import exit_reason, status_of
 from mpidist.runtime import exits, launched, world
 
 _Part = TypeVar("_Part")
@@ -208,7 +208,7 @@ class Server:
             self.stop()
             return
         if isinstance(error, SystemExit) and self._members is not None:
-            exits().fail(f"SystemExit({error.code!r})", "", error.code)
+            exits().fail(exit_reason(error.code, "SystemExit"), "", error.code)
         self._close()  # what is under way may be what failed: it cannot be waited for
 
     # For services, and for the packages built on this one

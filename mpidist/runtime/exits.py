@@ -27,7 +27,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist.errors import FailedPreconditionError, UnavailableError
-from mpidist.runner import explain, reason_of, status_of
+from mpidist.runner import (
+    INTERRUPTED,
+    INTERRUPTED_STATUS,
+    exit_reason,
+    explain,
+    reason_of,
+    status_of,
+)
 from mpidist.runtime import fork, metrics, records, streams
 from mpidist.runtime.backoff import Backoff
 from mpidist.runtime.watchdog import Watchdog
@@ -62,8 +69,10 @@ class ExitCall(SystemExit):
             and not sys.is_finalizing()
             and _exits is not None
         ):
-            text = f"Traceback (most recent call last):\n{self._stack}SystemExit: {self.code}"
-            _exits.fail(f"sys.exit({self.code!r})", text, self.code)
+            # Formats a code whose __str__ fails, too.
+            last = "".join(traceback.format_exception_only(SystemExit(self.code)))
+            text = f"Traceback (most recent call last):\n{self._stack}{last}"
+            _exits.fail(exit_reason(self.code), text, self.code)
 
 
 class Exits:
@@ -167,14 +176,14 @@ class Exits:
         self.fail(reason_of(error), text)
 
     def _interrupted(self) -> None:
-        self.fail("interrupted (Ctrl-C)", "", 130)
+        self.fail(INTERRUPTED, "", INTERRUPTED_STATUS)
 
     def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         # A daemon that outlives a script that has ended well finds closed what it uses.
         if self._leaving and args.thread and args.thread.daemon:
             self._hooks_before[1](args)
         elif not issubclass(args.exc_type, SystemExit):
-            error = args.exc_value or args.exc_type()
+            error = args.exc_type() if args.exc_value is None else args.exc_value
             self._uncaught(args.exc_type, error, args.exc_traceback)
 
     # Leaving
@@ -253,9 +262,12 @@ def exits() -> Exits:
 def _is_consequence(error: BaseException | None) -> bool:
     from mpi4py import MPI
 
-    while error is not None:
+    seen = set[int]()
+    # "raise error from error" makes an exception its own cause.
+    while error is not None and id(error) not in seen:
         if isinstance(error, (MPI.Exception, UnavailableError)):
             return True
+        seen.add(id(error))
         error = error.__cause__
     return False
 

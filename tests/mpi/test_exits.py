@@ -20,6 +20,12 @@ def wait_for_ever():
 """
 
 
+BAD = """
+    class Bad:
+        def __repr__(self):
+            raise RuntimeError("no text")
+    sys.exit(Bad())
+"""
 LONG = pytest.mark.long  # variants, each with a launch of its own
 
 
@@ -47,8 +53,9 @@ def reason_of(ended):
         ("sys.exit(256)", 1, "sys.exit(256)", ""),
         pytest.param("sys.exit(np.zeros(2))", 1, "sys.exit(array([0., 0.]))", "", marks=LONG),
         pytest.param("quit(4)", 4, "sys.exit(4)", "", marks=LONG),
+        (BAD, 1, "sys.exit(<Bad object, whose __repr__ fails>)", "in worker"),
     ],
-    ids=["exception", "exit", "text", "no byte", "array", "quit"],
+    ids=["exception", "exit", "text", "no byte", "array", "quit", "bad object"],
 )
 def test_one_rank_fails_while_the_other_waits(run, end, status, reason, shown):
     ended = run(f"""

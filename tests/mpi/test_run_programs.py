@@ -39,6 +39,69 @@ ENDS = {
 }
 
 
+BAD = """
+class Bad:
+    def __str__(self):
+        raise RuntimeError("no text")
+    __repr__ = __str__
+"""
+FROZEN = """
+import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Refused(Exception):
+    reason: int
+raise Refused(7)
+"""
+EMPTY = """
+class Empty(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+    def __len__(self):
+        return 0
+def work():
+    raise Empty("lost")
+threading.Thread(target=work).start()
+threading.Event().wait()
+"""
+INTERRUPTED = (130, "interrupted (Ctrl-C)")
+RAISING_HOOK = """
+def hook(*_):
+    raise RuntimeError("of the hook")
+sys.excepthook = hook
+"""
+EXITING_HOOK = "sys.excepthook = lambda *_: sys.exit(4)\n"
+INTERRUPTED_HOOK = "sys.excepthook = lambda *_: [os.kill(os.getpid(), 2), sum(range(1000))]\n"
+SHADOWED = "import socket, json\nsocket.gethostname = json.dump = None\n"
+# Those that the script itself makes difficult.
+HARD_ENDS = {
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", *INTERRUPTED),
+    "a subclass of it": ("class Stop(KeyboardInterrupt): pass\nraise Stop", *INTERRUPTED),
+    "SIGINT": ("os.kill(os.getpid(), 2)\nthreading.Event().wait()", *INTERRUPTED),
+    "KeyboardInterrupt in a thread": (
+        THREAD.replace('KeyError("lost")', "KeyboardInterrupt"),
+        *INTERRUPTED,
+    ),
+    "hook raises": (RAISING_HOOK + "raise ValueError('real')", 1, "ValueError: real"),
+    "hook raises, KeyboardInterrupt": (RAISING_HOOK + "raise KeyboardInterrupt", *INTERRUPTED),
+    "hook exits": (EXITING_HOOK + "raise ValueError('real')", 4, "ValueError: real"),
+    "hook is interrupted": (INTERRUPTED_HOOK + "raise ValueError('real')", 1, "ValueError: real"),
+    "no hook": ("del sys.excepthook\nraise ValueError('real')", 1, "ValueError: real"),
+    "no environment": ("os.environ.clear()\n1 / 0", 1, "ZeroDivisionError: division by zero"),
+    "no environment, exit": ("os.environ.clear()\nsys.exit(3)", 3, "sys.exit(3)"),
+    "no environment, thread": ("os.environ.clear()\n" + THREAD, 1, "KeyError: 'lost'"),
+    "no run folder": ("del os.environ['MPIDIST_RUN_DIR']\nsys.exit(3)", 3, "sys.exit(3)"),
+    "exit with a bad object": (BAD + "sys.exit(Bad())", 1, "sys.exit(<Bad object"),
+    "SystemExit of a bad object": (BAD + "raise SystemExit(Bad())", 1, "sys.exit(<Bad object"),
+    "exception with a bad object": (BAD + "raise ValueError(Bad())", 1, "ValueError: <exception"),
+    "frozen exception": (FROZEN, 1, "Refused: 7"),
+    "thread, exception without elements": (EMPTY, 1, "Empty: lost"),
+    "cause of itself": (
+        "try: 1 / 0\nexcept Exception as error: raise error from error", 1, "ZeroDivisionError"
+    ),
+}  # fmt: skip
+HARD_STARTS = ("mpi4py alone", "mpidist used")
+
+
 def last_line(ended):
     # Open MPI ends its own text with zero bytes.
     return ended.err.splitlines()[-1].strip(" \0")
@@ -51,10 +114,15 @@ def others_wait(start):
     return "import mpidist\nmpidist.init_process_group()\nmpidist.barrier()\n"
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        *((start, end) for start in STARTS for end in ENDS),
+        *((start, end) for start in HARD_STARTS for end in HARD_ENDS),
+    ],
+)
 def test_a_failing_rank_is_named_with_its_reason_and_status(tmp_path, start, end):
-    fail, status, reason = ENDS[end]
+    fail, status, reason = (ENDS | HARD_ENDS)[end]
     body = textwrap.indent(fail.strip("\n"), "    ")
     if start == "mpidist used":
         waiting = "dist.barrier()\n"
@@ -65,6 +133,28 @@ def test_a_failing_rank_is_named_with_its_reason_and_status(tmp_path, start, end
     assert last_line(ended).startswith("mpidist run: rank 1 (pid "), ended.err
     assert f" failed first: {reason}" in last_line(ended)
     assert "runner.py" not in ended.err  # no frame of the runner
+
+
+@pytest.mark.parametrize("end", HARD_ENDS)
+def test_a_rank_that_fails_without_mpi(tmp_path, end):
+    fail, status, reason = HARD_ENDS[end]
+    ended = run_job(tmp_path, ("-n", "1"), f"{HEAD}{fail}\n")
+    assert ended.status == status, ended.err
+    assert f" failed first: {reason}" in last_line(ended)
+    assert "runner.py" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("1 / 0", 1), ("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3)]
+)
+@pytest.mark.parametrize("problem", [SHADOWED, "sys.stderr = None\n"])
+def test_a_rank_ends_although_its_reason_cannot_be_recorded(tmp_path, problem, end, status):
+    fail = textwrap.indent(problem + end, "    ")
+    source = f"{HEAD}from mpi4py import MPI\nif RANK == 1:\n{fail}\nMPI.COMM_WORLD.barrier()\n"
+    ended = run_job(tmp_path, ("-n", "2"), source)
+    assert ended.status == status, ended.err
+    assert last_line(ended).startswith("mpidist run: rank 1 (pid "), ended.err
+    assert "runner.py" not in ended.err
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -131,6 +221,58 @@ def launch(folder, *words, timeout_s=60):
         timeout=timeout_s,
         check=False,
     )
+
+
+@pytest.mark.parametrize("module", [(), ("-m",)])
+def test_a_program_without_a_name(tmp_path, module):
+    ended = launch(tmp_path, "-n", "1", *module, "")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("mpidist run: the name of the ")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("hook", ["raise RuntimeError('of the hook')", "1 / 0", "print(1, 2)"])
+def test_errors_of_hooks_are_printed_as_python_prints_them(tmp_path, hook):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\ndef hook(*_):\n    print(sys.exc_info())\n    {hook}\n"
+        "sys.excepthook = hook\nraise ValueError('real')\n"
+    )
+    alone = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    ended = launch(tmp_path, "-n", "1", str(script))
+    assert ended.stdout == alone.stdout
+    assert ended.stderr.startswith(alone.stderr)
+    assert " failed first: ValueError: real; the rank was ended" in ended.stderr.splitlines()[-1]
+
+
+PIPED = "import sys\nprint(sys.argv, __name__)\n"
+
+
+@pytest.mark.parametrize("script", ["/dev/stdin", "fifo"])
+def test_a_script_in_a_pipe(tmp_path, script):
+    os.mkfifo(tmp_path / "fifo")
+    into = "" if script == "/dev/stdin" else f"> {script}"
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "1", "--stdin", script, "x"]
+    ended = subprocess.run(
+        ["bash", "-c", f'printf %s "$0" {into} {"|" if not into else "&"} "$@"', PIPED, *command],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"{[script, 'x']} __main__\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("-n", "1", "/dev/stdin"), ("-n", "2", "--stdin", "/dev/stdin"), ("-n", "2", "fifo")],
+    ids=" ".join,
+)
+def test_a_pipe_that_not_all_ranks_can_read_as_a_script(tmp_path, words):
+    os.mkfifo(tmp_path / "fifo")
+    ended = launch(tmp_path, *words)
+    assert ended.returncode == 2
+    assert "give " in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 FACTS = """
