@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -90,6 +91,7 @@ class Server:
         self._drains: list[Callable[[], None]] = []
         self._groups: dict[str, ProcessGroup] = {}
         self._stopped = False
+        self._starting = threading.RLock()
         if start:
             self.start()
 
@@ -134,7 +136,8 @@ class Server:
     def start(self) -> None:
         """Start the server; a second call does nothing. Collective over the tasks of the cluster.
 
-        A Server that could not start is stopped; make a new one to try again.
+        If another thread is starting this Server, the call waits until the Server is started. A
+        Server that could not start is stopped; make a new one to try again.
 
         A rank is in one cluster at a time: a task that needs a rank that is in another one gives it
         a second to leave it.
@@ -148,10 +151,15 @@ class Server:
             InvalidArgumentError: Tasks believe in different clusters, an address is no
                 ``<host>:<port>``, or two tasks of a job have the same; the message names them.
         """
-        if self._stopped:
-            raise FailedPreconditionError("a Server that was stopped cannot start; make a new one")
-        if self._endpoint is not None:
-            return
+        with self._starting:
+            if self._stopped:
+                raise FailedPreconditionError(
+                    "a Server that was stopped cannot start; make a new one"
+                )
+            if self._endpoint is None:
+                self._start()
+
+    def _start(self) -> None:
         set_started(self)
         try:
             check_addresses(self._spec)

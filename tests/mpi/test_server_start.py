@@ -1,6 +1,7 @@
 """What keeps the Servers of a cluster from starting on real ranks, and what does not."""
 
 import gc
+import threading
 import time
 
 import pytest
@@ -235,6 +236,31 @@ def test_hellos_of_a_cluster_that_is_over_are_forgotten(world, monkeypatch):
     if world.rank < 2:
         wait_for_hello(2, spec)
     with Server(spec, "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(2)
+def test_two_threads_start_one_server(world):
+    """Rank 1 comes late, so that both threads of rank 0 are in start() at the same time."""
+    server = Server(by_rank(2), "worker", world.rank, start=False)
+    started = []
+
+    def start():
+        server.start()
+        started.append(str(server.endpoint.address))
+
+    if world.rank == 0:
+        threads = [threading.Thread(target=start) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert started == [str(server.endpoint.address)] * 2
+    else:
+        wait_for_hello(0, by_rank(2))
+        time.sleep(0.3)
+    with server:
+        assert started_server() is server
         server.job_group("worker").barrier()
 
 
