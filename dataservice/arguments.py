@@ -51,7 +51,7 @@ def service_of(service: str | tuple[str, str]) -> tuple[str | None, str]:
             f"service must be a dispatcher's target or a (protocol, address) pair, not {service!r}"
         )
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit()):
         raise ValueError(f"service must name a dispatcher as [protocol://]host:port: {service!r}")
     return protocol or None, address
 

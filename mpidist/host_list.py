@@ -16,7 +16,7 @@ _SEPARATOR = re.compile(r"[,\s]+(?![^\[]*\])")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LINE = re.compile(
     r"([^\s:]+)(?:\s*:\s*([0-9]{1,9})|\s+slots\s*=\s*([0-9]{1,9}))?"
-    r"(?:\s+max[-_]slots\s*=\s*[0-9]+)?"
+    r"(?:\s+max[-_]slots\s*=\s*[0-9]+)?[\s,]*"
 )
 _MOST_HOSTS = 1 << 16
 
@@ -81,7 +81,7 @@ def parse_host_line(line: str) -> tuple[list[str], int | None]:
 
     Args:
         line: ``a:2`` as in MPICH's files, ``a slots=2`` as in Open MPI's, or ``a``. The host may
-            be a list.
+            be a list. Commas at the end are ignored.
 
     Returns:
         The hosts, and the number of ranks, None where the line has no number.

@@ -20,6 +20,8 @@ _SLURM = (
 )
 _PBS = ("PBS_NODEFILE", "PBS_JOBID", "PBS_ENVIRONMENT")
 _GRID_ENGINE = ("PE_HOSTFILE",)
+# MPICH reads the file. Open MPI needs the file if it finds the number of the job.
+_COBALT = ("COBALT_NODEFILE", "COBALT_JOBID")
 _LSF = ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE")
 
 
@@ -39,6 +41,7 @@ def stale_job(environ: Mapping[str, str], *, needs_srun: bool) -> str:
         (_PBS, _pbs_problem(environ)),
         (_GRID_ENGINE, _file_problem(environ, "PE_HOSTFILE")),
         (_LSF, _lsf_problem(environ)),
+        (_COBALT, _file_problem(environ, "COBALT_NODEFILE")),
     ):
         if problem:
             found = " ".join(name for name in names if name in environ)

@@ -31,7 +31,7 @@ def parse_hosts(text: str) -> Slots:
         ValueError: It is not such a list.
     """
     found: Slots = []
-    for item in split_hosts(text):
+    for item in split_hosts(text.removeprefix("\ufeff")):  # a byte-order mark, of "$(cat FILE)"
         name, colon, number = item.partition(":")
         if colon and not (number.isascii() and number.isdigit()):
             raise ValueError(f"--hosts {text!r}: {number!r} after {name!r} is not a number")
@@ -163,7 +163,7 @@ def _allocated(environ: Mapping[str, str]) -> list[int]:
         return [int(count) for count, times in slurm for _ in range(int(times or 1))]
     lsf = environ.get("LSB_MCPU_HOSTS", "").split()
     if lsf:
-        return [int(count) for count in lsf[1::2] if count.isdecimal()]
+        return [int(count) for count in lsf[1::2] if count.isascii() and count.isdigit()]
     with contextlib.suppress(OSError, KeyError, UnicodeDecodeError):
         nodes = clean_lines(Path(environ["PBS_NODEFILE"]).read_text(encoding="utf-8"))
         return list(Counter(nodes).values())

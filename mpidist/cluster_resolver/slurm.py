@@ -188,7 +188,7 @@ def _are_bound(visible: int) -> bool:
         visible: How many GPUs this process sees.
     """
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    fewer = on_node.isdecimal() and visible < int(on_node)
+    fewer = on_node.isascii() and on_node.isdigit() and visible < int(on_node)
     return fewer or bool(os.environ.get("SLURM_GPUS_PER_TASK"))
 
 

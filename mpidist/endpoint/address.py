@@ -62,7 +62,8 @@ def parse(text: str, protocol: str) -> Address:
     """
     scheme, separator, rest = text.rpartition("://")
     host, colon, port = rest.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_NUMBER:
+    number = port.isascii() and port.isdigit()
+    if not colon or not host or not number or int(port) > _LARGEST_NUMBER:
         raise ValueError(f"{text!r} is not an address: expected [protocol://]host:port")
     return Address(check_protocol(scheme if separator else protocol), host, int(port))
 

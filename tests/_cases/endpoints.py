@@ -314,8 +314,10 @@ def case_a_reply_that_cannot_be_sent(client, address, key):
 def case_buffers_that_are_not_contiguous(client, address, key):
     with pytest.raises(ValueError, match="C-contiguous"):
         client.call(address, "test/Echo", b"", [np.zeros((4, 4))[:, 1]])
-    with pytest.raises(ValueError, match="is not an address"):
-        client.call("nowhere", "test/Echo")
+    # int() knows the digits of every script: U+0663 is 3 in Arabic, U+00B2 the square.
+    for wrong in ("nowhere", "mpi://vm:\u0663", "vm:\u00b2", "vm:-1"):
+        with pytest.raises(ValueError, match="is not an address"):
+            client.call(wrong, "test/Echo")
 
 
 def case_drain(client, address, key):

@@ -55,6 +55,8 @@ STALE = {
         {"PE_HOSTFILE": MISSING, "SGE_ROOT": "/sge", "JOB_ID": "3"},
         {"PE_HOSTFILE"},
     ),
+    "cobalt": ({"COBALT_NODEFILE": MISSING, "COBALT_JOBID": "3"},
+               {"COBALT_NODEFILE", "COBALT_JOBID"}),
     "lsf": (
         {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 2 n2 2", "LSB_HOSTS": "n1 n1 n2 n2",
          "LSF_BINDIR": "/nonexistent"},

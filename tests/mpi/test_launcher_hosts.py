@@ -30,7 +30,7 @@ def run(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("form", ["{},", " {}:3 , ", "{0}:2 {0}:1", "{}\t", ",,{}:3"])
+@pytest.mark.parametrize("form", ["{},", " {}:3 , ", "{0}:2 {0}:1", "{}\t", ",,{}:3", "\ufeff{}:3"])
 def test_lists(run, form):
     done = run("--hosts", form.format(HOST))
     assert (done.returncode, done.stdout, done.stderr) == (0, "3", "")
@@ -46,7 +46,14 @@ def test_lists_that_are_wrong(run, form):
 
 
 @pytest.mark.parametrize(
-    "form", ["\ufeff{}:3\r\n", "# all\n\t{}\tslots=3\t# this one\n", "{0},\n \n{0} \n"]
+    "form",
+    [
+        "\ufeff{}:3\r\n",
+        "# all\n\t{}\tslots=3\t# this one\n",
+        "{0},\n \n{0} \n",
+        "{0}:2,\n{0}:1, # the last\n",
+        "{0} slots=2 ,,\n{0} slots=1 max_slots=1,\n",
+    ],
 )
 def test_files(run, tmp_path, form):
     path = tmp_path / "hosts"
@@ -55,7 +62,9 @@ def test_files(run, tmp_path, form):
     assert (done.returncode, done.stdout, done.stderr) == (0, "3", "")
 
 
-@pytest.mark.parametrize("form", ["{}:3,\n", "{0} {0}\n", "{}:3 // all\n", "# {}\n", "-{}\n"])
+@pytest.mark.parametrize(
+    "form", ["{}:,\n", ",\n", "{0}:2,{0}:1\n", "{0} {0}\n", "{}:3 // all\n", "# {}\n", "-{}\n"]
+)
 def test_files_that_are_wrong(run, tmp_path, form):
     path = tmp_path / "hosts"
     path.write_text(form.format(HOST))

@@ -54,7 +54,7 @@ def test_a_container_without_the_programs_of_slurm():
 def test_other_batch_systems(program, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("a\n")
-    for name in ("PBS_NODEFILE", "PE_HOSTFILE"):
+    for name in ("PBS_NODEFILE", "PE_HOSTFILE", "COBALT_NODEFILE"):
         assert stale_job({name: str(hosts)}, needs_srun=True) == ""
         assert f"unset {name}" in stale_job({name: f"{hosts}.gone"}, needs_srun=True)
         assert f"unset {name}" in stale_job({name: ""}, needs_srun=True)

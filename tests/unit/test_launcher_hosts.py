@@ -42,7 +42,7 @@ def test_places(text, ranks, placed):
 @pytest.mark.parametrize(
     "text",
     ["", " , ", "a:", "a:x", "a:-1", "n[1-", "a:\u0661", "a: 2", "a :2", "a:2:3", ":2", "a # b",
-     "#a", "n [1-2]", "n[1, 2]", "a;b", "\ufeffa"],
+     "#a", "n [1-2]", "n[1, 2]", "a;b", "\ufeff", "a,\ufeffb"],
 )  # fmt: skip
 def test_no_hosts(text):
     with pytest.raises(ValueError, match="host"):
@@ -84,7 +84,9 @@ def test_host_files(tmp_path):
         ("a\tslots = 2\tmax-slots=4\n", [("a", 2)]),
         ("a,\nb, c\n", None),
         ("a,b,\n", [("a", None), ("b", None)]),
-        ("a:2,\n", None),
+        ("a:2,\nb slots=1 ,\n", [("a", 2), ("b", 1)]),
+        ("a:2,b:1\n", None),
+        ("a:,\n", None),
         ("a:2 b:1\n", None),
         ("a slots=x\n", None),
         ("a slots=2 junk\n", None),

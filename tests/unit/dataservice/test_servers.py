@@ -164,7 +164,9 @@ def test_a_worker_without_a_dispatcher():
         WorkerServer(port=0)
 
 
-@pytest.mark.parametrize("address", ["nonsense", "localhost:x", "http://localhost:4805"])
+@pytest.mark.parametrize(
+    "address", ["nonsense", "localhost:x", "localhost:\u0663", "http://localhost:4805"]
+)
 def test_an_address_that_is_none(address):
     with pytest.raises(ValueError, match=r"is not an address|unknown protocol 'http'"):
         WorkerServer(dispatcher_address=address)
