@@ -6,11 +6,13 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mpidist import errors, gather_works
 from strategy.checkpoints import checkpoint
 from strategy.checkpoints.cut import targets_of
+from strategy.checkpoints.lock import CheckpointLock
 from strategy.connection.connection import Connection
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.variable import Variable
@@ -23,6 +25,7 @@ class Durable(ABC):
     """The part of a strategy that deals with checkpoints."""
 
     global_step: Variable
+    _checkpoint_lock: CheckpointLock
     _worker: int
     _connections: list[Connection]
     _variables: Variables
@@ -31,7 +34,8 @@ class Durable(ABC):
         """Local. Write a checkpoint; one worker does, usually the chief.
 
         The checkpoint is a consistent cut: a push to several ps tasks is in all of its parts or in
-        none. Nobody has to stop training for it; while a ps task writes, pushes to it wait.
+        none. Nobody has to stop training for it; while a ps task writes, pushes to it wait. Saves
+        and restores by several threads of a process run one after the other.
 
         Args:
             directory: Folder of all checkpoints. A ps task that does not see it, on another host
@@ -45,20 +49,22 @@ class Durable(ABC):
 
         Raises:
             FailedPreconditionError: A ps task or this worker cannot write into the folder, or has
-                no room there; or another worker is saving. The checkpoints there are as before.
+                no room there; or another worker is saving; or this thread is in the middle of a
+                save, as in a signal handler. The checkpoints there are as before.
             ValueError: ``keep`` is less than 1, or a name in ``extra`` is not that of a file of its
                 own in the folder. Nothing has been written.
         """
-        self._drain()
-        step, files = int(self.global_step), extra or {}
-        names = list(self._variables.by_name)
-        count = len(self._connections)
-        with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
-            for name, content in files.items():
-                writing.add(name, content)
-            self._save_parts(writing.paths)
-            writing.take_step(self.global_step.name)
-        return writing.path
+        with self._checkpoint_lock.held("save()"):
+            self._drain()
+            step, files = int(self.global_step), extra or {}
+            names = list(self._variables.by_name)
+            count = len(self._connections)
+            with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
+                for name, content in files.items():
+                    writing.add(name, content)
+                self._save_parts(writing.paths)
+                writing.take_step(self.global_step.name)
+            return writing.path
 
     def restore(self, path: str | None) -> int:
         """Local, on every worker. Take all variables and slots from a checkpoint.
@@ -89,7 +95,10 @@ class Durable(ABC):
                 "there is no checkpoint to restore: latest_checkpoint() gives None for a folder "
                 "without one"
             )
-        path = os.path.abspath(path)
+        with self._checkpoint_lock.held("restore()"):
+            return self._restore(os.path.abspath(path))
+
+    def _restore(self, path: str) -> int:
         index = checkpoint.index_of(path)
         wanted = pb.Checkpoint(path=path, index=index or b"")
         if index is not None:
@@ -130,7 +139,10 @@ class Durable(ABC):
     def _save_parts(self, paths: Sequence[str]) -> None:
         """Have all ps tasks write their parts, all of the same pushes."""
         try:
-            said = [connection.snapshots.hold().result() for connection in self._connections]
+            said = [
+                connection.snapshots.hold(path).result()
+                for connection, path in zip(self._connections, paths, strict=True)
+            ]
             works = [
                 connection.snapshots.save(path, targets)
                 for connection, path, targets in zip(
@@ -139,9 +151,13 @@ class Durable(ABC):
             ]
             sizes = gather_works("save", works).result()
         except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
+            works = []
             for connection, path in zip(self._connections, paths, strict=True):
-                connection.snapshots.release().wait()
-                connection.snapshots.forget(path).wait()  # a part that nobody fetches
+                works.append(connection.snapshots.release(path))
+                works.append(connection.snapshots.forget(path))  # a part that nobody fetches
+            for work in works:
+                with suppress(errors.Error):  # the first error is the cause
+                    work.wait()
             raise
         elsewhere = [
             (connection.snapshots, path, nbytes)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Self
 
 from mpidist import ClusterSpec, errors, started_server
+from strategy.checkpoints.lock import CheckpointLock
 from strategy.connection.connection import Connection
 from strategy.connection.pace import Pace
 from strategy.local import LocalHost
@@ -17,6 +18,7 @@ class Member(ABC):
     """The part of a strategy that deals with its cluster."""
 
     pace: Pace
+    _checkpoint_lock: CheckpointLock
     _connections: list[Connection]
     _variables: Variables
     _own_host: LocalHost | None = None
@@ -76,26 +78,25 @@ class Member(ABC):
         """Local. End this worker's training: others need not wait for steps of it any more.
 
         Returns when all its pushes have been applied. The end of the Server's context does it too;
-        a worker that waits there for others otherwise, say in a barrier, has to finish before.
+        a worker that waits there for others otherwise, say in a barrier, has to finish before. A
+        save or restore by another thread of the process ends first.
         """
-        if self._closed:
-            return
-        try:
-            self._drain()
-        finally:
-            self.pace.leave()
+        with self._checkpoint_lock.held("finish()"):
+            self._finish()
 
     def close(self) -> None:
         """Local. Finish, and give up what the strategy holds; a second call does nothing.
 
         In local mode its variables end with it, their memory and the thread of their ps; save what
         is to stay. In a cluster the ps tasks keep them. Neither the strategy nor its variables can
-        be used afterwards. Leaving its ``with`` block does the same.
+        be used afterwards. Leaving its ``with`` block does the same. A save or restore by another
+        thread of the process ends first.
         """
-        try:
-            self.finish()
-        finally:
-            self._give_up()
+        with self._checkpoint_lock.held("close()"):
+            try:
+                self._finish()
+            finally:
+                self._give_up()
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +125,14 @@ class Member(ABC):
     def _check_open(self) -> None:
         if self._closed:
             raise _closed_error()
+
+    def _finish(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._drain()
+        finally:
+            self.pace.leave()
 
     def _drain(self) -> None:
         for connection in self._connections:

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from mpidist import ClusterSpec, launched, started_server
 from mpidist.cluster_resolver import ClusterResolver
+from strategy.checkpoints.lock import checkpoint_lock_of
 from strategy.connection.compression import Compressor, parse
 from strategy.connection.connection import Connection
 from strategy.connection.nan_policy import NanPolicy
@@ -205,6 +206,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
             servers = dict.fromkeys(servers, local_gpu(job, self._devices))
         mode = self._become_worker(host, alone)
         placement = Placement(self._placement, len(servers), alone)
+        self._checkpoint_lock = checkpoint_lock_of(host)
         self._connections = self._connections_to(servers, host, mode)
         self.pace = pace_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)

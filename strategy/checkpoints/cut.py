@@ -19,14 +19,17 @@ class Cut:
 
     Args:
         owner: Number of the connection that saves.
+        path: File of the save, by which the save is known.
 
     Attributes:
         owner: The same.
+        path: The same.
         then: What to do when it has been applied.
     """
 
-    def __init__(self, owner: int) -> None:
+    def __init__(self, owner: int, path: str) -> None:
         self.owner = owner
+        self.path = path
         self._targets: Mapping[Key, int] | None = None
         self.then: Callable[[], None] = _nothing
 

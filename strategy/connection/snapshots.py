@@ -27,23 +27,26 @@ class Snapshots:
         self._line = line
         self._worker = worker
 
-    def hold(self) -> Work:
-        """Local. Have the server take up no more pushes.
+    def hold(self, path: str) -> Work:
+        """Have the server take up no more pushes.
+
+        Args:
+            path: File of the save, of a name that no other save has.
 
         Returns:
             A Work whose result is, for each connection, its key and what its last push has said.
         """
-        return self._line.start("Hold", pb.AttachReply(connection=self._line.number)).then(_held)
+        return self._line.start("Hold", self._hold_request(path)).then(_held)
 
-    def release(self) -> Work:
-        """Local. Have the server go on, if it holds pushes for this connection."""
-        return self._line.start("Release", pb.AttachReply(connection=self._line.number))
+    def release(self, path: str) -> Work:
+        """Have the server go on if it holds pushes for the save of this path."""
+        return self._line.start("Release", self._hold_request(path))
 
     def save(self, path: str, targets: Mapping[Key, int]) -> Work:
         """Local. Have the server write its part of a checkpoint, and go on.
 
         Args:
-            path: Of the file.
+            path: File of the save, with which :meth:`hold` was called.
             targets: The last push of each connection that is to be in it.
 
         Returns:
@@ -123,6 +126,9 @@ class Snapshots:
             ordinal: See :meth:`restore`.
         """
         return self._line.start("AwaitRestore", self._request(wanted, ordinal))
+
+    def _hold_request(self, path: str) -> pb.HoldRequest:
+        return pb.HoldRequest(connection=self._line.number, path=path)
 
     def _request(self, wanted: pb.Checkpoint, ordinal: int) -> pb.RestoreRequest:
         return pb.RestoreRequest(

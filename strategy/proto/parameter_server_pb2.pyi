@@ -301,6 +301,14 @@ class ReadManyReply(_message.Message):
     versions: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class HoldRequest(_message.Message):
+    __slots__ = ("connection", "path")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    path: str
+    def __init__(self, connection: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+
 class HoldReply(_message.Message):
     __slots__ = ("last",)
     LAST_FIELD_NUMBER: _ClassVar[int]

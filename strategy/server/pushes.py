@@ -102,13 +102,15 @@ class Pushes:
         return LATER
 
     def hold(self, request: Request) -> Reply:
-        """Local. Take up no more pushes, until a save says up to which ones it wants them."""
-        owner = pb.AttachReply.FromString(request.body).connection
-        if self._cut is not None and self._cut.owner != owner:
+        """Take up no more pushes until a save says which ones it wants."""
+        asked = pb.HoldRequest.FromString(request.body)
+        # A worker saves one checkpoint at a time. If its connection holds pushes for another save,
+        # that save was interrupted, and its release was not sent.
+        if self._cut is not None and self._cut.owner != asked.connection:
             raise errors.FailedPreconditionError(
                 f"{self._who} is being saved already: one worker at a time saves"
             )
-        self._cut = Cut(owner)
+        self._cut = Cut(asked.connection, asked.path)
         self.when_free(None, lambda: request.reply(self._last_pushes()))
         return LATER
 
@@ -203,22 +205,28 @@ class Pushes:
         self._reminder.done()
         self._after()
 
-    def cut(self, targets: Mapping[Key, int], then: Callable[[], None]) -> None:
-        """Local. Go on until some pushes have been applied, and no others; then do something.
+    def cut(self, path: str, targets: Mapping[Key, int], then: Callable[[], None]) -> None:
+        """Apply the pushes that belong to a checkpoint, and no others. Then call a function.
 
         Args:
+            path: File of the save.
             targets: The last push of each connection, by worker and number of its strategy.
-            then: What; then all go on.
+            then: The function. All pushes go on after it.
+
+        Raises:
+            FailedPreconditionError: Pushes are not held for this save.
         """
-        if self._cut is None:
-            raise errors.FailedPreconditionError(f"{self._who} has not been asked to hold pushes")
+        if self._cut is None or self._cut.path != path:
+            raise errors.FailedPreconditionError(
+                f"{self._who} does not hold pushes for the save of {path!r}"
+            )
         self._cut.aim(targets, then)
         self._after()
 
     def release(self, request: Request) -> None:
-        """Local. Go on with all pushes, if they are held for this connection."""
-        owner = pb.AttachReply.FromString(request.body).connection
-        if self._cut is not None and self._cut.owner == owner:
+        """Go on with all pushes if they are held for the save that the request names."""
+        asked = pb.HoldRequest.FromString(request.body)
+        if self._cut is not None and self._cut.path == asked.path:
             self._cut = None
             self._after()
 

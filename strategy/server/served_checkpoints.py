@@ -59,7 +59,7 @@ class ServedCheckpoints:
                 request.reply(pb.SaveReply(nbytes=nbytes).SerializeToString())
 
         targets = {(one.worker, one.strategy): one.sequence for one in asked.targets}
-        self._pushes.cut(targets, write)
+        self._pushes.cut(asked.path, targets, write)
         return LATER
 
     def fetch(self, request: Request) -> Reply:

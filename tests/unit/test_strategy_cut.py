@@ -85,13 +85,13 @@ def test_two_saves_at_once(make, tmp_path):
     strategy = cluster.worker(0)
     v = variable(strategy, "v", 3)
     other = cluster.worker(1)
-    other._connections[1].snapshots.hold().wait()
+    other._connections[1].snapshots.hold("other").wait()
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    strategy._connections[1].snapshots.release().wait()  # not for it
+    strategy._connections[1].snapshots.release("own").wait()  # not for it
     with pytest.raises(errors.FailedPreconditionError, match="ps 1 is being saved already"):
         strategy.save(str(tmp_path))
-    other._connections[1].snapshots.release().wait()
+    other._connections[1].snapshots.release("other").wait()
     assert v.assign_add(1) == 2
     strategy.save(str(tmp_path))
 
@@ -151,7 +151,7 @@ def test_a_save_that_fails_lets_all_go_on(make, tmp_path):
     works = [
         connection.snapshots.save(str(tmp_path / f"{n}"), {})
         for n, connection in enumerate(strategy._connections)
-        if connection.snapshots.hold().wait()
+        if connection.snapshots.hold(str(tmp_path / f"{n}")).wait()
     ]
     for work in works:
         with pytest.raises(errors.FailedPreconditionError, match="cannot write"):
@@ -163,7 +163,7 @@ def test_a_part_to_be_fetched_is_forgotten(make):
     cluster = make()
     variable(cluster.worker(0), "v", 3)
     (connection,) = cluster.worker(0)._connections
-    connection.snapshots.hold().wait()
+    connection.snapshots.hold("/nowhere/part").wait()
     nbytes = connection.snapshots.save("/nowhere/part", {}).result()
     (server,) = cluster.parameter_servers
     assert list(server._checkpoints._parts) == ["/nowhere/part"]
@@ -178,7 +178,7 @@ def test_targets_are_what_anybody_has_said():
     one, two = (0, 0), (1, 0)
     said = [[(one, (5, 2)), (two, (1, 9))], [(one, (4, 3)), (two, ())]]
     assert targets_of(said) == [{one: 5, two: 1}, {one: 3, two: 9}]
-    cut = Cut(0)
+    cut = Cut(0, "path")
     assert not cut.allows(one, 1)
     assert not cut.is_reached({one: 9})
     cut.aim({one: 5, two: 1}, print)
@@ -238,3 +238,18 @@ def test_a_save_that_fails_keeps_no_parts(make, tmp_path, monkeypatch):
         with pytest.raises(errors.ResourceExhaustedError, match="no room"):
             strategy.save(str(tmp_path))
     assert [server._checkpoints._parts for server in cluster.parameter_servers] == [{}, {}]
+
+
+def test_a_release_names_the_save_that_it_releases(make):
+    strategy = make().worker(0)
+    v = variable(strategy, "v", 3)
+    (connection,) = strategy._connections
+    connection.snapshots.hold("first").wait()
+    connection.snapshots.release("second").wait()  # of the same connection
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(v.assign_add, 1)
+        with pytest.raises(errors.FailedPreconditionError, match="the save of 'second'"):
+            connection.snapshots.save("second", {}).wait()
+        assert not change.done()
+        connection.snapshots.release("first").wait()
+        assert change.result(60) == 2

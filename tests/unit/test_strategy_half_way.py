@@ -253,13 +253,13 @@ def test_who_only_reads_does_not_keep_a_save_waiting(make, pool):
         return line.pulls._ask(remotes[reader], 1, halves[number].start, pieces[reader][number])
 
     ask(0, 0).result(LIMIT_S)
-    held = lines[0].snapshots.hold()
+    held = lines[0].snapshots.hold("part")
     wait_until(lambda: server._pushes._later)
     second = ask(1, 0)
     wait_until(lambda: server._pushes._put_off)
     ask(0, 1).result(LIMIT_S)
     held.result(LIMIT_S)  # though somebody else wants to read
-    lines[0].snapshots.release().wait()
+    lines[0].snapshots.release("part").wait()
     second.result(LIMIT_S)
     ask(1, 1).result(LIMIT_S)
     assert not any(piece.any() for own in pieces for piece in own)
