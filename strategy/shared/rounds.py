@@ -5,11 +5,16 @@ One server, the first, decides for all. Workers that leave count no more.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")  # what stands for a worker that waits
+
+# As optimizers describe a learning rate schedule, and the code in it.
+_SCHEDULE = ", learning rate "
+_CODE = re.compile(r"(\S+) \(code ([0-9a-f]{8})\)")
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,29 @@ class Rounds(Generic[T]):
         if other is not None:
             problem = (
                 f"in step {self._step} worker {first} gives gradients of {given[first]}, and "
-                f"worker {other} of {given[other]}: in mode 'sync' all workers must give gradients "
-                "of the same variables in the same order, for the same optimizer"
+                f"worker {other} of {given[other]}: {_difference(given[first], given[other])}in "
+                "mode 'sync' all workers must give gradients of the same variables in the same "
+                "order, for the same optimizer"
             )
             return [(one, Decision(self._step, (), problem)) for one in waiting.values()]
         decision = Decision(self._step, tuple(sorted(given)))
         self._step += 1 if given else 0
         nothing = Decision(self._step, ())
         return [(one, decision if worker in given else nothing) for worker, one in waiting.items()]
+
+
+def _difference(one: str, other: str) -> str:
+    """Say how two learning rate schedules differ; nothing if more than the schedules differs."""
+    if one.partition(_SCHEDULE)[0] != other.partition(_SCHEDULE)[0]:
+        return ""
+    if _CODE.sub(r"\1", one) != _CODE.sub(r"\1", other):
+        return "the learning rate schedules differ; "
+    pairs = zip(_CODE.findall(one), _CODE.findall(other), strict=True)
+    names = dict.fromkeys(name for (name, own), (_, others) in pairs if own != others)
+    return (
+        f"the learning rate schedules differ in the code of {' and '.join(names)}, in its "
+        "constants, or in globals or classes that it uses; "
+    )
 
 
 class Clocks(Generic[T]):
