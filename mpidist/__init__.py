@@ -7,8 +7,8 @@ __version__ = "0.1.0"
 if typing.TYPE_CHECKING:
     from mpidist.public import *  # noqa: F403
 else:
-    # The names are imported when the first is used: commands use none, and start in a third of the
-    # time without NumPy. Those that somebody has set meanwhile stay as they are.
+    # The names are imported when the first one is used: commands use none, and start in a third of
+    # the time without NumPy. Names that a program has set before stay as they are.
     def __getattr__(name):
         from importlib import import_module
 
@@ -25,4 +25,7 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *__getattr__("__all__")})
+        # Public names and Python's own: neither private names nor submodules that were imported.
+        public = __getattr__("__all__")
+        own = [name for name in globals() if name.startswith("__") and name.endswith("__")]
+        return sorted({*public, *own})

@@ -14,7 +14,8 @@ Variable                        Meaning                                         
 ``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
                                 four times as many are shared with processes of the host
 ``MPIDIST_DEBUG``               ``detail``: groups compare every collective before they   off
-                                carry it out, and calls that differ are errors
+                                carry it out, and calls that differ are errors; ``info``
+                                is torch's level between, and compares nothing
 ``MPIDIST_GPU_MPI``             whether MPI is given memory of GPUs: 0 never, 1 without   auto
                                 trying whether it takes it, auto where a trial says so
 ``MPIDIST_GPU_WAY``             way between GPUs: ``auto``, ``staged``, ``nccl``,         auto
@@ -36,7 +37,7 @@ GPU_WAYS = ("auto", "staged", "nccl", "ipc", "mpi", "pieces")
 PER_NODE, COLOCATED = "per_node", "colocated"
 """What a job layout may say in place of how many tasks a job has."""
 _GPU_MPI = ("auto", "0", "1")
-_DEBUG = ("off", "detail")
+_DEBUG = ("off", "info", "detail")
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,12 @@ def distribution_version() -> str:
 
 
 config = Config.from_env(os.environ)
+
+
+def set_debug(level: str) -> None:
+    """Set the debug level that groups made later read.
+
+    Args:
+        level: ``"off"``, ``"info"`` or ``"detail"``.
+    """
+    object.__setattr__(config, "debug", level)  # for users the settings are constants

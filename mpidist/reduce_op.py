@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from operator import index
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -120,7 +120,13 @@ class PremulSum:
 
 
 Reduction = ReduceOp | PremulSum
-"""What an ``op`` argument takes, beside names."""
+"""The type of ``op`` arguments, beside names."""
+
+ReductionName = Literal[
+    "sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor", "premul_sum",
+    "SUM", "AVG", "MEAN", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM",
+]  # fmt: skip
+"""The names of the reductions, as ``op`` arguments take them."""
 
 MpiReduction = ReduceOp | WrappingSum
 """The reductions that MPI carries out: its own ones and one of ours."""

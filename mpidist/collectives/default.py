@@ -1,28 +1,26 @@
-"""The default group, and what is asked of groups."""
+"""The default group, and functions that ask a group for a fact."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import mpidist.group as group_package
+from mpidist.collectives.backends import DIRECT, Backend, BackendName, check_backend
 from mpidist.config import config
 from mpidist.cuda import why_no_gpu
 from mpidist.group import DirectGroup, ProcessGroup
 from mpidist.runtime import together, world
 from mpidist.work import Timeout
 
-BACKENDS = ("mpi", "cpu:mpi", "cpu:mpi,cuda:nccl")
-_DIRECT = BACKENDS[-1]
-_OTHER_BACKENDS = ("gloo", "nccl", "ucc", "xccl", "hccl", "fake")
-
 _default: ProcessGroup | None = None
 _made: list[ProcessGroup] = []  # from the default group; they end with it
+_ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 
 
 class NonGroupMember:
-    """What new_group gives to ranks that are not members."""
+    """The type of ``GroupMember.NON_GROUP_MEMBER``, a group argument of ranks outside a group."""
 
     def __repr__(self) -> str:
         return "<GroupMember.NON_GROUP_MEMBER>"
@@ -31,23 +29,28 @@ class NonGroupMember:
 class _Members(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
-        """The default group, None before there is one."""
+        """The default group, or None if it does not exist."""
         return _default
 
 
 class GroupMember(metaclass=_Members):
-    """torch's names: ``GroupMember.WORLD`` and ``GroupMember.NON_GROUP_MEMBER``."""
+    """Names of two groups, as in torch.
+
+    Attributes:
+        WORLD: The default group, or None if it does not exist.
+        NON_GROUP_MEMBER: Result of :func:`new_group` on ranks outside the new group.
+    """
 
     NON_GROUP_MEMBER = NonGroupMember()
 
 
 Group = ProcessGroup | NonGroupMember | None
-"""What a ``group`` argument takes; None means the default group."""
+"""The type of ``group`` arguments. None means the default group."""
 
 
 def init_process_group(
-    backend: str | None = None,
-    init_method: str | None = None,
+    backend: BackendName | Backend | None = None,
+    init_method: Literal["env://"] | None = None,
     timeout: Timeout = None,
     world_size: int = -1,
     rank: int = -1,
@@ -56,28 +59,30 @@ def init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> ProcessGroup:
-    """Collective. Make the default group, of the whole world; the launcher has said who is who.
+    """Collective. Make the default group, of all ranks that the launcher has started.
 
     Args:
-        backend: With ``"cpu:mpi,cuda:nccl"`` it is a :class:`mpidist.DirectGroup`, whose large
-            operations on GPUs go from GPU to GPU; so it is with None where a rank has CuPy and a
-            GPU. With ``"mpi"`` or ``"cpu:mpi"`` all goes through the memory of the host.
-        init_method: None or ``"env://"``; MPI needs no rendezvous.
-        timeout: Time limit of every operation, in seconds or as a timedelta. Unlike torch's, the
-            default is none.
-        world_size: The number of ranks, checked if given.
-        rank: The rank of this process, checked if given.
-        store: Not needed; must be None.
-        group_name: For messages.
-        pg_options: Not needed; must be None.
-        device_id: Not needed; must be None.
+        backend: ``"mpi"`` or ``"cpu:mpi"`` moves all arrays through host memory.
+            ``"cpu:mpi,cuda:nccl"`` makes a :class:`mpidist.DirectGroup`, which moves large arrays
+            from GPU to GPU. The default is ``"cpu:mpi,cuda:nccl"`` if a rank has CuPy and a GPU,
+            else ``"mpi"``.
+        init_method: None or ``"env://"``. MPI needs no rendezvous.
+        timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
+            limit, unlike in torch.
+        world_size: Number of ranks. A wrong number is an error. The default is to ask the launcher.
+        rank: Rank of this process. A wrong number is an error. The default is to ask the launcher.
+        store: Argument of torch; must be None.
+        group_name: Name of the group in messages, ``"world"`` by default.
+        pg_options: Argument of torch; must be None.
+        device_id: Argument of torch; must be None.
 
     Returns:
-        The default group.
+        The default group. torch's function returns None.
 
     Raises:
-        DistBackendError: MPI cannot be started as needed.
-        ValueError: The group exists, or an argument contradicts what the launcher says.
+        DistBackendError: MPI cannot be started.
+        ValueError: The default group exists, an argument has no meaning for MPI or contradicts the
+            launcher, or the ranks give different backends.
     """
     if _default is not None:
         raise ValueError("the default group exists already; destroy_process_group() ends it")
@@ -103,23 +108,10 @@ def init_process_group(
         raise ValueError(
             f"the ranks want different backends, or say MPIDIST_GPU_WAY differently: {wishes}"
         )
-    kind = DirectGroup if _DIRECT in wishes else ProcessGroup
+    kind = DirectGroup if DIRECT in wishes else ProcessGroup
     made = kind(comm, group_name, timeout)
     _become_default(made)
     return made
-
-
-def check_backend(backend: str | None) -> None:
-    """Raise ValueError, which says what to do, for a backend that this package does not have."""
-    if backend is None or (isinstance(backend, str) and backend.lower() in BACKENDS):
-        return
-    known = ", ".join(BACKENDS)
-    if any(name in str(backend).lower() for name in _OTHER_BACKENDS):
-        raise ValueError(
-            f"backend {backend!r} is not one of this package, which runs on MPI: leave it out (the "
-            f"known ones are {known})"
-        )
-    raise ValueError(f"unknown backend {backend!r}: leave it out; the known ones are {known}")
 
 
 def _become_default(group: ProcessGroup | None) -> None:
@@ -128,19 +120,21 @@ def _become_default(group: ProcessGroup | None) -> None:
 
 
 def _wish(backend: str | None) -> str | None:
-    """The backend that this rank wants; None if it has no GPU, and does not say."""
+    """Return the backend of this rank's choice; None if it has no GPU and no choice was made."""
     if config.gpu_way == "staged":
         return "mpi"
     if backend is None:
-        return _DIRECT if config.gpu_way != "auto" or not why_no_gpu(os.environ) else None
-    return _DIRECT if backend.lower() == _DIRECT else "mpi"
+        return DIRECT if config.gpu_way != "auto" or not why_no_gpu(os.environ) else None
+    return DIRECT if backend.lower() == DIRECT else "mpi"
 
 
 def destroy_process_group(group: Group = None) -> None:
-    """Collective. End a group; with the default group all that were made from it.
+    """Collective. Destroy a group. The default group takes all groups made from it along.
+
+    A rank outside the group does nothing but warn.
 
     Args:
-        group: By default the default group. Nothing happens on ranks that are not members.
+        group: Process group, by default the default group.
 
     Raises:
         ValueError: There is no default group, or the group was destroyed before.
@@ -160,38 +154,118 @@ def destroy_process_group(group: Group = None) -> None:
 
 
 def is_available() -> bool:
-    """Local. True: the package cannot be imported without what it needs."""
+    """Return True: without its requirements the package cannot be imported."""
     return True
 
 
 def is_initialized() -> bool:
-    """Local. Whether the default group exists."""
+    """Return whether the default group exists."""
     return _default is not None
 
 
+def is_torchelastic_launched() -> bool:
+    """Return whether torchrun (torch.distributed.elastic) has started this process.
+
+    As in torch, the environment variable ``TORCHELASTIC_RUN_ID`` decides. See
+    :func:`mpidist.launched` for the launchers of MPI.
+    """
+    return _ELASTIC_RUN in os.environ
+
+
 def get_rank(group: Group = None) -> int:
-    """Local. Rank of this process in a group; -1 if it is not a member."""
+    """Return the rank of this process in a group.
+
+    Args:
+        group: Process group, by default the default group.
+
+    Returns:
+        The group rank. A rank outside the group gets -1.
+
+    Raises:
+        ValueError: There is no default group.
+    """
     return -1 if isinstance(group, NonGroupMember) else given(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
-    """Local. Number of ranks of a group; -1 if this process is not a member."""
+    """Return the number of ranks of a group.
+
+    Args:
+        group: Process group, by default the default group.
+
+    Returns:
+        The number of ranks. A rank outside the group gets -1.
+
+    Raises:
+        ValueError: There is no default group.
+    """
     return -1 if isinstance(group, NonGroupMember) else given(group).size()
 
 
-def get_backend(group: Group = None) -> str:
-    """Local. Always ``"mpi"``; ValueError if this process is not a member."""
-    given(group)
-    return "mpi"
+def get_backend(group: Group = None) -> Backend:
+    """Return the name of a group's backend.
+
+    Args:
+        group: Process group, by default the default group.
+
+    Returns:
+        ``"cpu:mpi,cuda:nccl"`` for a group with direct ways between GPUs, else ``"mpi"``.
+
+    Raises:
+        ValueError: There is no default group, or this rank is outside the group.
+    """
+    return Backend(DIRECT if isinstance(given(group), DirectGroup) else Backend.MPI)
+
+
+def get_backend_config(group: Group = None) -> str:
+    """Return the backend of a group for each type of device.
+
+    Args:
+        group: Process group, by default the default group.
+
+    Returns:
+        ``"cpu:mpi,cuda:nccl"`` for a group with direct ways between GPUs, else
+        ``"cpu:mpi,cuda:mpi"``: arrays on GPUs go through host memory.
+
+    Raises:
+        ValueError: There is no default group, or this rank is outside the group.
+    """
+    backend = get_backend(group)
+    return str(backend) if ":" in backend else f"cpu:{backend},cuda:{backend}"
+
+
+def get_pg_count() -> int:
+    """Return the number of process groups of this rank: the default group and those made from it.
+
+    torch counts all groups that were ever made. This function counts the groups that exist.
+    """
+    return len(existing_groups())
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
-    """Local. Group rank of a rank of the world; ValueError if it is not a member."""
+    """Return the group rank of a world rank.
+
+    Args:
+        group: Process group. None means the default group.
+        global_rank: World rank.
+
+    Raises:
+        ValueError: There is no default group, this rank is outside the group, or the given rank is.
+    """
     return given(group).position(global_rank)
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
-    """Local. Rank in the world of a group rank; ValueError if there is none."""
+    """Return the world rank of a group rank.
+
+    Args:
+        group: Process group. None means the default group.
+        group_rank: Group rank.
+
+    Raises:
+        ValueError: There is no default group, this rank is outside the group, or the group has no
+            such rank.
+    """
     ranks = given(group).ranks
     if not 0 <= group_rank < len(ranks):
         raise ValueError(f"group rank {group_rank} is not in a group of {len(ranks)}")
@@ -199,19 +273,29 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
-    """Local. Ranks in the world of all members, by group rank."""
+    """Return the world ranks of a group, in the order of the group ranks.
+
+    Args:
+        group: Process group, by default the default group.
+
+    Raises:
+        ValueError: There is no default group, or this rank is outside the group.
+    """
     return list(given(group).ranks)
 
 
 def set_timeout(timeout: Timeout, group: Group = None) -> None:
-    """Local. Time limit of every later operation of a group.
+    """Set the time limit of all later operations of a group on this rank.
+
+    A rank outside the group does nothing but warn.
 
     Args:
-        timeout: Seconds or a timedelta; None for none.
-        group: The group; without it the default group.
+        timeout: Time limit, in seconds or as a timedelta. None means no limit.
+        group: Process group, by default the default group.
 
     Raises:
-        ValueError: The limit is negative, or no number.
+        TypeError: The limit is no number and no timedelta.
+        ValueError: There is no default group, or the limit is negative or NaN.
     """
     acts = acting(group)
     if acts is not None:
@@ -219,10 +303,13 @@ def set_timeout(timeout: Timeout, group: Group = None) -> None:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Local. Rank of this process among those of its node.
+    """Return the rank of this process among the ranks of its node.
+
+    The environment variable ``LOCAL_RANK`` decides. Without it, MPI is started and knows the ranks
+    of the node.
 
     Args:
-        fallback_rank: Not needed: MPI knows; torch's argument.
+        fallback_rank: Argument of torch without effect.
     """
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
@@ -230,10 +317,10 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def given(group: Group) -> ProcessGroup:
-    """Local. The group meant by an argument.
+    """Return the group that an argument means.
 
     Raises:
-        ValueError: There is no default group, or this rank is not a member.
+        ValueError: There is no default group, or this rank is outside the group.
     """
     if group is None:
         if _default is None:
@@ -245,7 +332,7 @@ def given(group: Group) -> ProcessGroup:
 
 
 def acting(group: Group) -> ProcessGroup | None:
-    """Local. The group that acts; None, with a warning, if this rank is not a member."""
+    """Return the group of an operation. A rank outside the group gets None and a warning."""
     if group is None and _default is not None:
         return _default
     if group.__class__ is NonGroupMember:
@@ -255,6 +342,12 @@ def acting(group: Group) -> ProcessGroup | None:
 
 
 def keep(group: ProcessGroup) -> None:
-    """Local. Have a group end together with the default group."""
+    """Destroy a group together with the default group."""
     _made[:] = [made for made in _made if not made.freed]
     _made.append(group)
+
+
+def existing_groups() -> list[ProcessGroup]:
+    """Return the default group and the groups made from it, without destroyed ones."""
+    groups = _made if _default is None else [_default, *_made]
+    return [group for group in groups if not group.freed]

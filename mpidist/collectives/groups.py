@@ -1,4 +1,4 @@
-"""Groups made from the default group or from another, by torch.distributed's functions."""
+"""Functions of torch.distributed that make groups from other groups."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.collectives.default import (
-    Group,
-    GroupMember,
-    NonGroupMember,
-    check_backend,
-    given,
-    keep,
-)
+from mpidist.collectives.backends import Backend, BackendName, check_backend
+from mpidist.collectives.default import Group, GroupMember, NonGroupMember, given, keep
 from mpidist.group import CartesianGroup, ProcessGroup, make_cartesian, make_group, split
 from mpidist.runtime import world
 from mpidist.work import Timeout
@@ -24,30 +18,37 @@ _numbers = itertools.count(1)
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout = None,
-    backend: str | None = None,
+    backend: BackendName | Backend | None = None,
     pg_options: Any = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonGroupMember:
-    """Collective over the new members; others may call it, and get their answer at once.
+    """Collective over the new ranks. Make a group of some ranks of the world.
+
+    The ranks outside the new group need not call this function. If they do, it returns at once.
 
     Args:
-        ranks: World ranks of the members; None for all.
-        timeout: Time limit of every operation; None for none.
-        backend: None, or ``"mpi"``.
-        pg_options: torch's; must be None.
-        use_local_synchronization: torch's; here only the members take part in any case.
-        group_desc: For messages.
-        device_id: torch's; must be None.
-        sort_ranks: Whether group ranks follow the world ranks; otherwise the order of ``ranks``.
+        ranks: World ranks of the group. The default is all ranks.
+        timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
+            limit.
+        backend: None or a backend of :func:`init_process_group`. The new group has the backend of
+            the default group in any case.
+        pg_options: Argument of torch; must be None.
+        use_local_synchronization: Argument of torch without effect: only the ranks of the new
+            group take part.
+        group_desc: Name of the group in messages. The default is a number.
+        device_id: Argument of torch; must be None.
+        sort_ranks: Number the group ranks in the order of the world ranks, the default. False
+            keeps the order of ``ranks``.
 
     Returns:
-        The group; ``GroupMember.NON_GROUP_MEMBER`` on other ranks.
+        The group. A rank outside the group gets ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises:
-        ValueError: A rank is there twice or not in the world, or an argument has no meaning here.
+        ValueError: A rank is given twice or is not in the world, or an argument has no meaning for
+            MPI.
     """
     check_options(backend, pg_options=pg_options, device_id=device_id)
     parent = given(None)
@@ -62,25 +63,29 @@ def new_subgroups(
     group_size: int | None = None,
     group: Group = None,
     timeout: Timeout = None,
-    backend: str | None = None,
+    backend: BackendName | Backend | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonGroupMember, list[ProcessGroup | NonGroupMember]]:
-    """Collective. Cut a group into groups of neighbouring ranks, all of one size.
+    """Collective. Divide a group into groups of neighbouring ranks, all of one size.
 
     Args:
-        group_size: Members of each; by default as many as this node has ranks.
-        group: What is cut; the default group.
-        timeout: Time limit of every operation; None for none.
-        backend: None, or ``"mpi"``.
-        pg_options: torch's; must be None.
-        group_desc: For messages.
+        group_size: Number of ranks of each new group. The default is the number of ranks of this
+            node.
+        group: Process group to divide, by default the default group.
+        timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
+            limit.
+        backend: As in :func:`new_group`.
+        pg_options: Argument of torch; must be None.
+        group_desc: Name of the groups in messages. The default is a number.
 
     Returns:
-        The group of this rank, and for each group the group, or ``NON_GROUP_MEMBER``.
+        The new group of this rank, and a list with one entry per new group: the group, or
+        ``GroupMember.NON_GROUP_MEMBER`` if this rank is outside.
 
     Raises:
-        ValueError: The size does not divide the group's.
+        ValueError: The size does not divide the number of ranks, or an argument has no meaning for
+            MPI.
     """
     parent = given(group)
     size = world().node.size if group_size is None else group_size
@@ -96,24 +101,28 @@ def new_subgroups(
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout = None,
-    backend: str | None = None,
+    backend: BackendName | Backend | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonGroupMember | None, list[ProcessGroup | NonGroupMember]]:
-    """Collective. Groups of the given world ranks, each rank in one at most.
+    """Collective. Make groups of the given world ranks.
 
     Args:
-        ranks_per_subgroup_list: The ranks of each group.
-        timeout: Time limit of every operation; None for none.
-        backend: None, or ``"mpi"``.
-        pg_options: torch's; must be None.
-        group_desc: For messages.
+        ranks_per_subgroup_list: World ranks of each group, in the order of the group ranks. A rank
+            is in one group at most.
+        timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
+            limit.
+        backend: As in :func:`new_group`.
+        pg_options: Argument of torch; must be None.
+        group_desc: Name of the groups in messages. The default is a number.
 
     Returns:
-        The group of this rank, None if it is in none; for each group it, or ``NON_GROUP_MEMBER``.
+        The new group of this rank, or None if it is in no group; and a list with one entry per new
+        group: the group, or ``GroupMember.NON_GROUP_MEMBER`` if this rank is outside.
 
     Raises:
-        ValueError: The list is empty, or a rank is in two groups or not in the world.
+        ValueError: The list is empty, a rank is in two groups or not in the world, or an argument
+            has no meaning for MPI.
     """
     if not ranks_per_subgroup_list:
         raise ValueError("ranks_per_subgroup_list needs the ranks of at least one group")
@@ -128,23 +137,26 @@ def split_group(
     timeout: Timeout = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-    backend: str | None = None,
+    backend: BackendName | Backend | None = None,
 ) -> ProcessGroup | None:
-    """Collective over the new members. Groups of the given group ranks of a parent.
+    """Collective over the new ranks. Make groups of the given group ranks of a parent group.
 
     Args:
-        parent_pg: The parent; the default group.
-        split_ranks: Group ranks in the parent, a list for each new group.
-        timeout: Time limit of every operation; None for none.
-        pg_options: torch's; must be None.
-        group_desc: For messages.
-        backend: None, or ``"mpi"``.
+        parent_pg: Parent group, by default the default group.
+        split_ranks: Group ranks in the parent, one list per new group. A rank is in one list at
+            most. A list gives the order of the new group ranks.
+        timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
+            limit.
+        pg_options: Argument of torch; must be None.
+        group_desc: Name of the groups in messages. The default is a number.
+        backend: As in :func:`new_group`.
 
     Returns:
-        The group of this rank, or None.
+        The new group of this rank, or None if it is in no list.
 
     Raises:
-        ValueError: No ranks are given, or one is in two lists or not in the parent.
+        ValueError: The list is missing or empty, a rank is in two lists or not in the parent, or
+            an argument has no meaning for MPI.
     """
     check_options(backend, pg_options=pg_options)
     parent = given(parent_pg)
@@ -168,22 +180,23 @@ def new_cartesian_group(
     timeout: Timeout = None,
     group_desc: str | None = None,
 ) -> CartesianGroup:
-    """Collective over a group. The same members on a grid, with neighbours (MPI 4.1, 8.5).
+    """Collective. Arrange the ranks of a group on a grid, with neighbours (MPI 4.1, 8.5).
 
     Args:
-        shape: Members along each dimension; their product is the group's size.
-        periodic: Whether the last along a dimension is a neighbour of the first; one answer for
-            all dimensions, or one each.
-        reorder: Let MPI give other ranks to the members, so that neighbours are close.
-        group: Whose members; the default group.
-        timeout: Time limit of every operation; None for none.
-        group_desc: For messages.
+        shape: Number of ranks along each dimension. The product is the number of ranks.
+        periodic: Whether the last rank along a dimension is a neighbour of the first one: one bool
+            for all dimensions, or one per dimension. The default is False.
+        reorder: Let MPI number the ranks anew, so that neighbours are close. The default is False.
+        group: Process group to arrange, by default the default group. It stays as it is.
+        timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
+            limit.
+        group_desc: Name of the new group in messages. The default is a number.
 
     Returns:
-        A group of its own.
+        A new group of the same ranks.
 
     Raises:
-        ValueError: The shape does not fit the group's size, or this rank is not a member.
+        ValueError: The shape does not fit the number of ranks, or this rank is outside the group.
     """
     made = make_cartesian(given(group), shape, periodic, reorder, _name(group_desc), timeout)
     keep(made)
@@ -196,19 +209,20 @@ def shrink_group(
     shrink_flags: int = 0,
     pg_options: Any = None,
 ) -> ProcessGroup | NonGroupMember:
-    """Collective over those who stay. A group without some of its members.
+    """Collective over the ranks that stay. Make a group without some ranks of another group.
 
     Args:
-        ranks_to_exclude: Group ranks of those who go. They need not take part.
-        group: The group; the default group. It stays as it is.
-        shrink_flags: torch's; must be 0.
-        pg_options: torch's; must be None.
+        ranks_to_exclude: Group ranks to leave out. They need not take part.
+        group: Process group to shrink, by default the default group. It stays as it is.
+        shrink_flags: Argument of torch; must be 0.
+        pg_options: Argument of torch; must be None.
 
     Returns:
-        The smaller group; ``NON_GROUP_MEMBER`` on those who go.
+        The smaller group. A rank that is left out gets ``GroupMember.NON_GROUP_MEMBER``.
 
     Raises:
-        ValueError: Nobody goes, nobody stays, or a rank is not in the group.
+        ValueError: No rank or every rank is left out, a rank is not in the group, or an argument
+            has no meaning for MPI.
     """
     check_options(None, pg_options=pg_options)
     if shrink_flags:
@@ -250,7 +264,7 @@ def _name(description: str | None) -> str:
 
 
 def check_options(backend: str | None, **options: Any) -> None:
-    """Local. ValueError if a backend is unknown, or an option of torch's is given."""
+    """Raise ValueError if a backend is unknown or an option of torch is given."""
     check_backend(backend)
     for name, value in options.items():
         if value is not None:

@@ -1,50 +1,51 @@
-"""Where the ranks of a device mesh stand: an array of world ranks, and names of its dimensions."""
+"""The layout of a device mesh: an array of world ranks, and names of its dimensions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-DEVICE_TYPES = ("cpu", "cuda")
+DeviceType = Literal["cpu", "cuda"]
+DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A checked layout, made by :func:`laid_out` or :func:`in_order`.
+    """The checked layout of a mesh, made by :func:`layout_of_ranks` or :func:`layout_of_shape`.
 
     Attributes:
-        device_type: One of ``DEVICE_TYPES``.
+        device_type: Type of the devices.
         mesh: World ranks, each once at most; read-only.
-        names: Of the dimensions, or None.
+        names: Names of the dimensions, or None.
     """
 
-    device_type: str
+    device_type: DeviceType
     mesh: NDArray[np.int64]
     names: tuple[str, ...] | None
 
     def key(self) -> tuple[Any, ...]:
-        """Local. What equal layouts have in common."""
+        """Return a value that is equal for equal layouts."""
         return self.device_type, self.names, self.mesh.shape, tuple(self.mesh.ravel().tolist())
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Local. Where a world rank stands; None if it is not there."""
+        """Return the indices of a world rank in the mesh, or None if the mesh lacks it."""
         found = np.argwhere(self.mesh == rank)
         return tuple(found[0].tolist()) if len(found) else None
 
     def axis(self, dim: int | str) -> int:
-        """Local. The number of a dimension.
+        """Return the number of a dimension.
 
         Args:
-            dim: Its name, or its number; a negative one counts from the end.
+            dim: Name of the dimension, or its number. A negative number counts from the end.
 
         Raises:
-            KeyError: There is no such name.
-            IndexError: There is no such number.
+            KeyError: The mesh has no such name.
+            IndexError: The mesh has no such number.
         """
         if isinstance(dim, str):
             if dim not in (self.names or ()):
@@ -55,10 +56,11 @@ class Layout:
         return dim % self.mesh.ndim
 
     def axes(self, names: str | Sequence[str]) -> list[int]:
-        """Local. The numbers of dimensions that a part of the mesh keeps.
+        """Return the numbers of the dimensions that a submesh keeps.
 
         Raises:
-            KeyError: No name is given, one is unknown, or they are not in the order of the mesh.
+            KeyError: No name is given, a name is unknown, or the names are not in the order of the
+                mesh.
         """
         axes = [self.axis(str(name)) for name in ([names] if isinstance(names, str) else names)]
         if not axes or sorted(set(axes)) != axes:
@@ -69,20 +71,20 @@ class Layout:
         return axes
 
     def rows(self, axis: int) -> list[list[int]]:
-        """Local. The world ranks along a dimension, for each place in the others."""
+        """Return the world ranks along a dimension, for each index in the other dimensions."""
         rows: list[list[int]] = np.moveaxis(self.mesh, axis, -1).reshape(
             -1, self.mesh.shape[axis]
         ).tolist()  # fmt: skip
         return rows
 
     def part(self, axes: Sequence[int], coordinate: Sequence[int]) -> Layout:
-        """Local. The dimensions given, through one place in all others."""
+        """Return the submesh of some dimensions that contains the rank at a coordinate."""
         index = tuple(slice(None) if a in axes else at for a, at in enumerate(coordinate))
         names = None if self.names is None else tuple(self.names[axis] for axis in axes)
         return Layout(self.device_type, self.mesh[index], names)
 
     def flat(self, name: str | None) -> Layout:
-        """Local. All ranks in one dimension, of a name or of the joined names of all."""
+        """Return the mesh of one dimension. The default name joins the names of all dimensions."""
         given = name or "_".join(self.names or ())
         ranks = self.mesh.reshape(-1)
         ranks.flags.writeable = False
@@ -99,21 +101,21 @@ class Layout:
         )
 
 
-def laid_out(
-    device_type: str, mesh: Any, mesh_dim_names: Sequence[str] | None, world_size: int
+def layout_of_ranks(
+    device_type: DeviceType, mesh: Any, mesh_dim_names: Sequence[str] | None, world_size: int
 ) -> Layout:
-    """Local. The layout that a mesh of ranks describes.
+    """Return the layout of an array of world ranks.
 
     Args:
-        device_type: ``"cpu"`` or ``"cuda"``.
-        mesh: Nested lists of world ranks, or an array of integers.
-        mesh_dim_names: A name for each dimension, or None.
+        device_type: Type of the devices.
+        mesh: World ranks, as nested lists or as an array of integers.
+        mesh_dim_names: One name per dimension, or None.
         world_size: Number of ranks of the world.
 
     Raises:
         TypeError: The ranks are not integers, or a name is not a string.
-        ValueError: The device type is unknown, a rank is there twice or not in the world, the mesh
-            is empty, or the names are too many, too few, or not distinct.
+        ValueError: The device type is unknown, a rank is given twice or is not in the world, the
+            mesh is empty, or the names do not match the dimensions or are not distinct.
     """
     if device_type not in DEVICE_TYPES:
         raise ValueError(
@@ -125,7 +127,7 @@ def laid_out(
         raise ValueError(f"a mesh needs at least one dimension and one rank, not {mesh!r}")
     if given.dtype.kind not in "iu":
         raise TypeError(f"a mesh needs ranks as integers, not {given.dtype}")
-    ranks = given.astype(np.int64)  # a copy: the caller may change his own
+    ranks = given.astype(np.int64)  # a copy: the caller may change the array
     distinct, counts = np.unique(ranks, return_counts=True)
     if (counts > 1).any():
         raise ValueError(f"rank(s) {distinct[counts > 1].tolist()} are in the mesh more than once")
@@ -136,17 +138,18 @@ def laid_out(
     return Layout(device_type, ranks, _checked_names(mesh_dim_names, ranks.ndim))
 
 
-def in_order(
-    device_type: str,
+def layout_of_shape(
+    device_type: DeviceType,
     mesh_shape: Sequence[int],
     mesh_dim_names: Sequence[str] | None,
     world_size: int,
 ) -> Layout:
-    """Local. The layout of all ranks of the world in their order, the last dimension fastest.
+    """Return the layout of all ranks of the world in C order.
 
     Raises:
-        TypeError: A size is not an integer; see also :func:`laid_out`.
-        ValueError: The sizes do not multiply to that of the world; see also :func:`laid_out`.
+        TypeError: A size is not an integer; see also :func:`layout_of_ranks`.
+        ValueError: The product of the sizes is not the number of ranks; see also
+            :func:`layout_of_ranks`.
     """
     shape = tuple(mesh_shape)
     if not all(isinstance(size, int | np.integer) for size in shape):
@@ -157,7 +160,7 @@ def in_order(
             f"{world_size}; for a part of the world, give DeviceMesh the ranks"
         )
     ranks = np.arange(world_size).reshape(shape)
-    return laid_out(device_type, ranks, mesh_dim_names, world_size)
+    return layout_of_ranks(device_type, ranks, mesh_dim_names, world_size)
 
 
 def _checked_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Device meshes of torch.distributed: a group for each row of an array of ranks."""
+"""Device meshes of torch.distributed: an array of ranks, and a group along each dimension."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.collectives.backends import Backend, BackendName
 from mpidist.collectives.default import (
     Group,
     get_rank,
@@ -18,29 +19,33 @@ from mpidist.collectives.default import (
     keep,
 )
 from mpidist.collectives.groups import check_options
-from mpidist.collectives.layout import Layout, in_order, laid_out
+from mpidist.collectives.layout import DeviceType, Layout, layout_of_ranks, layout_of_shape
 from mpidist.group import ProcessGroup, split
 from mpidist.runtime import world
 
+# torch gives a backend alone or with its options, which must be None here.
+_Override = BackendName | Backend | tuple[BackendName | Backend, None]
+
 
 class DeviceMesh:
-    """Collective over the world. Ranks in an array, and a group along each of its dimensions.
+    """Collective over the world. An array of ranks, with a group along each of its dimensions.
 
-    A rank's group along a dimension has the ranks that stand in one row with it, in the order of
-    the row: its group rank is its place there. A row of the whole world in its order is the default
-    group; the other groups are made now, and end with the default group. Without a default group,
-    init_process_group() is called first. Ranks that are not in the mesh call this too.
+    The group of a rank along a dimension has the ranks of one row, in the order of the row. The
+    group rank is the index in the row. A row that is the whole world in its order is the default
+    group. The other groups are new, and are destroyed together with the default group. Without a
+    default group, :func:`init_process_group` is called first. Ranks that are not in the mesh make
+    the call, too.
 
     Args:
-        device_type: ``"cpu"`` or ``"cuda"``; it says of what kind the devices are, and no more.
-        mesh: World ranks, each once at most: nested lists, or an array of integers.
-        mesh_dim_names: A name for each dimension.
+        device_type: ``"cpu"`` or ``"cuda"``. The groups are the same for both.
+        mesh: World ranks, each once at most, as nested lists or as an array of integers.
+        mesh_dim_names: One name per dimension. The default is no names.
 
     Raises:
         TypeError: The ranks are not integers, or a name is not a string.
-        ValueError: The device type is unknown, a rank is there twice or not in the world, the mesh
-            is empty, the names are too many, too few or not distinct, or ranks give different
-            meshes. All ranks raise if one does.
+        ValueError: The device type is unknown, a rank is given twice or is not in the world, the
+            mesh is empty, the names do not match the dimensions or are not distinct, or the ranks
+            give different meshes. If one rank raises, all ranks raise.
     """
 
     _layout: Layout
@@ -48,36 +53,36 @@ class DeviceMesh:
     _groups: list[ProcessGroup]
 
     def __init__(
-        self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None
+        self, device_type: DeviceType, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None
     ) -> None:
-        self._make(_agreed(lambda size: laid_out(device_type, mesh, mesh_dim_names, size)))
+        self._make(_agreed(lambda size: layout_of_ranks(device_type, mesh, mesh_dim_names, size)))
 
     @staticmethod
     def from_group(
         group: Group | Sequence[Group],
-        device_type: str,
+        device_type: DeviceType,
         mesh: Any = None,
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Local. The mesh of existing groups of this rank, one for each dimension.
+        """Return the mesh of existing groups of this rank, one group per dimension.
 
         Args:
-            group: The groups, by dimension; or a single one.
+            group: The groups in the order of the dimensions, or a single group.
             device_type: ``"cpu"`` or ``"cuda"``.
-            mesh: World ranks; of a single group they are its members, and need not be given.
-            mesh_dim_names: A name for each dimension.
+            mesh: World ranks. For a single group the default is its ranks.
+            mesh_dim_names: One name per dimension. The default is no names.
 
         Raises:
-            ValueError: The mesh is missing, has not a dimension for each group or not the members
-                of each in their order, or this rank is no member; see also :class:`DeviceMesh`.
+            ValueError: The mesh is missing, the groups do not match the rows of the mesh, or this
+                rank is outside a group; see also :class:`DeviceMesh`.
         """
         groups = [given(one) for one in (group if isinstance(group, Sequence) else [group])]
         if mesh is None:
             if len(groups) != 1:
                 raise ValueError(f"a mesh of {len(groups)} groups needs the mesh of their ranks")
             mesh = groups[0].ranks
-        layout = laid_out(device_type, mesh, mesh_dim_names, world().size)
+        layout = layout_of_ranks(device_type, mesh, mesh_dim_names, world().size)
         if layout.mesh.ndim != len(groups):
             raise ValueError(f"{layout} needs {layout.mesh.ndim} groups, not {len(groups)}")
         coordinate = layout.coordinate(world().rank)
@@ -92,69 +97,90 @@ class DeviceMesh:
 
     @property
     def mesh(self) -> NDArray[np.int64]:
-        """Local. World ranks, by place; read-only."""
+        """World ranks, as a read-only array."""
         return self._layout.mesh
 
     @property
-    def device_type(self) -> str:
-        """Local. ``"cpu"`` or ``"cuda"``."""
+    def device_type(self) -> DeviceType:
+        """Type of the devices, ``"cpu"`` or ``"cuda"``."""
         return self._layout.device_type
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
-        """Local. Names of the dimensions, or None."""
+        """Names of the dimensions, or None."""
         return self._layout.names
 
     @property
     def ndim(self) -> int:
-        """Local. Number of dimensions."""
+        """Number of dimensions."""
         return self.mesh.ndim
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Local. Number of ranks along each dimension."""
+        """Number of ranks along each dimension."""
         return self.mesh.shape
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """Local. Number of ranks in the mesh, or along a dimension."""
+        """Return the number of ranks of the mesh, or along a dimension.
+
+        Args:
+            mesh_dim: Name or number of the dimension. The default is the whole mesh.
+
+        Raises:
+            KeyError: The mesh has no such name.
+            IndexError: The mesh has no such number.
+        """
         return self.mesh.size if mesh_dim is None else self.shape[self._layout.axis(mesh_dim)]
 
     def get_rank(self) -> int:
-        """Local. World rank of this process."""
+        """Return the world rank of this process."""
         return get_rank()
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Local. Where this rank stands; None if it is not in the mesh."""
+        """Return the indices of this rank in the mesh, or None if it is not in the mesh."""
         return self._coordinate
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Local. Where this rank stands along a dimension; see :meth:`get_group`."""
-        return self._place()[self._axis(mesh_dim)]
-
-    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Local. The group of this rank along a dimension.
+        """Return the index of this rank along a dimension.
 
         Args:
-            mesh_dim: Name or number of the dimension; None if there is only one.
+            mesh_dim: Name or number of the dimension, as in :meth:`get_group`.
 
         Raises:
             ValueError: This rank is not in the mesh, or the dimension is missing.
-            KeyError: There is no such name.
-            IndexError: There is no such number.
+            KeyError: The mesh has no such name.
+            IndexError: The mesh has no such number.
+        """
+        return self._place()[self._axis(mesh_dim)]
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """Return the group of this rank along a dimension.
+
+        Args:
+            mesh_dim: Name or number of the dimension. It may be left out if there is one dimension.
+
+        Raises:
+            ValueError: This rank is not in the mesh, or the dimension is missing.
+            KeyError: The mesh has no such name.
+            IndexError: The mesh has no such number.
         """
         self._place()
         return self._groups[self._axis(mesh_dim)]
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """Local. The groups of this rank, by dimension; ValueError if it is not in the mesh."""
+        """Return the groups of this rank, in the order of the dimensions.
+
+        Raises:
+            ValueError: This rank is not in the mesh.
+        """
         self._place()
         return list(self._groups)
 
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> DeviceMesh:
-        """Local. The part of the mesh that spans some dimensions, through this rank.
+        """Return the submesh of some dimensions that contains this rank.
 
         Args:
-            mesh_dim_names: Names of one or more dimensions, in their order in the mesh.
+            mesh_dim_names: One or more names, in the order of the mesh.
 
         Raises:
             ValueError: This rank is not in the mesh.
@@ -167,10 +193,10 @@ class DeviceMesh:
         return DeviceMesh._made(part, [self._groups[axis] for axis in axes])
 
     def flatten(self, name: str | None = None) -> DeviceMesh:
-        """Collective over the ranks of this mesh. The same ranks along one dimension.
+        """Collective over the ranks of this mesh. Return a mesh of one dimension.
 
         Args:
-            name: Of the dimension; by default the names of this mesh, joined by ``_``.
+            name: Name of the dimension. The default joins the names of this mesh by ``_``.
 
         Raises:
             ValueError: This rank is not in the mesh.
@@ -182,7 +208,7 @@ class DeviceMesh:
         return DeviceMesh._made(flat)
 
     def __eq__(self, other: object) -> bool:
-        """Local. Whether both have the same ranks in the same places, names and device type."""
+        """Return whether two meshes have the same array of ranks, names and device type."""
         if not isinstance(other, DeviceMesh):
             return NotImplemented
         return self._layout.key() == other._layout.key()
@@ -197,7 +223,7 @@ class DeviceMesh:
 
     @classmethod
     def _made(cls, layout: Layout, groups: list[ProcessGroup] | None = None) -> DeviceMesh:
-        """Collective over the ranks of the layout, unless the groups exist."""
+        """Return the mesh of a layout. Collective over its ranks, unless the groups are given."""
         mesh = cls.__new__(cls)
         mesh._make(layout, groups)
         return mesh
@@ -206,7 +232,7 @@ class DeviceMesh:
         self._layout = layout
         self._coordinate = layout.coordinate(world().rank)
         if groups is None:
-            # All ranks go through the dimensions in one order: so no two wait for each other.
+            # All ranks take the dimensions in the same order, so no two wait for each other.
             made = [_group_along(layout, axis) for axis in range(layout.mesh.ndim)]
             groups = [group for group in made if group is not None]
         self._groups = groups
@@ -223,34 +249,35 @@ class DeviceMesh:
 
 
 def init_device_mesh(
-    device_type: str,
+    device_type: DeviceType,
     mesh_shape: Sequence[int],
     *,
     mesh_dim_names: Sequence[str] | None = None,
-    backend_override: Mapping[int | str, Any] | None = None,
+    backend_override: Mapping[int | str, _Override] | None = None,
 ) -> DeviceMesh:
-    """Collective. The mesh of all ranks of the world in their order, the last dimension fastest.
+    """Collective. Make the mesh of all ranks of the world, in C order.
 
     Args:
-        device_type: ``"cpu"`` or ``"cuda"``; it says of what kind the devices are, and no more.
+        device_type: ``"cpu"`` or ``"cuda"``. The groups are the same for both.
         mesh_shape: Number of ranks along each dimension.
-        mesh_dim_names: A name for each dimension.
-        backend_override: By name or number of a dimension, ``"mpi"``: there is no other backend.
+        mesh_dim_names: One name per dimension. The default is no names.
+        backend_override: Backend of a dimension, by its name or number. Dimensions have the
+            backend of the default group in any case.
 
     Returns:
         The mesh; see :class:`DeviceMesh`.
 
     Raises:
         TypeError: A size is not an integer, or a name is not a string.
-        ValueError: The sizes do not multiply to that of the world, the device type or a backend is
-            unknown, the names are too many, too few or not distinct, or ranks give different
-            meshes. All ranks raise if one does.
-        KeyError: backend_override names an unknown dimension; the other ranks raise ValueError.
-        IndexError: backend_override has an unknown number; the other ranks raise ValueError.
+        ValueError: The product of the sizes is not the number of ranks, the device type or a
+            backend is unknown, the names do not match the dimensions or are not distinct, or the
+            ranks give different meshes. If one rank raises, all ranks raise.
+        KeyError: backend_override has an unknown name. The other ranks raise ValueError.
+        IndexError: backend_override has an unknown number. The other ranks raise ValueError.
     """
 
     def layout_for(world_size: int) -> Layout:
-        layout = in_order(device_type, mesh_shape, mesh_dim_names, world_size)
+        layout = layout_of_shape(device_type, mesh_shape, mesh_dim_names, world_size)
         for dim, choice in (backend_override or {}).items():
             layout.axis(dim)
             backend, options = choice if isinstance(choice, tuple) else (choice, None)
@@ -261,7 +288,7 @@ def init_device_mesh(
 
 
 def _group_along(layout: Layout, axis: int) -> ProcessGroup | None:
-    """Collective over the ranks of each row of a dimension. The group of this rank's row."""
+    """Return the group of this rank's row along a dimension. Collective over each row."""
     whole = given(None)
     rows = layout.rows(axis)
     if rows == [list(whole.ranks)]:
@@ -274,14 +301,14 @@ def _group_along(layout: Layout, axis: int) -> ProcessGroup | None:
 
 
 def _agreed(layout_for: Callable[[int], Layout]) -> Layout:
-    """Collective over the world. What layout_for gives, the same on all ranks; or all raise."""
+    """Return the layout that all ranks give, or raise on all ranks. Collective over the world."""
     whole = given(None) if is_initialized() else init_process_group()
     problem: Exception | None = None
     said, digest = "", b""
     try:
         layout = layout_for(whole.size())
         said, digest = str(layout), hashlib.sha256(repr(layout.key()).encode()).digest()
-    except Exception as error:  # told to the others before it is raised
+    except Exception as error:  # the other ranks learn of it before it is raised
         problem, said = error, f"no mesh, for {error}"
     facts: list[Any] = [None] * whole.size()
     whole.all_gather_object(facts, (digest, said))

@@ -1,16 +1,15 @@
-"""Messages of torch.distributed; each is a method of a group."""
+"""The point-to-point functions of torch.distributed, on the default group or on a given group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from mpidist.collectives.default import Group, acting, get_global_rank, given
-from mpidist.collectives.documentation import as_method
+from mpidist.group import ProcessGroup
 from mpidist.work import Work
 
 
-@as_method
 def send(
     tensor: Any,
     dst: int | None = None,
@@ -18,13 +17,28 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Point to point. See :meth:`ProcessGroup.send`."""
+    """Point to point. Send an array to another rank.
+
+    A rank outside the group does nothing but warn.
+
+    Args:
+        tensor: Array of any dtype without Python objects.
+        dst: World rank of the receiver. Give ``dst`` or ``group_dst``.
+        group: Process group, by default the default group.
+        tag: Number that the receiver's call must name, too. It is not negative and not one of
+            29000 to 32767, which the library uses itself. The default is 0.
+        group_dst: Group rank of the receiver.
+
+    Raises:
+        ValueError: The receiver is missing, not in the group, or this rank itself, or the tag is
+            not allowed.
+        DeadlineExceededError: The time limit of the group has passed.
+    """
     acts = acting(group)
     if acts is not None:
         acts.send(tensor, dst, tag, group_dst)
 
 
-@as_method
 def recv(
     tensor: Any,
     src: int | None = None,
@@ -32,12 +46,44 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Point to point. See :meth:`ProcessGroup.recv`."""
+    """Point to point. Receive an array from another rank.
+
+    Args:
+        tensor: Writable array of the sender's dtype, at least as large as the array that is sent.
+            A shorter message leaves the rest as it is, except for arrays beyond 2^31 elements.
+        src: World rank of the sender. The default is any rank.
+        group: Process group, by default the default group.
+        tag: Number that the sender's call names, as in :func:`send`. The default is 0.
+        group_src: Group rank of the sender, in place of ``src``.
+
+    Returns:
+        World rank of the sender. A rank outside the group gets -1, with a warning.
+
+    Raises:
+        ValueError: The array is read-only, the sender is not in the group or is this rank itself,
+            or the tag is not allowed.
+        DeadlineExceededError: The time limit of the group has passed.
+    """
     acts = acting(group)
     return -1 if acts is None else acts.recv(tensor, src, tag, group_src)
 
 
-@as_method
+@overload
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work: ...
+@overload
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None: ...
 def isend(
     tensor: Any,
     dst: int | None = None,
@@ -45,12 +91,42 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Point to point. See :meth:`ProcessGroup.isend`."""
+    """Point to point. Begin to send an array to another rank.
+
+    Args:
+        tensor: Array of any dtype without Python objects. It must not change before the Work ends.
+        dst: World rank of the receiver. Give ``dst`` or ``group_dst``.
+        group: Process group, by default the default group.
+        tag: Number that the receiver's call must name, too, as in :func:`send`. The default is 0.
+        group_dst: Group rank of the receiver.
+
+    Returns:
+        A Work. A rank outside the group gets None, with a warning.
+
+    Raises:
+        ValueError: The receiver is missing, not in the group, or this rank itself, or the tag is
+            not allowed.
+    """
     acts = acting(group)
     return None if acts is None else acts.isend(tensor, dst, tag, group_dst)
 
 
-@as_method
+@overload
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work: ...
+@overload
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None: ...
 def irecv(
     tensor: Any,
     src: int | None = None,
@@ -58,24 +134,46 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Point to point. See :meth:`ProcessGroup.irecv`."""
+    """Point to point. Begin to receive an array from another rank.
+
+    Args:
+        tensor: Writable array, as in :func:`recv`. It must not be used before the Work ends.
+        src: World rank of the sender. The default is any rank.
+        group: Process group, by default the default group.
+        tag: Number that the sender's call names, as in :func:`send`. The default is 0.
+        group_src: Group rank of the sender, in place of ``src``.
+
+    Returns:
+        A Work whose result is the world rank of the sender. A rank outside the group gets None,
+        with a warning.
+
+    Raises:
+        ValueError: The array is read-only, the sender is not in the group or is this rank itself,
+            or the tag is not allowed.
+    """
     acts = acting(group)
     return None if acts is None else acts.irecv(tensor, src, tag, group_src)
 
 
 class P2POp:
-    """One message of a batch.
+    """A message of a batch, for :func:`batch_isend_irecv`.
 
     Args:
         op: :func:`isend` or :func:`irecv`.
-        tensor: What is sent, or receives.
+        tensor: Array to send, or writable array to receive into.
+        peer: World rank of the other side. Give ``peer`` or ``group_peer``.
+        group: Process group, by default the default group.
+        tag: Number that the other side names, too, as in :func:`send`. The default is 0.
+        group_peer: Group rank of the other side.
+
+    Attributes:
+        group: Process group. It is never None.
         peer: World rank of the other side.
-        group: The group.
-        tag: Matched by the other side's.
-        group_peer: Group rank of the other side, in place of ``peer``.
+        group_peer: Group rank of the other side.
 
     Raises:
-        ValueError: Another function is given, or the other side is missing or not a member.
+        ValueError: The function is neither isend nor irecv, the other side is missing or not in
+            the group, or this rank is not in the group.
     """
 
     def __init__(
@@ -105,10 +203,17 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Point to point. Begin several messages of one group; a Work for each, in order.
+    """Point to point. Begin several messages of one group. None begins if one is not valid.
+
+    Args:
+        p2p_op_list: The messages, in the order in which they begin.
+
+    Returns:
+        One Work per message, in the same order.
 
     Raises:
-        ValueError: The list is empty, holds something else, or messages of several groups.
+        ValueError: The list is empty, holds an object that is no P2POp, or has messages of several
+            groups; or a message is not valid, as in :func:`isend` and :func:`irecv`.
     """
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv needs a list of P2POp, at least one")

@@ -1,6 +1,6 @@
-"""Object collectives of torch.distributed; each is a method of a group.
+"""The object collectives of torch.distributed, on the default group or on a given group.
 
-``device`` and ``use_batch`` are torch's arguments, and have no use here.
+Objects are pickled. Unpickling can run code, so all ranks of a group must be trusted.
 """
 
 from __future__ import annotations
@@ -9,67 +9,121 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist.collectives.default import Group, acting
-from mpidist.collectives.documentation import as_method
 
 
-@as_method
-def all_gather_object(
-    object_list: list[Any], obj: Any, group: Group = None, weights_only: bool = False
-) -> None:
-    """Collective. See :meth:`ProcessGroup.all_gather_object`."""
+def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
+    """Collective. Gather an object of every rank into a list on all ranks of a group.
+
+    A rank outside the group does nothing but warn.
+
+    Args:
+        object_list: List with one entry per rank. The objects replace the entries, in the order of
+            the group ranks.
+        obj: Object of this rank. It must be picklable.
+        group: Process group, by default the default group.
+
+    Raises:
+        ValueError: The list does not have one entry per rank.
+        DeadlineExceededError: The time limit of the group has passed.
+        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+    """
     acts = acting(group)
     if acts is not None:
-        acts.all_gather_object(object_list, obj, weights_only)
+        acts.all_gather_object(object_list, obj)
 
 
-@as_method
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
-    weights_only: bool = False,
 ) -> None:
-    """Collective. See :meth:`ProcessGroup.gather_object`."""
+    """Collective. Gather an object of every rank into a list on one rank of a group.
+
+    A rank outside the group does nothing but warn.
+
+    Args:
+        obj: Object of this rank. It must be picklable.
+        object_gather_list: On the destination: a list with one entry per rank. The objects replace
+            the entries, in the order of the group ranks. On the other ranks: None.
+        dst: World rank of the destination. The default is the first rank of the group.
+        group: Process group, by default the default group.
+        group_dst: Group rank of the destination, in place of ``dst``.
+
+    Raises:
+        ValueError: The list is missing on the destination, given on another rank or of another
+            length, or the destination is not in the group.
+        DeadlineExceededError: The time limit of the group has passed.
+        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+    """
     acts = acting(group)
     if acts is not None:
-        acts.gather_object(obj, object_gather_list, dst, group_dst, weights_only)
+        acts.gather_object(obj, object_gather_list, dst, group_dst)
 
 
-@as_method
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
     group: Group = None,
     device: Any = None,
     group_src: int | None = None,
-    weights_only: bool = False,
 ) -> None:
-    """Collective. See :meth:`ProcessGroup.broadcast_object_list`."""
+    """Collective. Copy the objects of one rank's list to the lists of all ranks of a group.
+
+    A rank outside the group does nothing but warn.
+
+    Args:
+        object_list: List of picklable objects on the source. On the other ranks: a list of the
+            same length, whose entries are replaced.
+        src: World rank of the source. The default is the first rank of the group.
+        group: Process group, by default the default group.
+        device: Argument of torch without effect: MPI has no devices.
+        group_src: Group rank of the source, in place of ``src``.
+
+    Raises:
+        ValueError: The list differs in length from the source's list, or the source is not in the
+            group.
+        DeadlineExceededError: The time limit of the group has passed.
+        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+    """
     acts = acting(group)
     if acts is not None:
-        acts.broadcast_object_list(object_list, src, group_src, weights_only)
+        acts.broadcast_object_list(object_list, src, group_src)
 
 
-@as_method
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: Sequence[Any] | None = None,
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
-    weights_only: bool = False,
 ) -> None:
-    """Collective. See :meth:`ProcessGroup.scatter_object_list`."""
+    """Collective. Scatter a list of objects from one rank over all ranks of a group.
+
+    A rank outside the group does nothing but warn.
+
+    Args:
+        scatter_object_output_list: List whose first entry is replaced by the object of this rank.
+        scatter_object_input_list: On the source: one picklable object per rank, in the order of
+            the group ranks. The other ranks ignore their list.
+        src: World rank of the source. The default is the first rank of the group.
+        group: Process group, by default the default group.
+        group_src: Group rank of the source, in place of ``src``.
+
+    Raises:
+        ValueError: The output list is empty, the input list is missing on the source or of another
+            length, or the source is not in the group.
+        DeadlineExceededError: The time limit of the group has passed.
+        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+    """
     acts = acting(group)
     if acts is not None:
         acts.scatter_object_list(
-            scatter_object_output_list, scatter_object_input_list, src, group_src, weights_only
+            scatter_object_output_list, scatter_object_input_list, src, group_src
         )
 
 
-@as_method
 def send_object_list(
     object_list: Sequence[Any],
     dst: int | None = None,
@@ -78,13 +132,27 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Point to point. See :meth:`ProcessGroup.send_object_list`."""
+    """Point to point. Send a list of objects to another rank.
+
+    A rank outside the group does nothing but warn.
+
+    Args:
+        object_list: Picklable objects.
+        dst: World rank of the receiver. Give ``dst`` or ``group_dst``.
+        group: Process group, by default the default group.
+        device: Argument of torch without effect: MPI has no devices.
+        group_dst: Group rank of the receiver.
+        use_batch: Argument of torch without effect: MPI needs no batch for a first message.
+
+    Raises:
+        ValueError: The receiver is missing, not in the group, or this rank itself.
+        DeadlineExceededError: The time limit of the group has passed.
+    """
     acts = acting(group)
     if acts is not None:
         acts.send_object_list(object_list, dst, group_dst)
 
 
-@as_method
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -92,8 +160,24 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     use_batch: bool = False,
-    weights_only: bool = False,
 ) -> int:
-    """Point to point. See :meth:`ProcessGroup.recv_object_list`."""
+    """Point to point. Receive the objects of a list from another rank.
+
+    Args:
+        object_list: List of the same length as the sender's list. The objects replace its entries.
+        src: World rank of the sender. The default is any rank.
+        group: Process group, by default the default group.
+        device: Argument of torch without effect: MPI has no devices.
+        group_src: Group rank of the sender, in place of ``src``.
+        use_batch: Argument of torch without effect: MPI needs no batch for a first message.
+
+    Returns:
+        World rank of the sender. A rank outside the group gets -1, with a warning.
+
+    Raises:
+        ValueError: The list differs in length from the sender's list, or the sender is not in the
+            group or is this rank itself.
+        DeadlineExceededError: The time limit of the group has passed.
+    """
     acts = acting(group)
-    return -1 if acts is None else acts.recv_object_list(object_list, src, group_src, weights_only)
+    return -1 if acts is None else acts.recv_object_list(object_list, src, group_src)

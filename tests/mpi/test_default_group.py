@@ -29,7 +29,7 @@ def test_life(world, rank_count):
     assert group.name == "everybody"
     assert group.ranks == tuple(range(rank_count))
     assert not before
-    assert facts == (True, world.rank, world.size, "mpi")
+    assert facts == (True, world.rank, world.size, "cpu:mpi,cuda:nccl")
     assert not dist.is_initialized()
     for call in (dist.get_rank, dist.barrier, dist.destroy_process_group, dist.get_backend):
         with pytest.raises(ValueError, match=r"call init_process_group\(\) first"):

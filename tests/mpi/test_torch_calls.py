@@ -85,6 +85,8 @@ def begun(name, rank, size, length):
             return dist.all_gather(parts, array, async_op=True), parts
         case "all_gather_into_tensor":
             return dist.all_gather_into_tensor(whole, array, async_op=True), [whole]
+        case "all_gather_single":
+            return dist.all_gather_single(whole, array, async_op=True), [whole]
         case "gather":
             parts = parts if at_root else None
             return dist.gather(array, parts, 0, async_op=True), parts or []
@@ -94,6 +96,8 @@ def begun(name, rank, size, length):
             return dist.reduce_scatter(output, given, async_op=True), [output]
         case "reduce_scatter_tensor":
             return dist.reduce_scatter_tensor(output, np.ones_like(whole), async_op=True), [output]
+        case "reduce_scatter_single":
+            return dist.reduce_scatter_single(output, np.ones_like(whole), async_op=True), [output]
         case "all_to_all":
             return dist.all_to_all(parts, given, async_op=True), parts
         case "all_to_all_single":
@@ -106,9 +110,9 @@ def begun(name, rank, size, length):
 
 
 COLLECTIVES = (
-    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather",
-    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single",
-    "all_reduce_coalesced", "barrier",
+    "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor",
+    "all_gather_single", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_single", "all_to_all", "all_to_all_single", "all_reduce_coalesced", "barrier",
 )  # fmt: skip
 
 
@@ -124,6 +128,33 @@ def test_the_result_of_a_collective(default, name, length):
     again = work.get_future().wait()
     assert all(one is other for one, other in zip(again, outputs, strict=True))
     dist.barrier()
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_collectives_on_one_array(default):
+    """By the names that torch 2.13 gives them, and by the older ones."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for gather, reduce in (
+        (dist.all_gather_single, dist.reduce_scatter_single),
+        (dist.all_gather_into_tensor, dist.reduce_scatter_tensor),
+    ):
+        gathered, row = np.zeros((size, 2)), np.zeros(2)
+        gather(gathered, np.array([rank, 10.0 * rank]))
+        assert gathered.tolist() == [[each, 10.0 * each] for each in range(size)]
+        reduce(row, np.arange(2.0 * size), "max")
+        assert row.tolist() == [2.0 * rank, 2.0 * rank + 1]
+
+
+@pytest.mark.ranks(2)
+def test_collectives_on_one_array_outside_a_group(default):
+    outside = dist.GroupMember.NON_GROUP_MEMBER
+    for call in (
+        lambda: dist.all_gather_single(np.zeros(2), np.zeros(1), outside),
+        lambda: dist.reduce_scatter_single(np.zeros(1), np.zeros(2), group=outside),
+    ):
+        with pytest.warns(UserWarning, match="not a member of the group") as caught:
+            assert call() is None
+        assert caught[0].filename == __file__
 
 
 @pytest.mark.ranks(2)

@@ -40,6 +40,33 @@ def test_names_are_there_before_they_have_been_used():
     assert loaded == mpidist.__all__
 
 
+def test_dir_has_public_names_alone():
+    """Before and after modules of the package were imported."""
+    shown = run(
+        "import mpidist\n"
+        "before = dir(mpidist)\n"
+        "import mpidist.store, mpidist.cluster_resolver, mpidist.cli\n"
+        "mpidist.all_reduce\n"
+        "assert dir(mpidist) == before\n"
+        "print(*before)"
+    )
+    assert {name for name in shown if not name.startswith("_")} == set(mpidist.__all__)
+    dunders = {name for name in shown if name.startswith("_")}
+    assert all(name.startswith("__") and name.endswith("__") for name in dunders)
+    assert {"__all__", "__doc__", "__name__", "__path__", "__version__"} <= dunders
+
+
+def test_completion_offers_public_names_alone():
+    offered = run(
+        "import mpidist, rlcompleter\n"
+        "completer = rlcompleter.Completer({'mpidist': mpidist})\n"
+        "found = iter(lambda: completer.complete('mpidist.', next(numbers)), None)\n"
+        "numbers = iter(range(1000))\n"
+        "print(*[text.partition('.')[2].partition('(')[0] for text in found])"
+    )
+    assert set(offered) == set(mpidist.__all__)
+
+
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="module 'mpidist' has no attribute 'all_reduc'"):
         mpidist.all_reduc  # noqa: B018

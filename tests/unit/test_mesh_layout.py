@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.collectives.layout import in_order, laid_out
+from mpidist.collectives.layout import layout_of_ranks, layout_of_shape
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.randoms())
@@ -16,7 +16,7 @@ def test_rows_and_places(shape, random):
     random.shuffle(ranks)
     mesh = np.array(ranks).reshape(shape)
     names = [f"d{axis}" for axis in range(len(shape))]
-    layout = laid_out("cpu", mesh.tolist(), names, len(ranks))
+    layout = layout_of_ranks("cpu", mesh.tolist(), names, len(ranks))
     np.testing.assert_array_equal(layout.mesh, mesh)
     assert not layout.mesh.flags.writeable
     for axis, name in enumerate(names):
@@ -38,14 +38,14 @@ def test_rows_and_places(shape, random):
 
 def test_a_mesh_is_a_copy():
     mesh = np.arange(4)
-    layout = laid_out("cuda", mesh, None, 4)
+    layout = layout_of_ranks("cuda", mesh, None, 4)
     mesh[:] = 0
     assert layout.mesh.tolist() == [0, 1, 2, 3]
     assert layout.flat(None).names is None
 
 
 def test_parts_keep_the_order():
-    layout = in_order("cpu", (2, 2, 3), ("dp", "cp", "tp"), 12)
+    layout = layout_of_shape("cpu", (2, 2, 3), ("dp", "cp", "tp"), 12)
     assert layout.part(layout.axes(("dp", "tp")), (0, 1, 2)).mesh.tolist() == [
         [3, 4, 5],
         [9, 10, 11],
@@ -58,15 +58,15 @@ def test_parts_keep_the_order():
         with pytest.raises(IndexError, match=f"no dimension {dim}; it has 3"):
             layout.axis(dim)
     with pytest.raises(KeyError, match="the names are None"):
-        in_order("cpu", (2, 2), None, 4).axis("dp")
+        layout_of_shape("cpu", (2, 2), None, 4).axis("dp")
 
 
 def test_words():
-    assert str(laid_out("cpu", [[0, 1], [3, 2]], ("dp", "tp"), 4)) == (
+    assert str(layout_of_ranks("cpu", [[0, 1], [3, 2]], ("dp", "tp"), 4)) == (
         "DeviceMesh((dp=2, tp=2), 'cpu', [[0, 1], [3, 2]])"
     )
-    assert str(in_order("cuda", (3,), None, 3)) == "DeviceMesh((3), 'cuda', [0, 1, 2])"
-    assert len(str(in_order("cpu", (100, 100), None, 10_000))) < 150
+    assert str(layout_of_shape("cuda", (3,), None, 3)) == "DeviceMesh((3), 'cuda', [0, 1, 2])"
+    assert len(str(layout_of_shape("cpu", (100, 100), None, 10_000))) < 150
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_words():
 )
 def test_what_is_no_mesh(arguments, error, text):
     with pytest.raises(error, match=text):
-        laid_out(*arguments)
+        layout_of_ranks(*arguments)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 4), (-2, -2), (4, 2)])
 def test_a_shape_that_does_not_fit(shape):
     with pytest.raises(ValueError, match=r"mesh_shape .* and the world has 4"):
-        in_order("cpu", shape, None, 4)
+        layout_of_shape("cpu", shape, None, 4)
 
 
 def test_a_shape_of_other_things():
     with pytest.raises(TypeError, match="integers"):
-        in_order("cpu", (2.0, 2), None, 4)
+        layout_of_shape("cpu", (2.0, 2), None, 4)

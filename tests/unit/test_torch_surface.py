@@ -1,73 +1,30 @@
-"""Names and arguments are torch.distributed's, or docs/torch.md says so; where torch is there."""
+"""Names and arguments are those of torch.distributed, or docs/torch.md gives the reason."""
 
 import inspect
 import re
 from pathlib import Path
 
 import pytest
+from _cases import list_torch_names, torch_names
 
 import mpidist
 from mpidist import DeviceMesh, collectives
 
-torch = pytest.importorskip("torch.distributed")
-
-# What torch 2.13 has not yet, and what it has for itself alone.
-NEWER = {"weights_only", "sort_ranks"}
+# An argument that torch keeps for itself.
 INTERNAL = {"_ranks"}
 MESH_ARGUMENTS = {"backend_override"}  # of the class; init_device_mesh has it
+# Functions of the package that torch has as private ones, or as none.
+EXTRA_FUNCTIONS = {"coalescing_manager", "new_cartesian_group", "set_timeout"}
 OURS = {name for name in collectives.__all__ if inspect.isfunction(getattr(collectives, name))}
-FUNCTIONS = sorted(
-    name for name in OURS if hasattr(torch, name) or hasattr(torch.distributed_c10d, name)
-)
-
-
-def theirs_of(name):
-    return getattr(torch, name, None) or getattr(torch.distributed_c10d, name)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_function(name):
-    theirs = theirs_of(name)
-    have = list(inspect.signature(getattr(collectives, name)).parameters)
-    want = [one for one in inspect.signature(theirs).parameters if one not in INTERNAL]
-    assert set(want) <= set(have)
-    assert [one for one in have if one in want] == want
-    assert {one for one in have if one not in want} <= NEWER
-
-
-MESH = {name for name in vars(torch.device_mesh.DeviceMesh) if not name.startswith("_")}
-
-
-def test_device_mesh():
-    ours = {name for name in vars(DeviceMesh) if not name.startswith("_")}
-    assert ours == MESH | {"flatten"}  # torch's begins with an underscore
-
-
-@pytest.mark.parametrize("name", sorted(MESH | {"__getitem__", "__init__"}))
-def test_method_of_device_mesh(name):
-    ours, theirs = (getattr(c, name) for c in (DeviceMesh, torch.device_mesh.DeviceMesh))
-    if isinstance(theirs, property):
-        assert isinstance(ours, property)
-        return
-    have, want = (
-        {
-            one.name: (one.kind, one.default)
-            for one in inspect.signature(function).parameters.values()
-            if not one.name.startswith("_") and one.name not in MESH_ARGUMENTS
-        }
-        for function in (ours, theirs)
-    )
-    if name == "__init__":  # the mesh, which only torch itself may leave out
-        want["mesh"] = have["mesh"]
-    assert list(have.items()) == list(want.items())
-
-
+FUNCTIONS = sorted(OURS & set(torch_names.ARGUMENTS))
+# Functions of C++ have arguments, too, but do not tell them.
+INSPECTED = [name for name in FUNCTIONS if torch_names.ARGUMENTS[name] is not None]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torch.md"
 ROW = re.compile(r"^\| (`[^|]+`) \| (.+) \|$", re.MULTILINE)
 
 
 def rows(text):
-    """By name in the first column of a table, what the rest of the row says."""
+    """By name in the first column of a table, the text of the other columns."""
     return {
         name: rest
         for first, rest in ROW.findall(text)
@@ -81,61 +38,101 @@ MISSING, EXTRA = map(
 )
 
 
-def is_theirs(name):
-    value = getattr(torch, name, None)
-    return callable(value) and (value.__module__ or "torch").startswith("torch")
+def test_the_stored_names_are_those_of_torch():
+    pytest.importorskip("torch.distributed")
+    if list_torch_names.installed() != torch_names.VERSION:
+        pytest.skip(f"this is torch {list_torch_names.installed()}, not {torch_names.VERSION}")
+    facts = list_torch_names.facts()
+    assert facts == {name: getattr(torch_names, name) for name in facts}
 
 
-PUBLIC = {name for name in vars(torch) if not name.startswith("_") and is_theirs(name)}
-PUBLIC |= set(torch.distributed_c10d.__all__)
-
-
-def test_public_names_were_found():
-    assert {"all_reduce", "Store", "set_debug_level", "DistError", "reduce_op"} <= PUBLIC
-    assert "timedelta" not in PUBLIC
+def test_the_stored_names_are_many():
+    assert len(torch_names.NAMES) >= 100
+    assert len(FUNCTIONS) > 50
     assert len(MISSING) > 50
+    assert {"all_reduce", "Store", "set_debug_level", "reduce_op"} <= set(torch_names.NAMES)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - set(mpidist.__all__)))
-def test_what_is_missing_is_documented(name):
-    assert name in DOCUMENTED
+@pytest.mark.parametrize("name", torch_names.NAMES)
+def test_each_name_is_there_or_left_out_for_a_reason(name):
+    if name in mpidist.__all__:
+        assert hasattr(mpidist, name)
+        assert name not in MISSING
+    else:
+        assert len(MISSING[name]) > 10
 
 
-def test_what_is_documented_as_missing_is_missing():
-    plain = {name for name in MISSING if "." not in name}
-    assert not plain & set(mpidist.__all__)
-    assert plain <= PUBLIC
+def test_names_that_are_documented_as_missing_are_torchs():
+    assert {name for name in MISSING if "." not in name} <= set(torch_names.NAMES)
+
+
+@pytest.mark.parametrize("name", INSPECTED)
+def test_arguments_and_their_order(name):
+    have = list(inspect.signature(getattr(mpidist, name)).parameters)
+    assert have == [one for one in torch_names.ARGUMENTS[name] if one not in INTERNAL]
+
+
+@pytest.mark.parametrize("name", INSPECTED)
+def test_defaults_that_differ_are_documented(name):
+    have = {
+        one.name: "" if one.default is one.empty else str(one.default)
+        for one in inspect.signature(getattr(mpidist, name)).parameters.values()
+    }
+    for argument, default in torch_names.ARGUMENTS[name].items():
+        if have.get(argument) != default:
+            assert f"`{argument}`" in DOCUMENTED[name], argument
+
+
+def test_functions_of_cpp():
+    """Their arguments, as torch's type stubs have them."""
+    named = {
+        name: list(inspect.signature(getattr(mpidist, name)).parameters)
+        for name in FUNCTIONS
+        if name not in INSPECTED
+    }
+    assert named == {
+        "get_debug_level": [],
+        "set_debug_level": ["level"],
+        "set_debug_level_from_env": [],
+    }
 
 
 def test_functions_that_torch_has_not_are_documented():
-    assert len(FUNCTIONS) > 40
-    assert {name for name in OURS if name not in FUNCTIONS} <= set(EXTRA)
-    assert not set(EXTRA) & PUBLIC
+    assert OURS - set(FUNCTIONS) == EXTRA_FUNCTIONS
+    assert set(EXTRA) >= EXTRA_FUNCTIONS
+    assert not set(EXTRA) & set(torch_names.NAMES)
 
 
-@pytest.mark.parametrize("name", ["ProcessGroup", "Work"])
-def test_methods_that_are_missing(name):
-    ours, theirs = (
-        {f"{name}.{one}" for one in dir(getattr(package, name)) if not one.startswith("_")}
-        for package in (mpidist, torch)
-    )
+def test_device_mesh():
+    ours = {name for name in vars(DeviceMesh) if not name.startswith("_")}
+    theirs = {name for name in torch_names.METHODS if not name.startswith("_")}
+    assert ours == theirs | {"flatten"}  # torch's begins with an underscore
+
+
+@pytest.mark.parametrize("name", torch_names.METHODS)
+def test_method_of_device_mesh(name):
+    ours, want = getattr(DeviceMesh, name), torch_names.METHODS[name]
+    if want is None:
+        assert isinstance(ours, property)
+        return
+    have = {
+        one.name: "" if one.default is one.empty else str(one.default)
+        for one in inspect.signature(ours).parameters.values()
+    }
+    want = {
+        argument: default
+        for argument, default in want.items()
+        if not argument.startswith("_") and argument not in MESH_ARGUMENTS
+    }
+    if name == "__init__":  # the mesh, which only torch itself may leave out
+        want["mesh"] = have["mesh"]
+    assert list(have.items()) == list(want.items())
+
+
+@pytest.mark.parametrize("name", torch_names.MEMBERS)
+def test_members_that_are_missing(name):
+    ours, theirs = set(dir(getattr(mpidist, name))), set(torch_names.MEMBERS[name])
     said = {one for one in MISSING if one.startswith(f"{name}.")}
-    assert said == theirs - ours - {"ProcessGroup.name"}  # set with each group, not in the class
+    # The name of a ProcessGroup is set with each group, and is not in the class.
+    assert said == {f"{name}.{one}" for one in theirs - ours} - {"ProcessGroup.name"}
     assert theirs & ours
-
-
-def test_members_of_reduce_op():
-    theirs = {name for name in dir(torch.ReduceOp) if not name.startswith("_")}
-    for name in theirs - set(dir(mpidist.ReduceOp)):
-        assert f"`{name}`" in DOCUMENTED["ReduceOp"]
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_arguments_that_differ_are_documented(name):
-    have, want = (
-        {one.name: str(one.default) for one in inspect.signature(function).parameters.values()}
-        for function in (getattr(collectives, name), theirs_of(name))
-    )
-    for argument in set(have) | set(want):
-        if have.get(argument) != want.get(argument):
-            assert f"`{argument}`" in DOCUMENTED[name]
