@@ -22,11 +22,11 @@ _passed: Counter[tuple[str, int]] = Counter()  # calls of breakpoint, by file an
 
 
 class DebugLevel(enum.IntEnum):
-    """How much groups check; the levels of torch's ``TORCH_DISTRIBUTED_DEBUG``.
+    """The levels of ``MPIDIST_DEBUG``, with the names of torch's ``TORCH_DISTRIBUTED_DEBUG``.
 
-    ``MPIDIST_DEBUG`` sets the level at the start. With DETAIL, the ranks of a group compare every
-    collective before it runs, and a difference is an error on all ranks. INFO is a level of torch
-    for messages of DistributedDataParallel. Groups check no more with INFO than with OFF.
+    With DETAIL, the ranks of a group compare every collective before it runs. A difference is an
+    error on all ranks. With OFF, they compare none. For INFO, see ``MPIDIST_DEBUG=info`` in
+    :mod:`mpidist.config`.
     """
 
     OFF = 0
@@ -45,8 +45,7 @@ def set_debug_level(level: DebugLevel) -> None:
     A group takes the level of its first rank when it is made. Existing groups keep theirs.
 
     Args:
-        level: The new level. The default of a process is OFF, or the level that ``MPIDIST_DEBUG``
-            names.
+        level: The new level. Before the first call it is the level of ``MPIDIST_DEBUG``.
 
     Raises:
         TypeError: The level is no DebugLevel.
@@ -69,7 +68,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
     """Collective. Stop one rank in the debugger pdb. The other ranks wait for it in a barrier.
 
     The debugger reads the standard input of the rank. ``mpidist run --stdin`` gives the input of
-    the command to rank 0. Type ``up`` to get to the frame of the caller.
+    the command to rank 0. Type ``up`` to get to the frame of the caller. The watchdog reports ranks
+    that wait for long, and ends the job if ``MPIDIST_STALL_ABORT_S`` is set.
 
     Args:
         rank: World rank that stops. The default is 0.

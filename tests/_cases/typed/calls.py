@@ -1,0 +1,66 @@
+"""A typed program: the checkers find an error in each line that says so, and in no other."""
+
+from typing import assert_type
+
+import numpy as np
+
+import mpidist as dist
+
+
+def asynchronous(array: np.ndarray, parts: list[np.ndarray], chosen: bool) -> None:
+    """The type of the result depends on async_op."""
+    assert_type(dist.all_reduce(array, async_op=True), dist.Work)
+    assert_type(dist.all_reduce(array, "max", async_op=chosen), dist.Work | None)
+    assert_type(dist.broadcast(array, 0, async_op=True), dist.Work)
+    assert_type(dist.reduce(array, 0, dist.ReduceOp.MIN, async_op=True), dist.Work)
+    assert_type(dist.all_gather(parts, array, async_op=True), dist.Work)
+    assert_type(dist.all_gather_single(array, array, async_op=True), dist.Work)
+    assert_type(dist.all_gather_into_tensor(array, array, async_op=True), dist.Work)
+    assert_type(dist.gather(array, parts, async_op=True), dist.Work)
+    assert_type(dist.scatter(array, parts, async_op=True), dist.Work)
+    assert_type(dist.reduce_scatter(array, parts, "sum", async_op=True), dist.Work)
+    assert_type(dist.reduce_scatter_single(array, array, async_op=True), dist.Work)
+    assert_type(dist.reduce_scatter_tensor(array, array, async_op=True), dist.Work)
+    assert_type(dist.all_to_all(parts, parts, async_op=True), dist.Work)
+    assert_type(dist.all_to_all_single(array, array, async_op=True), dist.Work)
+    assert_type(dist.all_reduce_coalesced(parts, async_op=True), dist.Work)
+    assert_type(dist.all_gather_coalesced([parts], parts, async_op=True), dist.Work)
+    assert_type(dist.barrier(async_op=True), dist.Work)
+    dist.all_reduce(array, async_op=True).wait()
+    dist.all_reduce(array).wait()  # error
+    dist.all_reduce(array, async_op=False).wait()  # error
+    dist.all_reduce(array, async_op=chosen).wait()  # error
+    dist.barrier().wait()  # error
+
+
+def messages(array: np.ndarray) -> None:
+    """A rank outside the group gets no Work."""
+    pair = dist.new_group([0, 1])
+    assert_type(dist.isend(array, 1), dist.Work)
+    assert_type(dist.irecv(array), dist.Work)
+    dist.isend(array, 1, pair).wait()  # error
+    if isinstance(pair, dist.ProcessGroup):
+        dist.isend(array, 1, pair).wait()
+    assert_type(dist.recv(array), int)
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, array, 1)])
+    assert_type(works, list[dist.Work])
+
+
+def options(array: np.ndarray, name: str) -> None:
+    """Strings of a closed set."""
+    dist.all_reduce(array, "MEAN")
+    dist.all_reduce(array, dist.ReduceOp.PREMUL_SUM(0.5))
+    dist.all_reduce(array, "total")  # error
+    dist.init_process_group("cpu:mpi,cuda:nccl", "env://")
+    dist.init_process_group(dist.get_default_backend_for_device("cuda:0"))
+    dist.init_process_group(dist.Backend(name))
+    dist.init_process_group("gloo")  # error
+    dist.new_group(backend=dist.get_backend())
+    dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.init_device_mesh("cpu", (2,), backend_override={0: "mpi"})
+    dist.init_device_mesh("tpu", (2, 2))  # error
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    dist.set_debug_level("DETAIL")  # error
+    objects: list[object] = [None]
+    dist.all_gather_object(objects, name, weights_only=True)  # error
+    dist.everybody()  # error
