@@ -1,5 +1,6 @@
 """Calls that users of torch.distributed make, with the meaning that they have there."""
 
+import sys
 import threading
 
 import numpy as np
@@ -155,6 +156,30 @@ def test_collectives_on_one_array_outside_a_group(default):
         with pytest.warns(UserWarning, match="not a member of the group") as caught:
             assert call() is None
         assert caught[0].filename == __file__
+
+
+def frames(call, array):
+    """The number of Python frames that a call enters; the least of several calls."""
+    counts = []
+    for _ in range(5):
+        entered = []
+        sys.setprofile(lambda frame, event, _, into=entered: into.append(event))
+        try:
+            call(array)
+        finally:
+            sys.setprofile(None)
+        counts.append(entered.count("call"))
+    return min(counts)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("op", ["sum", dist.ReduceOp.SUM])
+def test_the_frames_that_a_function_adds_to_the_method(default, op):
+    """Its own, and that of the look-up of the group."""
+    array = np.ones(1)
+    of_function = frames(lambda array: dist.all_reduce(array, op), array)
+    of_method = frames(lambda array: default.all_reduce(array, op), array)
+    assert of_function == of_method + 2
 
 
 @pytest.mark.ranks(2)

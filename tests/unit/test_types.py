@@ -1,4 +1,4 @@
-"""What mypy and pyright say of programs that use the package."""
+"""Typed programs that use the package: mypy and pyright find no errors but the intended ones."""
 
 import json
 import re
