@@ -59,8 +59,8 @@ class Config:
     secret: str | None = field(default=None, repr=False)
 
     @property
-    def shelf_bytes(self) -> int:
-        """Of the memory that this process shares, for what it sends: much of it stays in use."""
+    def shared_buffer_bytes(self) -> int:
+        """Size of a shared send buffer: four times the credit, since receivers keep parts of it."""
         return 4 * self.credit_bytes
 
     @classmethod

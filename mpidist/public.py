@@ -75,7 +75,6 @@ from mpidist.collectives import (
 from mpidist.compiling import can_compile, compiled, compiled_fence
 from mpidist.config import config as settings
 from mpidist.copying import copy_array, put_rows, take_rows
-from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
@@ -88,6 +87,7 @@ from mpidist.errors import (
 )
 from mpidist.group import CartesianGroup, DirectGroup, Prepared, ProcessGroup, WayTable
 from mpidist.reduce_op import ReduceOp
+from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
 from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
 from mpidist.window import Window

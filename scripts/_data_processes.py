@@ -114,10 +114,10 @@ def be_dispatcher():
 def be_worker(dispatcher, sockets):
     """Serve until nobody talks to us."""
     from dataservice import WorkerServer
-    from mpidist.endpoint.tcp_shelves import Shelves
+    from mpidist.rpc import tcp_connection
 
     if int(sockets):
-        Shelves.offer = lambda self: None
+        tcp_connection._open_offered = lambda reference: None
     with WorkerServer(port=0, dispatcher_address=dispatcher, protocol="tcp"):
         tell("up")
         sys.stdin.read()

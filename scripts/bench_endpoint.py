@@ -20,7 +20,7 @@ import zmq
 from _bench import alternate, report, size_text
 
 from mpidist import Reply, open_endpoint
-from mpidist.endpoint import tcp_shelves
+from mpidist.rpc import tcp_connection
 from mpidist.runtime import world
 
 SIZES = [8, 1 << 10, 32 << 10, 1 << 20, 4 << 20, 16 << 20]
@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--sockets", action="store_true", help="share no memory over tcp")
     args = parser.parse_args()
     if args.sockets:
-        tcp_shelves.borrow = lambda offer: None
+        tcp_connection._open_offered = lambda reference: None
     comm = world().comm
     if comm.size != 2:
         raise SystemExit("start it on 2 ranks: mpidist run -n 2 scripts/bench_endpoint.py")

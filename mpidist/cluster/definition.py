@@ -6,8 +6,8 @@ from typing import Any
 
 from mpidist.cluster.arguments import is_message, text, whole_number
 from mpidist.cluster.spec import ClusterSpec
-from mpidist.endpoint import check_protocol
 from mpidist.proto.mpidist_pb2 import ConfigProto, ServerDef
+from mpidist.rpc import check_protocol
 
 
 def server_def(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from mpidist.cluster.spec import ClusterSpec, Task
-from mpidist.endpoint import Address, Request, open_endpoint
 from mpidist.errors import DeadlineExceededError, InvalidArgumentError
 from mpidist.proto.mpidist_pb2 import TaskState
+from mpidist.rpc import Address, Request, open_endpoint
 from mpidist.runtime import World, exits, world
 
 # No Server and no service has a number as high as this.

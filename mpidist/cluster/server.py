@@ -16,7 +16,6 @@ from mpidist.cluster.services import Service, make_services
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
 from mpidist.cluster.started import forget, set_started
 from mpidist.config import config as settings
-from mpidist.endpoint import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.errors import (
     AlreadyExistsError,
     DistBackendError,
@@ -27,6 +26,7 @@ from mpidist.errors import (
 )
 from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
+from mpidist.rpc import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.runner import exit_reason, status_of
 from mpidist.runtime import exits, launched, world
 

@@ -109,20 +109,16 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "process", "memory", "offered", "borrowed")
+    __slots__ = ("protocol", "version", "process", "memory")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
-    OFFERED_FIELD_NUMBER: _ClassVar[int]
-    BORROWED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     process: bytes
     memory: Memory
-    offered: bytes
-    borrowed: bool
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., process: _Optional[bytes] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., offered: _Optional[bytes] = ..., borrowed: bool = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., process: _Optional[bytes] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("pid", "descriptor", "token")

@@ -27,7 +27,7 @@ from mpidist.runtime.launch import (
     start_settings,
     unspoken_launcher,
 )
-from mpidist.runtime.mates import Mates, share
+from mpidist.runtime.node import NodePeers, share
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,7 +50,7 @@ class World:
         control: Carries leave notes between the watchdogs.
         messages: Carries endpoint messages.
         node: The ranks of this node.
-        mates: What these share beside MPI.
+        peers: The ranks of this node, and what they share beside MPI.
         before_leave: Local clean-up, last registered first: threads that use MPI end here.
         at_leave: Collective clean-up, once every rank is at its end; same order on all ranks.
     """
@@ -67,7 +67,7 @@ class World:
     control: MPI.Intracomm
     messages: MPI.Intracomm
     node: MPI.Comm
-    mates: Mates
+    peers: NodePeers
     before_leave: list[Callable[[], None]] = field(default_factory=list)
     at_leave: list[Callable[[], None]] = field(default_factory=list)
 
@@ -125,7 +125,7 @@ def _make_world() -> World:
     _check_versions([version for _, _, version in facts])
     first_ranks = sorted({first for _, first, _ in facts})
     own = facts[comm.rank][1]
-    mates = [rank for rank, (_, first, _) in enumerate(facts) if first == own]
+    on_node = [rank for rank, (_, first, _) in enumerate(facts) if first == own]
     vendor, version = MPI.get_vendor()
     result = World(
         rank=comm.rank,
@@ -140,7 +140,7 @@ def _make_world() -> World:
         control=comm.Dup(),
         messages=comm.Dup(),
         node=node,
-        mates=share(node, mates, comm.size, node.bcast(config.shelf_bytes)),
+        peers=share(node, on_node, comm.size, node.bcast(config.shared_buffer_bytes)),
     )
     node.Barrier()
     start.unlink_shared_memory()  # all ranks of the node have mapped it

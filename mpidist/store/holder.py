@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.endpoint import LATER, Address, Endpoint, Reply, Request, open_endpoint
-from mpidist.endpoint.message import Array
 from mpidist.errors import UnavailableError
+from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
+from mpidist.rpc.message import Array
 from mpidist.runtime import World, world
 from mpidist.store.operations import ADDS, MemoryEntries, carry_out
 

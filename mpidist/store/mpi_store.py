@@ -10,8 +10,8 @@ from datetime import timedelta
 from operator import index
 from typing import Any
 
-from mpidist.endpoint import open_endpoint
 from mpidist.errors import DeadlineExceededError, DistStoreError, InvalidArgumentError, OpError
+from mpidist.rpc import open_endpoint
 from mpidist.runtime import world
 from mpidist.store.base import DEFAULT_TIMEOUT, Store
 from mpidist.store.holder import SERVICE, address_of, pack, read_answer, shared

@@ -176,9 +176,9 @@ else:
 """, "", 6, says=ended(r"sys\.exit\(6\)")),
     "exception in the serving loop": fails(WORK + SERVICE + """
 if odd:
-    endpoint._services._report_loss = None  # a flaw of our own
+    endpoint._server._report_loss = None  # a flaw of our own
     endpoint.serve_in_thread()
-    endpoint.lose("nobody")
+    endpoint.peer_lost("nobody")
 work_on()
 """, "TypeError: 'NoneType' object is not callable"),
     "exit of one": fails(WORK + "sys.exit(3) if odd else work_on()\n", r"sys\.exit\(3\)", 3),

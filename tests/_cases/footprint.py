@@ -31,15 +31,15 @@ class Footprint:
     def of(cls, endpoint) -> Footprint:
         gc.collect()
         places = {
-            "calls": endpoint._calls._pending,
-            "flows": endpoint._calls._credits._flows,
-            "requests": endpoint._services._requests,
-            "later": endpoint._services._deferred,
+            "calls": endpoint._client._pending,
+            "flows": endpoint._client._flow_control._flows,
+            "requests": endpoint._server._inbox,
+            "later": endpoint._server._deferred,
         }
         for name in ("_outgoing", "_unclaimed"):  # of mpi
             places[name] = getattr(endpoint._transport, name, ())
-        for name in ("_arriving", "_following", "_long"):
-            places[name] = getattr(getattr(endpoint._transport, "_arrivals", None), name, ())
+        for name in ("_incoming", "_expecting", "_long"):
+            places[name] = getattr(getattr(endpoint._transport, "_reassembler", None), name, ())
         return cls(
             resident(),
             len(os.listdir("/proc/self/fd")),

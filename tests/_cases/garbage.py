@@ -6,8 +6,8 @@ from zlib import crc32
 
 import numpy as np
 
-from mpidist.endpoint.frames import pack
-from mpidist.endpoint.message import Message
+from mpidist.rpc.codec import encode
+from mpidist.rpc.message import Message
 
 
 def frames_of(rng, sizes=(0, 1, 100, 20_000), receivers=(0,), *, sealed=False):
@@ -28,11 +28,11 @@ def frames_of(rng, sizes=(0, 1, 100, 20_000), receivers=(0,), *, sealed=False):
         receiver=rng.choice(receivers),
         sender=rng.randrange(3),
         method=rng.choice(["test/Count", "test/Echo", "nothing", "", "test/"]),
-        settled=[rng.randrange(5) for _ in range(rng.randrange(3))],
+        acks=[rng.randrange(5) for _ in range(rng.randrange(3))],
     )
     message.buffers = [np.zeros(rng.choice(sizes), np.uint8) for _ in range(rng.randrange(3))]
     place = rng.choice([None, None, 0, 3, 4096, 1 << 40])
-    first, views = pack(message, lambda buffers: place)
+    first, views = encode(message, lambda buffers: place)
     frames = [first, *(bytes(view) for view in views)]
     for _ in range(rng.randrange(3)):
         place = rng.randrange(len(frames))

@@ -7,7 +7,7 @@ import logging
 from _cases.endpoints import LIMIT_S, wait_until
 from mpidist import LATER, Reply
 
-LOGGER = "mpidist.endpoint.services"
+LOGGER = "mpidist.rpc.server"
 
 
 def replies_twice(request):
@@ -56,7 +56,7 @@ HANDLERS = (
     raises_after_its_reply,
     exits_after_its_reply,
 )
-# What the log says of the second answer, beside method and peer.
+# What the log says of the second reply, beside method and peer.
 TOLD = {
     fails_after_its_reply: "ValueError: a late error",
     raises_after_its_reply: "RuntimeError: a late error",
@@ -87,19 +87,19 @@ def check_answer(handler, answer):
 
 
 def check_log(caplog, handler, peer):
-    """Assert that the second answer was logged as an error, once, with method and peer."""
+    """Assert that the second reply was logged as an error, once, with method and peer."""
 
     def told():
         return [
             record
             for record in caplog.records
-            if record.name == LOGGER and "second answer" in record.getMessage()
+            if record.name == LOGGER and "second reply" in record.getMessage()
         ]
 
     wait_until(told)
     (record,) = told()
     assert record.levelno == logging.ERROR
-    assert f"a second answer to twice/Answer of {peer} is dropped" in record.getMessage()
+    assert f"a second reply to twice/Answer of {peer} is dropped" in record.getMessage()
     if handler in TOLD:
         assert TOLD[handler] in caplog.text
     else:

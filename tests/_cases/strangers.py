@@ -7,9 +7,9 @@ import struct
 from contextlib import suppress
 
 from _cases.garbage import frames_of
-from mpidist.endpoint.frames import pack
-from mpidist.endpoint.message import HELLO, REQUEST, Message
-from mpidist.endpoint.tcp_wire import hello_message
+from mpidist.rpc.codec import encode
+from mpidist.rpc.message import HELLO, REQUEST, Message
+from mpidist.rpc.tcp_connection import hello_message
 
 _LIMIT_S = 30.0
 _SILENCE_S = 0.05
@@ -50,11 +50,11 @@ def conversation(rng, methods=("",), requests=5):
         methods: That are asked for.
         requests: How many of each.
     """
-    said = frame(pack(hello_message(HELLO, rng.randbytes(16)))[0])
+    said = frame(encode(hello_message(HELLO, rng.randbytes(16)))[0])
     for number in range(requests):
         body = rng.randbytes(rng.randrange(40))
         message = Message(REQUEST, number, 0, 0, rng.choice(methods), body)
-        said += frame(pack(message)[0])
+        said += frame(encode(message)[0])
         frames = frames_of(rng, sealed=True)
         for place, one in enumerate(frames):
             said += frame(one, more=place < len(frames) - 1)

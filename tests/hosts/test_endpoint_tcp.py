@@ -52,8 +52,8 @@ ASK_ALL_THE_TIME = """
         answered += len(works)
         if more < 20 or select.select([sys.stdin], [], [], 0)[0]:
             more -= 1
-    (link,) = client._transport._links.values()
-    say(answered, link._connections)
+    (connection,) = client._transport._connections.values()
+    say(answered, connection._connections)
 """
 
 

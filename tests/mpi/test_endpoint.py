@@ -1,5 +1,6 @@
 """Endpoints over MPI: the cases of every transport, and what only ranks can do."""
 
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, as_bytes, ask, patt
 from _cases.jobs import run_ranks
 from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
+import mpidist
 from mpidist import DistNetworkError, Reply, errors, open_endpoint
 
 
@@ -215,7 +217,7 @@ def test_closing_fails_the_calls_under_way(world, served):
 
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: client._calls._pending)
+        wait_until(lambda: client._client._pending)
         client.close()
         thread.join(LIMIT_S)
         assert len(seen) == 1
@@ -275,19 +277,22 @@ def test_inproc_works_beside_mpi(world):
 
 
 def test_cases_as_between_nodes(tmp_path):
-    """Frames are probed for, large buffers travel by MPI, and nobody can be woken."""
+    """Frames are probed for, large buffers travel by MPI, and ranks cannot be woken."""
     source = """
         from _cases.endpoints import CASES, Service
         from mpidist import open_endpoint
-        from mpidist.endpoint import mpi, mpi_inbox
-        from mpidist.runtime import mates, world
-        mpi.open_inbox = lambda comm, tag, nodes: mpi_inbox.open_inbox(comm, tag, 2)
-        mates._lend = lambda *args: (None, "not here")
+        from mpidist.rpc import mpi
+        from mpidist.runtime import node, world
+        def refuse(nbytes):
+            raise OSError("not here")
+        node.SharedMemfd = refuse
+        reassembler = mpi.Reassembler
+        mpi.Reassembler = lambda comm, probe_frames, *args: reassembler(comm, True, *args)
         comm = world().comm
         with open_endpoint("mpi") as endpoint:
             address = comm.bcast(str(endpoint.address))
-            assert type(endpoint._transport._arrivals._inbox) is mpi_inbox.ProbedInbox
-            assert world().mates.sections == {}
+            assert endpoint._transport._reassembler._posted == []
+            assert world().peers.sections == {}
             Service(endpoint)
             if comm.rank == 0:
                 endpoint.serve_in_thread()
@@ -345,3 +350,35 @@ def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):
     assert ended.status == 0, ended.err
     assert "no reply to test/Never from mpi://" in ended.out
     assert "the script there has ended" in ended.out
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("nbytes", "limit"), [(0, 8), (8, 8), (100_000, 12)])
+def test_a_call_enters_few_files_of_the_package(world, served, nbytes, limit):
+    """A reader follows a call from ``Endpoint.call`` to the result in few files."""
+    endpoint, address = served
+    if world.rank:
+        buffers = [pattern(nbytes)] if nbytes else []
+        ask(endpoint, address, "Echo", b"12345678", buffers)  # what is done once is done here
+        entered = files_entered(lambda: ask(endpoint, address, "Echo", b"12345678", buffers))
+        assert len(entered) <= limit, sorted(entered)
+        world.send("asked", 0)
+    else:
+        world.recv(source=1)
+
+
+def files_entered(function):
+    """The files of the package that a function enters on this thread."""
+    entered = set()
+    package = str(Path(mpidist.__file__).parent)
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.add(frame.f_code.co_filename)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return entered

@@ -13,10 +13,10 @@ from _cases.leaks import check_leaks, serve_footprint
 from mpi4py import MPI
 
 from mpidist import errors, open_endpoint
-from mpidist.endpoint import mpi
-from mpidist.endpoint.frames import pack
-from mpidist.endpoint.message import NOTICE, REPLY, Message
-from mpidist.endpoint.mpi_arrivals import FRAME_TAG, buffer_tag
+from mpidist.rpc import mpi
+from mpidist.rpc.codec import encode
+from mpidist.rpc.message import NOTICE, REPLY, Message
+from mpidist.rpc.mpi_receive import FRAME_TAG, buffer_tag
 
 SIZE = 20_000
 
@@ -74,7 +74,7 @@ def notice(address, key, sizes=(SIZE, SIZE), announced=None):
     )
     if announced:
         message.buffers = [Says(size) for size in announced]
-    first, _ = pack(message)
+    first, _ = encode(message)
     return [first, *(bytes(buffer) for buffer in buffers)]
 
 
@@ -95,7 +95,7 @@ def elsewhere(address, place):
     """The frame of a notice whose buffers are said to lie in the sender's shared memory."""
     message = Message(NOTICE, IDENTITY, int(address.rpartition(":")[2]), 0, "test/Note", b"k:")
     message.buffers = [np.ones(SIZE, np.uint8)]
-    return pack(message, lambda buffers: place)[0]
+    return encode(message, lambda buffers: place)[0]
 
 
 def garbled(kind, address):
@@ -158,9 +158,9 @@ def test_kind(world, served, kind):
         assert all(note == ["", [SIZE, SIZE]] for note in noted)
         wait(sent)
     world.Barrier()
-    arrivals = endpoint._transport._arrivals
-    assert not arrivals._following
-    assert not arrivals._arriving
+    reassembler = endpoint._transport._reassembler
+    assert not reassembler._expecting
+    assert not reassembler._incoming
 
 
 @pytest.mark.ranks(2)
@@ -168,7 +168,7 @@ def test_a_request_that_is_garbled_fails_at_its_deadline(world, served, monkeypa
     endpoint, address = served
     if world.rank == 1:
         with monkeypatch.context() as patch:
-            patch.setattr(mpi, "pack", lambda m, put: (pack(m)[0], pack(m)[1][1:]))
+            patch.setattr(mpi, "encode", lambda m, write: (encode(m)[0], encode(m)[1][1:]))
             work = endpoint.call(address, "test/Echo", b"", [pattern(SIZE)] * 2, timeout=0.3)
         with pytest.raises(errors.DeadlineExceededError, match=r"within 0\.3 s"):
             work.wait()
@@ -180,11 +180,11 @@ def test_messages_to_nobody_do_not_pile_up(world, served):
     endpoint, address = served
     before, sent = Footprint.of(endpoint), []
     if world.rank == 1:
-        for number in range(3 * mpi._UNCLAIMED):
+        for number in range(3 * mpi._MAX_UNCLAIMED):
             # Endpoints that may open, that never can, and replies that nobody waits for.
             kind = (NOTICE, NOTICE, REPLY)[number % 3]
             receiver = 2 * (10_000 + number) + (number % 3 == 1)
-            sent += send([pack(Message(kind, receiver=receiver))[0]])
+            sent += send([encode(Message(kind, receiver=receiver))[0]])
             if number % 500 == 0:
                 ask(endpoint, address, "Echo")
         wait(sent)
@@ -194,7 +194,7 @@ def test_messages_to_nobody_do_not_pile_up(world, served):
             endpoint.call(f"{host}:{nobody}", "test/Echo").wait(LIMIT_S)
     world.Barrier()
     transport = endpoint._transport
-    assert len(transport._unclaimed) <= mpi._UNCLAIMED
+    assert len(transport._unclaimed) <= mpi._MAX_UNCLAIMED
     assert Footprint.of(endpoint).memory - before.memory < 64 << 20
     world.Barrier()
     transport._unclaimed.clear()
@@ -223,7 +223,7 @@ def test_random(world, served, count):
         assert ask(endpoint, address, "Echo", b"end").body == b"end"
         after = Footprint.unpack(endpoint.call(address, "see/Footprint").result(LIMIT_S).body)
         assert after.memory - Footprint.unpack(server).memory < 32 << 20
-        assert after.pending["_arriving"] <= 1
+        assert after.pending["_incoming"] <= 1
 
 
 @pytest.mark.ranks(2, timeout=300)

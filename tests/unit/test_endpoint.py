@@ -54,7 +54,7 @@ def test_second_answers_that_come_later(pair, caplog, seconds):
     for _ in range(seconds):
         kept[0].fail(errors.DataLossError("the disk is broken"))
     assert work.result(LIMIT_S).body == b"first"
-    told = [record for record in caplog.records if "second answer to later/Keep" in record.message]
+    told = [record for record in caplog.records if "second reply to later/Keep" in record.message]
     assert len(told) == seconds
     assert all("the disk is broken" in str(record.exc_info[1]) for record in told)
 
@@ -76,7 +76,7 @@ def test_threads_that_answer_at_once(pair, caplog):
     for thread in threads:
         thread.join(LIMIT_S)
     assert work.result(LIMIT_S).body in [b"%d" % number for number in range(8)]
-    assert sum("second answer" in record.message for record in caplog.records) == 7
+    assert sum("second reply" in record.message for record in caplog.records) == 7
 
 
 def test_an_error_after_the_endpoint_has_closed(caplog):
@@ -165,7 +165,7 @@ def test_a_waiting_thread_is_woken_when_its_endpoint_closes(pair):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: client._calls._pending)
+    wait_until(lambda: client._client._pending)
     client.close()
     thread.join(LIMIT_S)
     assert len(seen) == 1

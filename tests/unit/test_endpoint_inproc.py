@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import LATER, Address, Reply, errors, open_endpoint
-from mpidist.endpoint import check_protocol, parse, transport_of
+from mpidist.rpc import check_protocol, parse, transport_of
 
 LIMIT_S = 30
 PROTOCOLS = ["mpi", "tcp", "inproc", "grpc", "grpc+verbs", "grpc+local"]
@@ -98,7 +98,7 @@ def test_ten_thousand_requests_leave_nothing(pair):
 
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(ask, range(10_000)))) == 10_000
-    assert client._calls._pending == server._calls._pending == {}
+    assert client._client._pending == server._client._pending == {}
     assert set(threading.enumerate()) <= threads
 
 
@@ -124,7 +124,7 @@ def test_calls_that_cannot_be_sent_leave_nothing(pair, arguments, error):
     address, *rest = arguments
     with pytest.raises(error):
         client.call(address or server.address, *rest)
-    assert client._calls._pending == {}
+    assert client._client._pending == {}
 
 
 def test_calls_that_time_out_or_fail_leave_nothing(pair):
@@ -135,7 +135,7 @@ def test_calls_that_time_out_or_fail_leave_nothing(pair):
     ):
         with pytest.raises(error):
             client.call(server.address, method, timeout=0.01 if "Never" in method else None).wait()
-    assert client._calls._pending == {}
+    assert client._client._pending == {}
 
 
 def test_a_handler_may_answer_with_nothing(pair):

@@ -23,12 +23,12 @@ from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, 
 
 from mpidist import Address, DistNetworkError, Endpoint, Reply, errors, open_endpoint
 from mpidist.config import config
-from mpidist.endpoint import tcp, tcp_link, tcp_listener, tcp_shelves
-from mpidist.endpoint.frames import pack, unpack
-from mpidist.endpoint.message import BYE, HELLO, LENT, REPLY, REQUEST, THANKS, WELCOME, Message
-from mpidist.endpoint.tcp import TcpTransport
-from mpidist.endpoint.tcp_wire import PROTOCOL, hello_message, hello_of, refused
 from mpidist.proto.mpidist_pb2 import Hello, Memory
+from mpidist.rpc import tcp_connection
+from mpidist.rpc.codec import decode, encode
+from mpidist.rpc.message import ACK, CLOSE, HELLO, HELLO_ACK, REPLY, REQUEST, Message
+from mpidist.rpc.tcp import TcpTransport
+from mpidist.rpc.tcp_connection import PROTOCOL, failed, hello_message, hello_of
 
 
 @pytest.fixture
@@ -58,13 +58,12 @@ def proxy(pair):
 @pytest.fixture
 def between_hosts(monkeypatch):
     """Nothing is shared: everything goes by the sockets."""
-    monkeypatch.setattr(tcp_shelves, "borrow", lambda offer: None)
+    monkeypatch.setattr(tcp_connection, "_open_offered", lambda reference: None)
 
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    monkeypatch.setattr(tcp_link, "GRACE_S", 0.3)
-    monkeypatch.setattr(tcp_listener, "GRACE_S", 0.3)
+    monkeypatch.setattr(tcp_connection, "GRACE_S", 0.3)
 
 
 def raw_socket(server):
@@ -203,7 +202,7 @@ def lies_on_shelf(array):
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(word, 16) for word in line.split()[0].split("-"))
         if first <= start < last:
-            return "memfd:mpidist-shelf" in line
+            return "memfd:mpidist-shared" in line
     raise AssertionError(f"{start:#x} is not mapped")
 
 
@@ -240,13 +239,13 @@ def test_large_buffers_need_no_socket(secret):
 
 
 def test_what_finds_no_room_goes_by_the_socket(pair, monkeypatch):
-    monkeypatch.setattr(tcp, "config", replace(config, credit_bytes=16 << 10))  # a piece is 8 KiB
+    monkeypatch.setattr(tcp_connection, "config", replace(config, credit_bytes=16 << 10))  # 8 KiB
     server, client = pair
     server.register("shelf", {"Lies": shelved})
     ask(client, server.address, "Echo", b"hello")
     reply = client.call(server.address, "shelf/Lies", b"", [pattern(20_000)]).result(LIMIT_S)
     assert reply.body == b"\0"
-    monkeypatch.setattr(tcp, "config", replace(config, credit_bytes=1 << 20))  # 512 KiB
+    monkeypatch.setattr(tcp_connection, "config", replace(config, credit_bytes=1 << 20))  # 512 KiB
     other = Address("tcp", "127.0.0.1", server.address.port)  # another connection
     ask(client, other, "Echo", b"hello")
     data = pattern(400_000)
@@ -313,18 +312,15 @@ def test_whoever_lies_about_a_shelf(pair):
     server, client = pair
     for offer in (Memory(pid=1, descriptor=1, token=b"x"), Memory(pid=os.getpid(), descriptor=0)):
         context, stranger = raw_socket(server)
-        stranger.send(pack(hello_message(HELLO, b"p" * 16, offer))[0])
-        welcome = hello_of(unpack(stranger.recv(), None)[0])
-        assert not welcome.borrowed
-        assert not welcome.HasField("memory")
-        stranger.send(pack(hello_message(LENT, b"p" * 16, None, offer.token, True))[0])
-        there = pack(
+        stranger.send(encode(hello_message(HELLO, b"p" * 16, offer))[0])
+        assert not hello_of(decode(stranger.recv(), None)[0]).HasField("memory")
+        there = encode(
             Message(REQUEST, 5, method="test/Count", buffers=[pattern(50_000)]), lambda b: 9
         )
         stranger.send(there[0])
         stranger.send_multipart([there[0], b"x"])
-        stranger.send(pack(Message(REQUEST, 6, method="test/Count"))[0])
-        assert unpack(stranger.recv(), None)[0].id == 6
+        stranger.send(encode(Message(REQUEST, 6, method="test/Count"))[0])
+        assert decode(stranger.recv(), None)[0].id == 6
         context.destroy(0)
     assert server.service.counter == 2
     assert ask(client, server.address, "Echo", b"x").body == b"x"
@@ -374,13 +370,13 @@ def test_a_process_that_has_connected_once_more_is_not_lost(pair):
     server.on_peer_lost(lost.append)
     (context, first), (other, second) = raw_socket(server), raw_socket(server)
     for stranger in (first, second):
-        stranger.send(pack(hello_message(HELLO, b"p" * 16))[0])
+        stranger.send(encode(hello_message(HELLO, b"p" * 16))[0])
         stranger.recv()
     listener = server._transport._listeners[server._number]
-    first.send(pack(Message(BYE))[0])
+    first.send(encode(Message(CLOSE))[0])
     wait_until(lambda: sum(client.process == b"p" * 16 for client in clients(listener)) == 1)
     assert not lost
-    second.send(pack(Message(BYE))[0])
+    second.send(encode(Message(CLOSE))[0])
     wait_until(lambda: lost)
     assert lost == [(b"p" * 16).hex()]
     context.destroy(0)
@@ -396,10 +392,10 @@ def test_nothing_is_heard_after_a_goodbye(pair):
     lost = []
     server.on_peer_lost(lost.append)
     context, stranger = raw_socket(server)
-    stranger.send(pack(hello_message(HELLO, b"p" * 16))[0])
+    stranger.send(encode(hello_message(HELLO, b"p" * 16))[0])
     stranger.recv()
-    for kind in (BYE, LENT, THANKS, REQUEST):
-        stranger.send(pack(Message(kind, 5, method="test/Count"))[0])
+    for kind in (CLOSE, ACK, REQUEST):
+        stranger.send(encode(Message(kind, 5, method="test/Count"))[0])
     wait_until(lambda: lost)
     assert lost == [(b"p" * 16).hex()]
     assert server.service.counter == 0
@@ -468,8 +464,8 @@ def test_clocks_that_jump(pair, monkeypatch):
 def test_whoever_has_not_said_hello_is_refused(pair):
     server, _ = pair
     context, stranger = raw_socket(server)
-    stranger.send(pack(Message(REQUEST, 5, method="test/Count"))[0])
-    reply = unpack(stranger.recv(), None)[0]
+    stranger.send(encode(Message(REQUEST, 5, method="test/Count"))[0])
+    reply = decode(stranger.recv(), None)[0]
     assert reply.failure.code == errors.FailedPreconditionError.code
     assert "has not said hello" in reply.failure.message
     assert server.service.counter == 0
@@ -486,21 +482,26 @@ def played(transports):
     with Endpoint(transports[0]) as client:
         work = client.call(Address("tcp", "127.0.0.1", port), "test/Echo")
         name, hello = server.recv_multipart()
-        assert unpack(hello, None)[0].kind == HELLO
+        assert decode(hello, None)[0].kind == HELLO
         yield work, server, name
         work.block(time.monotonic())
     context.destroy(0)
 
 
+def refusal(request):
+    """The reply of a server to a client that has not said hello to it."""
+    return failed(request, errors.FailedPreconditionError(tcp_connection._NO_HELLO))
+
+
 def answer(server, name, message):
-    server.send_multipart([name, pack(message)[0]])
+    server.send_multipart([name, encode(message)[0]])
 
 
 def test_a_refusal_of_another_server_is_its_loss(played):
     """What was sent while the connection was broken comes before the hello."""
     work, server, name = played
-    answer(server, name, hello_message(WELCOME, b"p" * 16))
-    answer(server, name, refused(unpack(server.recv_multipart()[1], None)[0]))
+    answer(server, name, hello_message(HELLO_ACK, b"p" * 16))
+    answer(server, name, refusal(decode(server.recv_multipart()[1], None)[0]))
     with pytest.raises(errors.UnavailableError, match="the server was started anew"):
         work.wait(LIMIT_S)
 
@@ -508,9 +509,9 @@ def test_a_refusal_of_another_server_is_its_loss(played):
 def test_a_refusal_before_the_welcome_is_not_the_answer(played):
     """The hello went with a connection that broke; it comes again, and the request behind it."""
     work, server, name = played
-    request = unpack(server.recv_multipart()[1], None)[0]
-    answer(server, name, refused(request))
-    answer(server, name, hello_message(WELCOME, b"p" * 16))
+    request = decode(server.recv_multipart()[1], None)[0]
+    answer(server, name, refusal(request))
+    answer(server, name, hello_message(HELLO_ACK, b"p" * 16))
     answer(server, name, Message(REPLY, request.id, request.sender, body=b"done"))
     assert work.result(LIMIT_S).body == b"done"
 
@@ -519,14 +520,13 @@ def say_hello(state, port):
     """In another process: a new connection that says hello, in place of the one before."""
     import zmq
 
-    from mpidist.endpoint.frames import pack
-    from mpidist.endpoint.message import HELLO
-    from mpidist.endpoint.tcp_wire import hello_message
+    from mpidist.rpc.message import HELLO
+    from mpidist.rpc.tcp_connection import hello_message
 
     context = state.setdefault("context", zmq.Context())
     state["socket"] = context.socket(zmq.DEALER)
     state["socket"].connect(f"tcp://127.0.0.1:{port}")
-    state["socket"].send(pack(hello_message(HELLO, os.urandom(16)))[0])
+    state["socket"].send(encode(hello_message(HELLO, os.urandom(16)))[0])
 
 
 @pytest.fixture
@@ -560,7 +560,7 @@ def test_a_connection_does_not_end_with_the_one_that_had_its_descriptor(listenin
     strangers.run(say_hello, port)
     _, second = clients_of(listener, 2)
     assert second.handle == first.handle
-    listener.look_for_losses()
+    listener.check()
     assert first.lost_at is not None
     assert second.lost_at is None
 
@@ -573,7 +573,7 @@ def test_a_client_that_is_gone_before_its_hello_is_heard(listening, short_grace)
     strangers.end()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) < len(before))  # its own pipe, too
     clients_of(listener, 1)
-    wait_until(listener.look_for_losses)
+    wait_until(listener.check)
     assert not listener._clients
 
 
@@ -582,10 +582,10 @@ def test_another_version_is_refused(pair):
     context, stranger = raw_socket(server)
     hello = hello_message(HELLO, b"p" * 16)
     hello.body = Hello(protocol=99, version="9.9").SerializeToString()
-    stranger.send(pack(hello)[0])
-    welcome = unpack(stranger.recv(), None)[0]
+    stranger.send(encode(hello)[0])
+    ack = decode(stranger.recv(), None)[0]
     expected = f"protocol {PROTOCOL} and the client 99 (mpidist 9.9)"
-    assert expected in welcome.failure.message
+    assert expected in ack.failure.message
     context.destroy(0)
 
 
@@ -594,16 +594,22 @@ def test_a_hello_that_cannot_be_read(pair):
     context, stranger = raw_socket(server)
     hello = hello_message(HELLO, b"p" * 16)
     hello.body = b"\xff\xff"
-    stranger.send(pack(hello)[0])
+    stranger.send(encode(hello)[0])
     assert ask(client, server.address, "Echo", b"x").body == b"x"
-    stranger.send(pack(hello_message(HELLO, b"p" * 16))[0])
-    assert unpack(stranger.recv(), None)[0].kind == WELCOME
+    stranger.send(encode(hello_message(HELLO, b"p" * 16))[0])
+    assert decode(stranger.recv(), None)[0].kind == HELLO_ACK
     context.destroy(0)
 
 
 def test_a_client_of_another_version_is_told(pair, monkeypatch):
     server, client = pair
-    monkeypatch.setattr(tcp_listener, "PROTOCOL", PROTOCOL + 1)
+
+    def older(message):
+        hello = hello_of(message)
+        hello.protocol -= 1
+        return hello
+
+    monkeypatch.setattr(tcp_connection, "hello_of", older)
     with pytest.raises(errors.UnavailableError, match="install the same version of mpidist on bo"):
         client.call(server.address, "test/Echo").wait(LIMIT_S)
 
@@ -614,7 +620,7 @@ def test_garbage(pair, count):
     server, client = pair
     context, stranger = raw_socket(server)
     rng = random.Random(count)
-    hello = pack(hello_message(HELLO, b"p" * 16))[0]
+    hello = encode(hello_message(HELLO, b"p" * 16))[0]
     stranger.send(hello)
     for number in range(count):
         stranger.send_multipart(frames_of(rng, sealed=True))
@@ -654,7 +660,7 @@ def test_a_thousand_clients_leave_nothing(pair, transports):
     for one in clients:
         one.close()
     assert descriptors() == before
-    assert list(transports[1]._endpoints) == [client._number]
+    assert list(transports[1]._receivers) == [client._number]
 
 
 def test_ten_thousand_requests_leave_nothing(pair):
@@ -667,15 +673,15 @@ def test_ten_thousand_requests_leave_nothing(pair):
         ask(client, server.address, "Echo", b"x" * 1000, [data] if number % 10 == 0 else ())
     assert resident() - memory < 32 << 20
     assert descriptors() == handles
-    assert not client._calls._pending
-    (link,) = client._transport._links.values()
-    assert not link._unanswered
+    assert not client._client._pending
+    (connection,) = client._transport._connections.values()
+    assert not connection._unanswered
 
 
 def test_a_server_is_not_flooded(pair, monkeypatch):
     """What exceeds the credit stays with the caller until earlier requests are answered."""
     server, client = pair
-    client._calls._credits._limit = 1 << 20
+    client._client._flow_control._limit = 1 << 20
     works = [client.call(server.address, "test/Later", b"k", [pattern(400_000)]) for _ in range(20)]
     ask(client, Address("tcp", "127.0.0.1", server.address.port), "Echo", b"x")
     assert len(server.service.waiting[b"k"]) == 2

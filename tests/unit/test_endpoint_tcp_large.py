@@ -5,8 +5,8 @@ import pytest
 from _cases.endpoints import Service, ask, pattern
 
 from mpidist import Address, Endpoint, Reply
-from mpidist.endpoint import tcp_shelves, tcp_wire
-from mpidist.endpoint.tcp import TcpTransport
+from mpidist.rpc import tcp_connection
+from mpidist.rpc.tcp import TcpTransport
 
 SIZE = (2 << 30) + 12_345
 PLACES = (0, 1, 1 << 20, (2 << 30) - 1, 2 << 30, (2 << 30) + 1, SIZE - 1)
@@ -44,8 +44,8 @@ def test_large(secret, direction):
 
 
 def test_buffers_that_travel_in_pieces(monkeypatch):
-    monkeypatch.setattr(tcp_wire, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(tcp_shelves, "borrow", lambda offer: None)
+    monkeypatch.setattr(tcp_connection, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(tcp_connection, "_open_offered", lambda reference: None)
     transports = [TcpTransport(None), TcpTransport(None)]
     with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
         Service(server)

@@ -13,7 +13,7 @@ from _cases.servers import Cluster, variable
 from safetensors.numpy import load_file
 
 from mpidist import errors, settings
-from mpidist.endpoint import endpoint
+from mpidist.rpc import endpoint
 from strategy import optimizers
 from strategy.server import pushes as pushes_module
 from strategy.shared import staging

@@ -13,8 +13,8 @@ from _cases.strangers import LENGTHS, blurt, conversation, converse, damaged, fr
 from dataservice import Dataset, WorkerConfig, WorkerServer, distribute
 from dataservice.proto import dataservice_pb2 as pb
 from mpidist import Address, Endpoint, open_endpoint
-from mpidist.endpoint.tcp import TcpTransport
 from mpidist.errors import InvalidArgumentError, OpError, UnavailableError
+from mpidist.rpc.tcp import TcpTransport
 
 ELEMENTS = 3000
 ROUNDS = 10
@@ -77,7 +77,7 @@ class Scene:
 
 
 def methods_of(server):
-    return list(server._endpoint._services._handlers)
+    return list(server._endpoint._server._handlers)
 
 
 @pytest.fixture

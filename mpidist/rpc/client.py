@@ -1,0 +1,249 @@
+"""The client half of an endpoint: its calls, and the loop that waits for their replies."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.config import config
+from mpidist.copying import copy_array
+from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableError, from_code
+from mpidist.proto.mpidist_pb2 import Failure
+from mpidist.rpc.codec import as_bytes
+from mpidist.rpc.flow_control import FlowControl, Outgoing
+from mpidist.rpc.message import NO_ENDPOINT, Array, Message, Reply
+from mpidist.rpc.transport import Transport
+from mpidist.runtime.backoff import Backoff
+from mpidist.work import Work
+
+logger = logging.getLogger(__name__)
+
+# The longest sleep between polls. Replies mostly come soon, so it is shorter than a server's.
+_POLL_SLEEP_S = 2e-4
+# The longest sleep of a thread that arrivals wake. Other threads may complete the Work, too.
+_WAIT_S = 0.01
+# The period in which a waiting thread checks that the peer can still reply.
+_PEER_CHECK_PERIOD_S = 0.5
+# Flow control counts this for a header.
+_HEADER_BYTES = 64
+
+# One sequence for all endpoints of the process. An endpoint number may be used again while replies
+# to its previous owner are in flight, and these must not match a request of the new owner.
+_ids = itertools.count(1)
+
+
+class Call(Work, Outgoing):
+    """A request that waits for its reply.
+
+    Args:
+        client: The endpoint's client.
+        message: The request; its id is drawn here.
+        address: Address of the receiver, for messages.
+        into: Output buffers; see :meth:`Endpoint.call`.
+        limit_s: Time limit in seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        message: Message,
+        address: Any,
+        into: Sequence[Array] | None,
+        limit_s: float,
+    ) -> None:
+        super().__init__("", client.wait)
+        message.id = next(_ids)
+        self._client = client
+        self._address = address
+        self._limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
+        self.message = message
+        self.into = into
+        self.nbytes = _HEADER_BYTES + len(message.body)
+        for array in message.buffers:
+            self.nbytes += array.nbytes
+
+    @property
+    def name(self) -> str:
+        """The method and the receiver."""
+        return f"{self.message.method} to {self._address}"
+
+    def is_completed(self) -> bool:
+        """Return True once the call has ended; a call ends at its deadline at the latest."""
+        if not self._done:
+            now = time.monotonic()
+            if now >= self.deadline:
+                self._client.check(self, now)
+        return self._done
+
+    def failure(self, loss: str | None, now: float) -> Exception | None:
+        """Return the error of a call that gets no reply; None if a reply can still come.
+
+        Args:
+            loss: Why the peer cannot reply, if it cannot.
+            now: Time of ``time.monotonic()``.
+        """
+        text = f"no reply to {self.message.method} from {self._address}"
+        if loss is not None:
+            return UnavailableError(f"{text}: {loss}")
+        if now >= self.deadline:
+            return DeadlineExceededError(
+                f"{text} within {self._limit_s:g} s; the peer is busy, stuck or gone "
+                "(MPIDIST_CALL_TIMEOUT_S sets the limit)"
+            )
+        return None
+
+
+class Client:
+    """Matches replies to calls, and ends the calls that get no reply.
+
+    Args:
+        transport: Carries the endpoint's messages.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._pending: dict[int, Call] = {}
+        self._flow_control: FlowControl[Call] = FlowControl(config.credit_bytes)
+
+    def call(
+        self, message: Message, address: Any, into: Sequence[Array] | None, limit_s: float
+    ) -> Call:
+        """Send a request, at once if credit allows. Arguments as of :class:`Call`."""
+        call = Call(self, message, address, into, limit_s)
+        self._pending[message.id] = call
+        self._send(self._flow_control.submit(call, (message.peer, message.receiver)))
+        return call
+
+    def output_buffers(self, request_id: int, sizes: Sequence[int]) -> Sequence[Array] | None:
+        """Return the caller's arrays for the buffers of a reply; None if they do not fit."""
+        call = self._pending.get(request_id)
+        into = None if call is None else call.into
+        if into is None or [array.nbytes for array in into] != list(sizes):
+            return None
+        return into if all(array.flags.writeable for array in into) else None
+
+    def deliver(self, message: Message) -> None:
+        """Complete the call that a reply answers."""
+        call = self._pending.pop(message.id, None)
+        if call is None:
+            logger.debug("reply %d came after its deadline", message.id)
+            return
+        self._send(self._flow_control.release(call))
+        if message.failure is not None:
+            call.complete(error=_error_of(message.failure))
+            return
+        buffers, into = message.buffers, call.into
+        if into is not None and into is not buffers:  # the transport may have received into them
+            try:
+                buffers = _copy_into(buffers, into)
+            except BaseException as error:  # the caller's array has become read-only, or a signal
+                call.complete(error=error)
+                if not isinstance(error, Exception):
+                    raise
+                return
+        call.complete(Reply(message.body, buffers))
+
+    def is_idle(self) -> bool:
+        """Return True if no call waits for its reply. Calls past their deadlines end here."""
+        for call in list(self._pending.values()):
+            call.is_completed()
+        return not self._pending
+
+    def close(self, error: Exception) -> None:
+        """End all pending calls with an error."""
+        for call in list(self._pending.values()):
+            self._fail(call, error)
+
+    def check(self, call: Call, now: float) -> None:
+        """End a call whose peer is gone or whose deadline has passed."""
+        error = call.failure(self._transport.loss(call.message.peer), now)
+        if error is not None:
+            self._fail(call, error)
+
+    def wait(self, work: Any, deadline: float) -> None:
+        """Wait for the reply to a call, as the ``drive`` of its Work."""
+        call: Call = work
+        begun = time.monotonic()
+        silent = call.deadline == float("inf")  # otherwise the deadline ends the wait
+        while True:
+            now = time.monotonic()
+            if silent and now - begun >= config.stall_s:
+                silent = False
+                logger.warning(
+                    "waiting for %.3g s for the reply to %s; the peer is busy, stuck, or waits "
+                    "for others itself",
+                    now - begun,
+                    call.name,
+                )
+            self.run_until(call, min(deadline, call.deadline, now + _PEER_CHECK_PERIOD_S))
+            if call.is_completed():
+                return
+            now = time.monotonic()
+            self.check(call, now)
+            if now >= deadline or call.is_completed():
+                return
+
+    def run_until(self, work: Work, deadline: float) -> None:
+        """Drive the transport until a Work completes or the deadline passes."""
+        transport = self._transport
+        if not transport.needs_polling:
+            work.wait_for_event(deadline)
+            return
+        poll, spins = transport.poll_briefly, transport.spin_count
+        backoff: Backoff | None = None
+        while not work.is_completed():
+            if poll():
+                spins, backoff = transport.spin_count, None
+                continue
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return
+            if spins > 0:
+                spins -= 1
+                os.sched_yield()
+            elif not transport.wait(min(remaining, _WAIT_S), work.is_completed):
+                backoff = backoff or Backoff(0, _POLL_SLEEP_S)
+                backoff.pause()
+
+    def _send(self, call: Call | None) -> None:
+        """Send a call, and the calls that flow control admits after it."""
+        while call is not None:
+            flow = call.flow
+            try:
+                self._transport.send(call.message)
+            except Exception as error:  # the error of this call, whichever thread sends it
+                self._fail(call, error)
+            finally:
+                flow.sending = False
+            if not flow.waiting:
+                return
+            call = self._flow_control.next(flow)
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        """End a call with an error, unless its reply has arrived."""
+        request_id = call.message.id
+        if self._pending.pop(request_id, None) is not None:
+            self._transport.forget(call.message.peer, request_id)
+            following = self._flow_control.release(call)
+            call.complete(error=error)
+            self._send(following)
+
+
+def _error_of(failure: Failure) -> Exception:
+    if failure.code == NO_ENDPOINT:
+        return DistNetworkError(failure.message)
+    return from_code(failure.code, failure.message)
+
+
+def _copy_into(buffers: Sequence[Array], into: Sequence[Array]) -> Sequence[Array]:
+    """Copy buffers into the caller's arrays. Return these, or the buffers if the sizes differ."""
+    if [array.nbytes for array in into] != [buffer.nbytes for buffer in buffers]:
+        return buffers
+    for array, buffer in zip(into, buffers, strict=True):
+        copy_array(as_bytes(array), as_bytes(buffer))
+    return into

@@ -1,0 +1,86 @@
+"""Messages between endpoints, and the replies that users see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from mpidist.proto.mpidist_pb2 import Failure
+
+Array = NDArray[Any]
+
+# Kinds of messages.
+REQUEST: Final = 0
+"""Expects a reply."""
+REPLY: Final = 1
+"""Answers a request."""
+NOTICE: Final = 2
+"""Expects no reply."""
+HELLO: Final = 3
+"""The first message of a tcp connection. Its body is a Hello."""
+HELLO_ACK: Final = 4
+"""Answers a HELLO with a Hello of the server, or with a failure."""
+CLOSE: Final = 5
+"""The sender closes the tcp connection."""
+ACK: Final = 6
+"""Carries acknowledgements of replies, and nothing else. Used over tcp."""
+
+NO_ENDPOINT: Final = 100
+"""Failure code, beside the canonical ones: the receiver has no endpoint of that number."""
+
+
+@dataclass(slots=True)
+class Message:
+    """A header and the buffers that follow it.
+
+    Attributes:
+        kind: ``REQUEST`` or another kind.
+        id: Id of the request, unique in the sending process.
+        receiver: Number of the receiving endpoint.
+        sender: Number of the sending endpoint.
+        method: ``"service/Method"``, in requests and notices.
+        body: The method's own message, serialised.
+        buffers: C-contiguous arrays. Received buffers have dtype uint8, unless the receiver
+            provided the arrays.
+        peer: The other side, in the transport's own terms.
+        failure: The error that a reply carries in place of a result.
+        acks: Ids of requests whose replies have arrived since the last message. Used over tcp.
+        has_output_buffers: True if the caller provides arrays for the buffers of the reply.
+        reply_started: True for a received request once its reply is about to be sent.
+        replied: True for a received request once its reply has been sent.
+    """
+
+    kind: int
+    id: int = 0
+    receiver: int = 0
+    sender: int = 0
+    method: str = ""
+    body: bytes = b""
+    buffers: Sequence[Array] = ()
+    peer: Any = None
+    failure: Failure | None = None
+    acks: Sequence[int] = ()
+    has_output_buffers: bool = False
+    reply_started: bool = False
+    replied: bool = False
+
+
+@dataclass(slots=True)
+class Reply:
+    """The result of a request: what a handler returns and a call's Work provides.
+
+    Attributes:
+        body: The method's own message, serialised.
+        buffers: C-contiguous arrays. Received buffers are flat uint8 arrays, or the arrays that
+            the caller provided as ``into``.
+    """
+
+    body: bytes = b""
+    buffers: Sequence[Array] = field(default_factory=tuple)
+
+
+LATER = Reply()
+"""A handler returns this to defer its reply. It replies through the :class:`Request` later."""

@@ -1,0 +1,362 @@
+"""The transport between ranks: MPI point-to-point messages on a communicator of their own.
+
+A frame (header and small buffers) travels under tag 0, into receives that are posted in advance. A
+frame that is too long for these is announced by a short frame, and follows under a tag of its own.
+Large buffers go through shared memory within a node. Otherwise they follow as messages of their
+own, which are received straight into place; their tag comes from the request's id. Every operation
+is nonblocking: a sender never waits for the receiver, and a large message in transfer holds up
+neither replies nor other ranks. Requests and notices of one rank are delivered in the order of
+sending.
+
+Endpoint number n belongs to rank n modulo the size of the world, so that number r is the first
+endpoint of rank r. Requests for it are kept until it opens, and so are those for numbers from
+:data:`AGREED_NUMBERS` on. A request for another number that is not open fails at once, because such
+a number is mostly a mistaken rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from mpidist.config import config
+from mpidist.errors import CancelledError, DistNetworkError, UnavailableError
+from mpidist.proto.mpidist_pb2 import Failure
+from mpidist.rpc.address import Address, is_loopback
+from mpidist.rpc.codec import encode
+from mpidist.rpc.message import NO_ENDPOINT, REPLY, REQUEST, Array, Message
+from mpidist.rpc.mpi_receive import (
+    ANNOUNCEMENT,
+    ANNOUNCEMENT_MAGIC,
+    CHUNK_BYTES,
+    FRAME_TAG,
+    LONG_FRAME_TAG,
+    MAX_FRAME_BYTES,
+    Reassembler,
+    buffer_tag,
+    chunks,
+)
+from mpidist.rpc.shared_buffers import SharedBuffer
+from mpidist.rpc.transport import Receiver
+from mpidist.rpc.waker import Waker
+from mpidist.runtime import World, exits, fork, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_LAST_REPLY_S = 1.0  # time for the last replies of a rank whose script has ended
+# About 10 us of polling, which notices a message sooner than full rounds of progress().
+_BRIEF_TESTS = 100
+# A frame that precedes buffers must use the eager protocol, otherwise they can overtake it.
+_MAX_EAGER_BYTES = 1024
+# No cache holds larger replies, so the second copy, from shared memory into the caller's arrays,
+# costs more than it saves: MPI copies once.
+_MAX_SHARED_REPLY_BYTES = 8 << 20
+_MAX_UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
+_MAX_WAKE_UPS = 64  # datagrams read at once, so that a flood of them keeps no rank busy
+
+AGREED_NUMBERS = 1 << 20
+"""Endpoint numbers from here on are agreed in advance, and either side may come first."""
+
+
+class MpiTransport:
+    """The endpoints of this rank and the messages in transfer. Use :func:`mpi_transport`.
+
+    Args:
+        world: The MPI world.
+    """
+
+    protocol = "mpi"
+    needs_polling = True
+    spin_count = 75  # about a millisecond, because a wake-up takes longer than a message
+
+    def __init__(self, world: World) -> None:
+        from mpi4py import MPI
+
+        self._world = world
+        self._comm = world.messages
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._testall = MPI.Request.Testall
+        peers = world.peers
+        shared = {rank: SharedBuffer(memory) for rank, memory in peers.sections.items()}
+        self._flags, self._flag_offsets = peers.flags, peers.flag_offsets
+        write = shared[world.rank].write if shared else None
+        write_reply = write and partial(write, limit=_MAX_SHARED_REPLY_BYTES)
+        self._writers = [write if rank in shared else None for rank in range(world.size)]
+        self._reply_writers = [
+            write_reply if rank in shared else None for rank in range(world.size)
+        ]
+        self._reassembler = Reassembler(
+            self._comm, len(set(world.nodes)) > 1, self._output_buffers, shared, config.credit_bytes
+        )
+        self._waker: Waker | None = None
+        if len(shared) == world.size:  # otherwise ranks of other nodes send, and cannot wake
+            self._waker = Waker(self._set_idle, self._clear_idle)
+            self._waker.watch(peers.socket.fileno())
+        self._receivers: dict[int, Receiver] = {}
+        self._closed: set[int] = set()
+        # Messages for endpoints that are not open yet, because tasks start at different times.
+        self._unclaimed: list[Message] = []
+        self._attach_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._outgoing_lock = threading.Lock()
+        self._order_lock = threading.Lock()
+        self._outgoing: list[tuple[int, list[MPI.Request], Any]] = []
+        self.poll_briefly = partial(self.progress, _BRIEF_TESTS)
+        self._left = exits().left
+        self._reported_losses = 0
+        self._ended = False
+        world.before_leave.append(self._close_all)
+        world.at_leave.append(self._end)
+
+    def attach(self, receiver: Receiver, number: int | None) -> int:
+        """See :class:`Transport`; a number of another rank, or in use, is an error."""
+        fork.check_mpi()
+        size, rank = self._world.size, self._world.rank
+        with self._attach_lock:
+            if number is None:
+                number = next(
+                    n for n in itertools.count(rank + size, size) if n not in self._receivers
+                )
+            elif number % size != rank:
+                raise DistNetworkError(
+                    f"endpoint number {number} belongs to rank {number % size}, not {rank}: "
+                    f"over mpi the numbers of this rank are {rank}, {rank + size}, "
+                    f"{rank + 2 * size}, ...; None takes a free one"
+                )
+            elif number in self._receivers:
+                raise DistNetworkError(f"mpi://{self.host()}:{number} is in use already")
+            self._closed.discard(number)
+            # Before the endpoint is registered: messages that arrive meanwhile were sent later.
+            waiting, self._unclaimed = self._unclaimed, []
+            for message in waiting:
+                if message.receiver == number:
+                    receiver.deliver(message)
+                else:
+                    self._unclaimed.append(message)
+            self._receivers[number] = receiver
+        return number
+
+    def listen(self, number: int) -> int:
+        """See :class:`Transport`."""
+        return number
+
+    def detach(self, number: int) -> None:
+        """See :class:`Transport`."""
+        with self._attach_lock:
+            if self._receivers.pop(number, None) is not None:
+                self._closed.add(number)
+
+    def host(self) -> str:
+        """Return the name of this rank's host."""
+        return self._world.host
+
+    def resolve(self, address: Address) -> int:
+        """Return the rank of an address; DistNetworkError if the host is not that rank's."""
+        rank = address.port % self._world.size
+        if address.host != self._world.hosts[rank] and not self._is_host_of(rank, address.host):
+            raise DistNetworkError(
+                f"{address} cannot be reached: endpoint {address.port} belongs to rank {rank} of "
+                f"{self._world.size}, whose host is {self._world.hosts[rank]}; use the address "
+                "that Endpoint.address gives there"
+            )
+        return rank
+
+    def _is_host_of(self, rank: int, host: str) -> bool:
+        """Return True if a name is another name of a rank's host."""
+        own, other = self._world.hosts[rank].lower(), host.lower()
+        if is_loopback(other):
+            return self._world.nodes[rank] == self._world.nodes[self._world.rank]
+        # One of the names may be fully qualified.
+        return own == other or own.startswith(f"{other}.") or other.startswith(f"{own}.")
+
+    def send(self, message: Message) -> None:
+        """See :class:`Transport`."""
+        if fork.unusable:
+            fork.check_mpi()
+        peer = message.peer
+        is_output = message.has_output_buffers and message.kind == REPLY
+        writers = self._reply_writers if is_output else self._writers
+        frame, buffers = encode(message, writers[peer])
+        isend = self._comm.Isend
+        with self._order_lock:  # no other message may come between a frame and its buffers
+            if self._ended:
+                raise CancelledError(f"this rank has left MPI: {message.method} is not sent")
+            if len(frame) <= (_MAX_EAGER_BYTES if buffers else MAX_FRAME_BYTES):
+                first = isend(frame, peer, FRAME_TAG)
+                requests = [first]
+            else:
+                announcement = ANNOUNCEMENT.pack(ANNOUNCEMENT_MAGIC, _checked_length(frame))
+                first = isend(announcement, peer, FRAME_TAG)
+                requests = [first, isend(frame, peer, LONG_FRAME_TAG)]
+            if buffers:
+                tag = buffer_tag(message)
+                requests += [isend(chunk, peer, tag) for chunk in chunks(buffers)]
+            in_transfer = len(requests) > 1 or not first.Test()
+        if in_transfer:
+            with self._outgoing_lock:
+                self._outgoing.append((peer, requests, (frame, message.buffers)))
+        if self._flags[self._flag_offsets[peer]]:
+            self._wake(peer)
+
+    def forget(self, peer: int, request_id: int) -> None:
+        """See :class:`Transport`; nothing is sent twice, so there is nothing to forget."""
+
+    def loss(self, peer: int) -> str | None:
+        """See :class:`Transport`; a reply sent before the end has time to arrive."""
+        since = self._left.get(peer)
+        if since is None or time.monotonic() - since <= _LAST_REPLY_S:
+            return None
+        return "the script there has ended"
+
+    def process_of(self, peer: int) -> str:
+        """See :class:`Transport`."""
+        return f"rank {peer}"
+
+    def progress(self, tests: int = 1, *, block: bool = False) -> bool:
+        """See :class:`Transport`; returns False at once if another thread polls.
+
+        Args:
+            tests: Upper limit of tests for a frame.
+            block: Wait for the other thread.
+        """
+        if not self._receive_lock.acquire(block):
+            return False
+        completed: list[Message] = []
+        try:
+            if self._ended:
+                return False
+            happened = self._reassembler.poll(completed, tests)
+            for message in completed:
+                receiver = self._receivers.get(message.receiver)
+                if receiver is not None:
+                    receiver.deliver(message)
+                elif message.kind != REPLY:
+                    self._keep_or_refuse(message)
+            if len(self._left) != self._reported_losses:
+                self._report_losses()
+        finally:
+            self._receive_lock.release()
+        if self._outgoing:
+            self._continue_sending()
+        if completed and self._waker is not None and self._waker.waiting:
+            self._waker.wake()
+        return happened
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """See :class:`Transport`; MPI itself cannot wake a sleeping thread."""
+        if self._waker is None or self._outgoing or not self._reassembler.is_idle():
+            return False
+        self._waker.wait(seconds, done)
+        return True
+
+    # Inside
+
+    def _continue_sending(self) -> None:
+        """Let MPI continue its sends, and wake the receivers, which may have to act, too."""
+        with self._outgoing_lock:
+            if self._ended:
+                return
+            peers = {peer for peer, _, _ in self._outgoing}
+            self._outgoing = [item for item in self._outgoing if not self._testall(item[1])]
+        for peer in peers:
+            if self._flags[self._flag_offsets[peer]]:
+                self._wake(peer)
+
+    def _wake(self, peer: int) -> None:
+        peers = self._world.peers
+        # An error means that the rank has ended, or has so many datagrams that it is awake. If it
+        # misses this one it polls by itself soon.
+        with contextlib.suppress(OSError):
+            peers.socket.sendto(b"", peers.names[peer])
+
+    def _set_idle(self) -> bool:
+        self._flags[self._flag_offsets[self._world.rank]] = 1
+        # Wait for a thread that polls now: it may have missed a message sent before the flag.
+        return not self.progress(16, block=True)
+
+    def _clear_idle(self) -> None:
+        self._flags[self._flag_offsets[self._world.rank]] = 0
+        with contextlib.suppress(BlockingIOError):  # no datagram is left
+            for _ in range(_MAX_WAKE_UPS):
+                self._world.peers.socket.recv(1)
+
+    def _report_losses(self) -> None:
+        lost = list(self._left)[self._reported_losses :]
+        self._reported_losses += len(lost)
+        for rank in lost:
+            for receiver in list(self._receivers.values()):
+                receiver.peer_lost(self.process_of(rank))
+
+    def _output_buffers(self, message: Message, sizes: Sequence[int]) -> Sequence[Array] | None:
+        receiver = self._receivers.get(message.receiver)
+        return None if receiver is None else receiver.output_buffers(message, sizes)
+
+    def _keep_or_refuse(self, message: Message) -> None:
+        """Keep a message for an endpoint that may open, or refuse it."""
+        number = message.receiver
+        with self._attach_lock:
+            receiver = self._receivers.get(number)
+            if receiver is None and (
+                self._is_expected(number)
+                and number not in self._closed
+                and len(self._unclaimed) < _MAX_UNCLAIMED
+            ):
+                self._unclaimed.append(message)
+                return
+        if receiver is not None:
+            receiver.deliver(message)
+        elif message.kind == REQUEST:
+            self._refuse(message)
+
+    def _is_expected(self, number: int) -> bool:
+        """Return True if callers can know a number of this rank before its endpoint opens."""
+        size, rank = self._world.size, self._world.rank
+        return number == rank or (number >= AGREED_NUMBERS and number % size == rank)
+
+    def _refuse(self, message: Message) -> None:
+        number, size = message.receiver, self._world.size
+        failure = Failure(code=UnavailableError.code)
+        address = f"mpi://{self.host()}:{number}"
+        if number in self._closed:
+            failure.message = f"{address} was closed before {message.method}"
+        elif self._is_expected(number):
+            failure.message = f"{address} is not there for {message.method}"
+        else:
+            failure.code = NO_ENDPOINT
+            failure.message = (
+                f"nothing serves {address}, which {message.method} was sent to: rank "
+                f"{self._world.rank} has no endpoint {number} (the ranks are 0 to {size - 1}; "
+                "Endpoint.address tells the addresses of further endpoints)"
+            )
+        self.send(Message(REPLY, message.id, message.sender, peer=message.peer, failure=failure))
+
+    def _end(self) -> None:
+        """Leave MPI, which ends now. Late threads must not call it any more."""
+        with self._receive_lock, self._order_lock, self._outgoing_lock:
+            self._ended = True
+            self._reassembler.close()
+
+    def _close_all(self) -> None:
+        for receiver in list(self._receivers.values()):
+            receiver.close()
+
+
+def _checked_length(frame: bytes) -> int:
+    if len(frame) > CHUNK_BYTES:
+        raise ValueError(
+            f"a body of about {len(frame)} bytes is more than a message can have: send it as a "
+            "buffer"
+        )
+    return len(frame)
+
+
+@cache
+def mpi_transport() -> MpiTransport:
+    """Collective. Return the transport of this rank; the first call starts MPI."""
+    return MpiTransport(world())

@@ -1,0 +1,154 @@
+"""Shared memory for large buffers between processes of one host, over mpi and tcp.
+
+The sender copies buffers to its shared buffer, and the receiver uses them in place: one copy at
+the speed of memory, made by the sender. MPI copies once as well, but it looks up every page, and
+the receiver, which mostly has more to do, makes the copy. A socket copies twice. Buffers that find
+no room travel by MPI, or by the socket.
+
+A shared buffer consists of a table with an entry for each page, and the pages. A segment is the
+memory of one message. The sender draws a random number for the segment, sets the entry of its first
+page to the number, and names both in the frame. The receiver resets the entry once the last view
+of the segment is gone. So corrupt frames neither read nor free the segments of other messages.
+A segment that is in use when a process forks is never reclaimed, because the child sees it, too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from mpidist.arena import Arena, Bytes
+from mpidist.copying import copy_array
+from mpidist.errors import ResourceExhaustedError
+from mpidist.leases import Leases
+from mpidist.rpc.codec import UINT8, BadFrameError, as_bytes, split
+from mpidist.rpc.message import Array
+
+_PAGE = mmap.PAGESIZE
+_CHECKS_PER_WRITE = 8  # segments to check for reclaiming
+_FULL_CHECK_PERIOD = 16  # refusals between checks of all segments
+_MAX_SHARE = 8  # a message takes at most this fraction of the memory
+_ENTRY_BYTES = 4
+_NO_LIMIT = 1 << 62
+_MAX_NUMBER = 1 << 32  # of segments
+_MAX_PAGES = 1 << 32
+
+
+# All shared buffers of this process.
+_all: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
+_all_lock = threading.Lock()
+
+
+class SharedBuffer:
+    """The memory that one process writes and others read.
+
+    Args:
+        memory: Flat uint8, all zero at first.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        count = memory.nbytes // (_PAGE + _ENTRY_BYTES)
+        start = -(-count * _ENTRY_BYTES // _PAGE) * _PAGE
+        self._entries = memory.data[: count * _ENTRY_BYTES].cast("I")
+        self._pages = memory[start:][: count * _PAGE]
+        self._max_bytes = memory.nbytes // _MAX_SHARE
+        self._arena = Arena(self._pages.nbytes)
+        self._segments: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._kept: set[int] = set()
+        self._leases = Leases(partial(_release, self._entries, self._kept))
+        self._random = random.Random()  # not the generator that scripts seed
+        self._refusals = 0
+        with _all_lock:
+            _all.add(self)
+
+    def write(self, buffers: Sequence[Array], limit: int = _NO_LIMIT) -> int | None:
+        """Copy C-contiguous arrays to a segment.
+
+        Args:
+            buffers: The arrays.
+            limit: Upper limit in bytes, beside an eighth of the memory.
+
+        Returns:
+            The location of the segment, or None if there is no room.
+        """
+        nbytes = sum([array.nbytes for array in buffers])
+        if nbytes > self._max_bytes or nbytes > limit:
+            return None
+        with self._lock:
+            self._reclaim(_CHECKS_PER_WRITE)
+            start = self._allocate(nbytes)
+            if start is None:
+                return None
+            number = self._random.randrange(1, _MAX_NUMBER)
+            self._entries[start // _PAGE] = number
+            self._segments.append(start)
+        place = start
+        for array in buffers:
+            copy_array(self._pages[place : place + array.nbytes], as_bytes(array))
+            place += array.nbytes
+        return number * _MAX_PAGES + start // _PAGE
+
+    def read(self, location: int, sizes: Sequence[int]) -> list[Array]:
+        """Return the arrays of a segment, flat uint8. The segment stays theirs until they die.
+
+        Raises:
+            BadFrameError: There is no segment with such arrays.
+        """
+        number, page = divmod(location, _MAX_PAGES)
+        total = sum(sizes)
+        inside = page < len(self._entries) and page * _PAGE + total <= self._pages.nbytes
+        if not inside or not number or self._entries[page] != number:
+            raise BadFrameError(f"no {total} bytes of it lie at {location:#x} in the shared memory")
+        whole = np.frombuffer(self._pages.data, UINT8, total, page * _PAGE)
+        self._leases.lend(whole, page)
+        return split(whole.data, 0, sizes)
+
+    def keep_all(self) -> None:
+        """Never reclaim the segments in use, because a child that is forked sees them, too."""
+        self._kept.update(self._leases.lent())
+
+    def _allocate(self, nbytes: int) -> int | None:
+        length = max(-(-nbytes // _PAGE), 1) * _PAGE
+        for _ in range(2):
+            try:
+                return self._arena.carve(length)
+            except ResourceExhaustedError:
+                self._refusals += 1
+                if self._refusals % _FULL_CHECK_PERIOD != 1:
+                    break
+                self._reclaim(len(self._segments))
+        return None
+
+    def _reclaim(self, checks: int) -> None:
+        """Check the oldest segments, and free those that the receiver has released."""
+        for _ in range(min(len(self._segments), checks)):
+            start = self._segments.popleft()
+            if self._entries[start // _PAGE]:
+                self._segments.append(start)
+            else:
+                self._arena.free(start)
+
+
+def _release(entries: memoryview, kept: set[int], page: int) -> None:
+    if page not in kept:
+        entries[page] = 0
+
+
+def _before_fork() -> None:
+    _all_lock.acquire()  # until the fork is over, so that no other thread holds it in the child
+    for one in list(_all):
+        one.keep_all()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_all_lock.release, after_in_child=_all_lock.release
+)

@@ -1,0 +1,268 @@
+"""The transport between processes of any hosts: ZeroMQ sockets.
+
+An endpoint that serves has a port of its own, which opens when its address is first read. All
+endpoints of a process share one connection to each peer. Without a shared secret (MPIDIST_SECRET)
+only this host can be reached. With one, everything is encrypted, and a process without it cannot
+send a message. Connections that break reconnect by themselves, unless the peer is away for too
+long. Large buffers between processes of one host that see each other go through shared memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import zmq
+from zmq.utils import z85
+
+from mpidist.config import config
+from mpidist.errors import (
+    CancelledError,
+    DistNetworkError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+)
+from mpidist.rpc.address import Address, is_loopback
+from mpidist.rpc.message import Message
+from mpidist.rpc.tcp_connection import CHUNK_BYTES, Connection, Keys, Listener
+from mpidist.rpc.transport import Receiver
+from mpidist.rpc.waker import Waker
+from mpidist.runtime import fork
+
+_FIRST_NUMBER = 1 << 16  # above all ports
+_CHECK_PERIOD_S = 0.02
+
+# Options of glibc's mallopt (malloc.h).
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_KEPT_BYTES = 256 << 20
+
+
+class TcpTransport:
+    """The endpoints of this process and their sockets. Use :func:`tcp_transport`.
+
+    Args:
+        secret: Secret of all processes that may reach each other. None leaves messages in clear,
+            and reaches only this host.
+    """
+
+    protocol = "tcp"
+    needs_polling = True
+    spin_count = 50  # few, because ZeroMQ's own threads need the cores
+
+    def __init__(self, secret: str | None) -> None:
+        self._keys = _derive_keys(secret) if secret else None
+        _keep_freed_memory()
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
+        self._process = os.urandom(16)
+        self._numbers = itertools.count(_FIRST_NUMBER)
+        self._receivers: dict[int, Receiver] = {}
+        self._listeners: dict[int, Listener] = {}
+        self._connections: dict[tuple[str, int], Connection] = {}
+        self._socket_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._waker = Waker()
+        self._checked_at = 0.0
+        atexit.register(self.close)
+        fork.in_parent_only(lambda: atexit.unregister(self.close))
+
+    def attach(self, receiver: Receiver, number: int | None) -> int:
+        """See :class:`Transport`; a given number is a port to listen at."""
+        fork.check()
+        if number is not None and not 0 < number < _FIRST_NUMBER:
+            raise InvalidArgumentError(f"over tcp a number is a port, 1 to 65535, not {number}")
+        with self._socket_lock:
+            if number is None:
+                number = next(self._numbers)
+            elif number in self._receivers:
+                raise DistNetworkError(f"tcp://{self.host()}:{number} is in use already")
+            else:
+                self._listen(number, number)
+            self._receivers[number] = receiver
+        return number
+
+    def listen(self, number: int) -> int:
+        """Return the port of an endpoint, which is open from now on."""
+        with self._socket_lock:
+            if number not in self._receivers:
+                raise CancelledError(f"endpoint number {number} over tcp is closed: it has no port")
+            return self._listen(number, None).port
+
+    def detach(self, number: int) -> None:
+        """See :class:`Transport`."""
+        with self._socket_lock:
+            self._receivers.pop(number, None)
+            if not self._receivers:  # before the listener: this process may have called itself
+                self._close_connections()
+            listener = self._listeners.pop(number, None)
+            if listener is not None:
+                self._waker.ignore(listener.descriptor)
+                listener.close()
+
+    def host(self) -> str:
+        """Return the name of this host, or ``localhost`` if no other host can reach it."""
+        return "localhost" if self._keys is None else socket.gethostname()
+
+    def resolve(self, address: Address) -> Connection:
+        """Return the connection to an address, a new one if there is none."""
+        if self._keys is None and not is_loopback(address.host):
+            raise PermissionDeniedError(
+                f"{address} is on another host: over tcp that needs a secret that both sides know; "
+                "set MPIDIST_SECRET there and here"
+            )
+        key = (address.host, address.port)
+        with self._socket_lock:
+            connection = self._connections.get(key)
+            if connection is None or connection.loss is not None:
+                if connection is not None:
+                    self._close_connection(self._connections.pop(key))
+                try:
+                    connection = Connection(self._context, self._keys, *key, self._process)
+                except zmq.ZMQError as error:
+                    raise DistNetworkError(f"cannot connect to {address}: {error}") from None
+                self._connections[key] = connection
+                self._waker.watch(connection.descriptor)
+        return connection
+
+    def process_of(self, peer: tuple[Listener, bytes]) -> str:
+        """See :class:`Transport`."""
+        return peer[0].process_of(peer[1])
+
+    def send(self, message: Message) -> None:
+        """See :class:`Transport`."""
+        fork.check()
+        with self._socket_lock:
+            sender: Connection | Listener
+            if isinstance(message.peer, Connection):
+                sender = message.peer
+                sender.send(message)
+            else:
+                sender, name = cast("tuple[Listener, bytes]", message.peer)
+                if sender.closed:  # the reply comes too late
+                    return
+                sender.send(name, message)
+            # Sending reads ZeroMQ's events, and the descriptor does not announce them once more.
+            if self._waker.waiting and sender.has_arrived():
+                self._waker.wake()
+
+    def forget(self, peer: Connection, request_id: int) -> None:
+        """See :class:`Transport`."""
+        with self._socket_lock:
+            peer.forget(request_id)
+
+    def loss(self, peer: Connection) -> str | None:
+        """See :class:`Transport`."""
+        return peer.loss
+
+    def progress(self) -> bool:
+        """See :class:`Transport`; returns False at once if another thread polls."""
+        if not self._receive_lock.acquire(blocking=False):
+            return False
+        try:
+            arrived = self._receive()
+            for receiver, message in arrived:
+                receiver.deliver(message)
+        finally:
+            self._receive_lock.release()
+        if arrived:
+            self._waker.wake()
+        return bool(arrived)
+
+    poll_briefly = progress
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """See :class:`Transport`."""
+        self._waker.wait(seconds, done)
+        return True
+
+    def close(self) -> None:
+        """Close everything. Messages that were sent get a little time to leave."""
+        for receiver in list(self._receivers.values()):
+            receiver.close()
+        with self._socket_lock:
+            self._close_connections()
+        self._context.term()
+        self._waker.close()
+
+    # Inside; the caller holds the socket lock
+
+    def _listen(self, number: int, port: int | None) -> Listener:
+        listener = self._listeners.get(number)
+        if listener is None:
+            listener = Listener(self._context, self._keys, port, self._process)
+            self._listeners[number] = listener
+            self._waker.watch(listener.descriptor)
+        return listener
+
+    def _receive(self) -> list[tuple[Receiver, Message]]:
+        arrived = []
+        with self._socket_lock:
+            for number, listener in self._listeners.items():
+                receiver = self._receivers.get(number)
+                if receiver is not None:
+                    arrived += [(receiver, message) for message in listener.receive()]
+            for connection in list(self._connections.values()):
+                for message in connection.receive():
+                    receiver = self._receivers.get(message.receiver)
+                    if receiver is not None:
+                        arrived.append((receiver, message))
+            now = time.monotonic()
+            if now - self._checked_at > _CHECK_PERIOD_S:
+                self._checked_at = now
+                self._check_for_losses()
+        return arrived
+
+    def _check_for_losses(self) -> None:
+        for connection in self._connections.values():
+            connection.check()
+        for number, listener in self._listeners.items():
+            for process in listener.check():
+                self._receivers[number].peer_lost(process)
+                self._waker.wake()
+
+    def _close_connections(self) -> None:
+        for connection in self._connections.values():
+            self._close_connection(connection)
+        self._connections.clear()
+
+    def _close_connection(self, connection: Connection) -> None:
+        self._waker.ignore(connection.descriptor)
+        connection.close()
+
+
+def _derive_keys(secret: str) -> Keys:
+    return Keys(_key_pair(secret, b"server"), _key_pair(secret, b"client"))
+
+
+def _key_pair(secret: str, role: bytes) -> tuple[bytes, bytes]:
+    digest = hashlib.blake2b(secret.encode(), digest_size=32, person=b"mpidist-" + role)
+    text = z85.encode(digest.digest())
+    return zmq.curve_public(text), text
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep up to 256 MiB of freed memory.
+
+    ZeroMQ allocates memory for each message that arrives. With pages that the system has to clear
+    each time, large messages took up to twice as long. Other libraries than glibc stay as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, 2 * CHUNK_BYTES)  # the largest that it allows
+
+
+@cache
+def tcp_transport() -> TcpTransport:
+    """Return the transport of this process."""
+    return TcpTransport(config.secret)

@@ -1,0 +1,99 @@
+"""The two protocols between an endpoint and the transport that carries its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mpidist.rpc.address import Address
+from mpidist.rpc.message import Array, Message
+
+
+class Receiver(Protocol):
+    """Accepts incoming messages. Transports call it on any thread."""
+
+    def deliver(self, message: Message) -> None:
+        """Accept a message."""
+
+    def output_buffers(self, message: Message, sizes: Sequence[int]) -> Sequence[Array] | None:
+        """Return the caller's arrays for the buffers of a reply; None if there are none that fit.
+
+        Args:
+            message: The reply, without its buffers.
+            sizes: Size of each buffer in bytes.
+        """
+
+    def peer_lost(self, process: str) -> None:
+        """Accept the news that a process has disconnected."""
+
+    def close(self) -> None:
+        """Close the endpoint, because the transport ends."""
+
+
+class Transport(Protocol):
+    """Carries messages between endpoints."""
+
+    protocol: str
+    needs_polling: bool  # messages are delivered only while a thread calls progress()
+    spin_count: int  # fruitless polls before a waiting thread sleeps
+
+    @property
+    def poll_briefly(self) -> Callable[[], bool]:
+        """Like progress(), for a thread that only waits: it may take some microseconds longer."""
+
+    def attach(self, receiver: Receiver, number: int | None) -> int:
+        """Deliver messages for an endpoint number to a receiver. Return the number.
+
+        Args:
+            receiver: The endpoint.
+            number: Its number; None takes a free one.
+        """
+
+    def listen(self, number: int) -> int:
+        """Make an endpoint number reachable. Return the port of its address.
+
+        Raises:
+            CancelledError: The number was detached, and has no port.
+        """
+
+    def detach(self, number: int) -> None:
+        """Deliver no more messages to an endpoint number."""
+
+    def host(self) -> str:
+        """Return the name of this host in addresses."""
+
+    def resolve(self, address: Address) -> Any:
+        """Return the ``peer`` of messages to an address.
+
+        Raises:
+            DistNetworkError: There can be no endpoint at the address.
+        """
+
+    def send(self, message: Message) -> None:
+        """Send a message without waiting for the receiver.
+
+        The buffers must stay unchanged until the reply arrives.
+        """
+
+    def forget(self, peer: Any, request_id: int) -> None:
+        """Stop waiting for the reply of a peer to a request."""
+
+    def loss(self, peer: Any) -> str | None:
+        """Return why a peer cannot reply any more, as a clause; None if it can."""
+
+    def process_of(self, peer: Any) -> str:
+        """Return the name of the process that sent a message."""
+
+    def progress(self) -> bool:
+        """Deliver the messages that have arrived. Return True if anything happened."""
+
+    def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
+        """Sleep until a message may have arrived or been delivered.
+
+        Args:
+            seconds: Upper limit.
+            done: Returns True if there is no need to sleep. It becomes true with a delivery.
+
+        Returns:
+            False, at once, if the transport cannot wake a sleeping thread.
+        """
