@@ -1,12 +1,11 @@
 """The transport between ranks: MPI point-to-point messages on a communicator of their own.
 
 A frame (header and small buffers) travels under tag 0, into receives that are posted in advance. A
-frame that is too long for these is announced by a short frame, and follows under a tag of its own.
-Large buffers go through shared memory within a node. Otherwise they follow as messages of their
-own, which are received straight into place; their tag comes from the request's id. Every operation
-is nonblocking: a sender never waits for the receiver, and a large message in transfer holds up
-neither replies nor other ranks. Requests and notices of one rank are delivered in the order of
-sending.
+frame that is too long for these travels in fragments. Large buffers go through shared memory within
+a node. Otherwise they follow as messages of their own, which are received straight into place;
+their tag comes from the request's id. Every operation is nonblocking: a sender never waits for the
+receiver, and a large message in transfer holds up neither replies nor other ranks. Requests and
+notices of one rank are delivered in the order of sending.
 
 Endpoint number n belongs to rank n modulo the size of the world, so that number r is the first
 endpoint of rank r. Requests for it are kept until it opens, and so are those for numbers from
@@ -22,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpidist.config import config
 from mpidist.errors import CancelledError, DistNetworkError, UnavailableError
@@ -31,15 +30,12 @@ from mpidist.rpc.address import Address, is_loopback
 from mpidist.rpc.codec import encode
 from mpidist.rpc.message import NO_ENDPOINT, REPLY, REQUEST, Array, Message
 from mpidist.rpc.mpi_receive import (
-    ANNOUNCEMENT,
-    ANNOUNCEMENT_MAGIC,
-    CHUNK_BYTES,
     FRAME_TAG,
-    LONG_FRAME_TAG,
     MAX_FRAME_BYTES,
     Reassembler,
     buffer_tag,
     chunks,
+    fragments,
 )
 from mpidist.rpc.shared_buffers import SharedBuffer
 from mpidist.rpc.transport import Receiver
@@ -106,7 +102,7 @@ class MpiTransport:
         self._receive_lock = threading.Lock()
         self._outgoing_lock = threading.Lock()
         self._order_lock = threading.Lock()
-        self._outgoing: list[tuple[int, list[MPI.Request], Any]] = []
+        self._outgoing: list[tuple[int, list[MPI.Request]]] = []  # requests keep their buffers
         self.poll_briefly = partial(self.progress, _BRIEF_TESTS)
         self._left = exits().left
         self._reported_losses = 0
@@ -187,20 +183,17 @@ class MpiTransport:
         with self._order_lock:  # no other message may come between a frame and its buffers
             if self._ended:
                 raise CancelledError(f"this rank has left MPI: {message.method} is not sent")
-            if len(frame) <= (_MAX_EAGER_BYTES if buffers else MAX_FRAME_BYTES):
-                first = isend(frame, peer, FRAME_TAG)
-                requests = [first]
+            if not buffers and len(frame) <= MAX_FRAME_BYTES:  # the usual case
+                requests = [isend(frame, peer, FRAME_TAG)]
             else:
-                announcement = ANNOUNCEMENT.pack(ANNOUNCEMENT_MAGIC, _checked_length(frame))
-                first = isend(announcement, peer, FRAME_TAG)
-                requests = [first, isend(frame, peer, LONG_FRAME_TAG)]
-            if buffers:
+                limit = _MAX_EAGER_BYTES if buffers else MAX_FRAME_BYTES
+                requests = [isend(part, peer, FRAME_TAG) for part in fragments(frame, limit)]
                 tag = buffer_tag(message)
                 requests += [isend(chunk, peer, tag) for chunk in chunks(buffers)]
-            in_transfer = len(requests) > 1 or not first.Test()
+            in_transfer = len(requests) > 1 or not requests[0].Test()
         if in_transfer:
             with self._outgoing_lock:
-                self._outgoing.append((peer, requests, (frame, message.buffers)))
+                self._outgoing.append((peer, requests))
         if self._flags[self._flag_offsets[peer]]:
             self._wake(peer)
 
@@ -262,7 +255,7 @@ class MpiTransport:
         with self._outgoing_lock:
             if self._ended:
                 return
-            peers = {peer for peer, _, _ in self._outgoing}
+            peers = {peer for peer, _ in self._outgoing}
             self._outgoing = [item for item in self._outgoing if not self._testall(item[1])]
         for peer in peers:
             if self._flags[self._flag_offsets[peer]]:
@@ -345,15 +338,6 @@ class MpiTransport:
     def _close_all(self) -> None:
         for receiver in list(self._receivers.values()):
             receiver.close()
-
-
-def _checked_length(frame: bytes) -> int:
-    if len(frame) > CHUNK_BYTES:
-        raise ValueError(
-            f"a body of about {len(frame)} bytes is more than a message can have: send it as a "
-            "buffer"
-        )
-    return len(frame)
 
 
 @cache

@@ -3,8 +3,10 @@
 The buffers of a message are sent right after its frame, and messages of one rank become visible in
 the order in which they were sent (MPI 4.1, 3.5). If the rank's next frame is here and a buffer is
 not, the buffer will never arrive. Memory for buffers is allocated when the first one is here and
-has the right size. So corrupt bytes, from whatever fault, take no memory and hold up nothing. They
-are reported once for each rank.
+has the right size. So corrupt bytes take no memory and hold up nothing. They are reported once for
+each rank.
+
+A frame that is too long for a posted receive arrives in fragments, which are frames themselves.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FRAME_TAG = 0
-_BUFFER_TAGS = 16384
-LONG_FRAME_TAG = _BUFFER_TAGS + 1  # below every MPI's smallest upper bound for tags, 32767
+_BUFFER_TAGS = 16384  # every MPI has tags up to 32767
 CHUNK_BYTES = 1 << 30  # MPI counts have 32 bits
 MAX_FRAME_BYTES = 32768  # size of a posted receive
 
 _POSTED_RECEIVES = 4
 _CLEANUP_PERIOD = 64  # fruitless polls between looks for unexpected messages
 
-# Takes the place of a frame that is longer than a posted receive, and carries its length.
-ANNOUNCEMENT = struct.Struct("<8sQ")
-ANNOUNCEMENT_MAGIC = b"mpidist>"
+# A fragment begins with this word, the length of its frame, and its offset there.
+_FRAGMENT = struct.Struct("<8sQQ")
+_FRAGMENT_MAGIC = b"mpidist>"
+_MAX_FRAME_LENGTH = 1 << 30  # of a frame in fragments
 
 OutputBuffers = Callable[[Message, Sequence[int]], Sequence[Array] | None]
 
@@ -46,6 +48,26 @@ def buffer_tag(message: Message) -> int:
     return 1 + (message.id + (message.kind == REPLY) * _BUFFER_TAGS // 2) % _BUFFER_TAGS
 
 
+def fragments(frame: bytes, limit: int) -> list[bytes]:
+    """Return a frame in messages of at most ``limit`` bytes: itself, or fragments.
+
+    Raises:
+        ValueError: The frame is longer than 1 GiB.
+    """
+    if len(frame) <= limit:
+        return [frame]
+    if len(frame) > _MAX_FRAME_LENGTH:
+        raise ValueError(
+            f"a body of about {len(frame)} bytes is more than a message can have: send it as a "
+            "buffer"
+        )
+    step = limit - _FRAGMENT.size
+    return [
+        _FRAGMENT.pack(_FRAGMENT_MAGIC, len(frame), start) + frame[start : start + step]
+        for start in range(0, len(frame), step)
+    ]
+
+
 def chunks(buffers: Sequence[Array]) -> list[Array]:
     """Return flat buffers in chunks whose length fits MPI's counts; empty buffers are left out."""
     return [
@@ -53,13 +75,6 @@ def chunks(buffers: Sequence[Array]) -> list[Array]:
         for buffer in buffers
         for start in range(0, buffer.nbytes, CHUNK_BYTES)
     ]
-
-
-@dataclass(slots=True, eq=False)
-class _LongFrame:
-    request: MPI.Request
-    frame: bytearray
-    queued_frames: list[bytearray] = field(default_factory=list)  # later ones of the same rank
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +165,7 @@ class Reassembler:
         self._posted: list[tuple[MPI.Prequest, memoryview]] = []
         self._next = 0  # the posted receive that gets the next frame
         self._early: dict[int, tuple[int, bytearray]] = {}  # frames of later posted receives
-        self._long: dict[int, _LongFrame] = {}
+        self._fragments: dict[int, bytearray] = {}  # by rank: the beginning of a long frame
         self._expecting: dict[int, _Incoming] = {}  # by rank: its next messages are buffers of this
         self._incoming: list[_Incoming] = []
         self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
@@ -163,7 +178,7 @@ class Reassembler:
             self._posted.append((request, memory))
 
     def poll(self, completed: list[Message], tests: int) -> bool:
-        """Receive what has arrived.
+        """Receive the frames and buffers that have arrived.
 
         Args:
             completed: Completed messages are appended.
@@ -179,8 +194,6 @@ class Reassembler:
             self._idle_polls += 1
             if self._bad_peers or self._unexpected or self._idle_polls % _CLEANUP_PERIOD == 0:
                 self._drop_unexpected()
-        if self._long:
-            self._finish_long_frames(completed)
         if self._expecting:
             for source in list(self._expecting):
                 self._receive_buffers(source)
@@ -190,7 +203,7 @@ class Reassembler:
 
     def is_idle(self) -> bool:
         """Return True if no transfer is in progress that needs polling."""
-        return not (self._incoming or self._long or self._unexpected)
+        return not (self._incoming or self._unexpected)
 
     def close(self) -> None:
         """Receive and drop all late messages, because MPICH warns of messages left at the end."""
@@ -247,17 +260,15 @@ class Reassembler:
         return bool(self._early)
 
     def _handle_frame(self, source: int, frame: bytearray, completed: list[Message]) -> None:
-        if self._long and source in self._long:
-            self._long[source].queued_frames.append(frame)
-            return
         if self._expecting and source in self._expecting:
             self._receive_buffers(source)
             if source in self._expecting:
                 self._drop_expected(source, "a frame came in place of a buffer")
         try:
-            if frame.startswith(ANNOUNCEMENT_MAGIC) and len(frame) == ANNOUNCEMENT.size:
-                self._begin_long_frame(source, ANNOUNCEMENT.unpack(frame)[1])
-                return
+            if self._fragments or frame.startswith(_FRAGMENT_MAGIC):
+                frame = self._join(source, frame)
+                if not frame:
+                    return
             message, sizes, location = decode(frame, source)
             if location is not None:
                 message.buffers = self._read_shared(source, location, sizes)
@@ -281,22 +292,28 @@ class Reassembler:
             raise BadFrameError("its buffers are said to be in memory of another node")
         return shared.read(location, sizes)
 
-    def _begin_long_frame(self, source: int, nbytes: int) -> None:
-        if nbytes > CHUNK_BYTES:
-            raise BadFrameError(f"a first frame of {nbytes} bytes is announced")
-        memory = bytearray(nbytes)
-        found = self._unexpected.get(source)
-        if found is not None and found.tag == LONG_FRAME_TAG and found.nbytes <= nbytes:
-            request = self._unexpected.pop(source).handle.Irecv(memory)
-        else:
-            request = self._comm.Irecv(memory, source, LONG_FRAME_TAG)
-        self._long[source] = _LongFrame(request, memory)
+    def _join(self, source: int, frame: bytearray) -> bytearray:
+        """Return a frame, or the frame that a fragment completes; empty if fragments are missing.
 
-    def _finish_long_frames(self, completed: list[Message]) -> None:
-        for source in [source for source, long in self._long.items() if long.request.Test()]:
-            long = self._long.pop(source)
-            for frame in (long.frame, *long.queued_frames):
-                self._handle_frame(source, frame, completed)
+        Memory grows with the fragments that arrive, not with the length that they claim.
+        """
+        begun = self._fragments.pop(source, bytearray())
+        if not frame.startswith(_FRAGMENT_MAGIC) or len(frame) <= _FRAGMENT.size:
+            if begun:
+                self._report(source, "a frame came in place of a fragment")
+            return frame
+        _, length, start = _FRAGMENT.unpack_from(frame)
+        if length > _MAX_FRAME_LENGTH:
+            raise BadFrameError(f"a fragment of a frame of {length} bytes came")
+        if start == 0:
+            begun.clear()
+        elif start != len(begun):
+            raise BadFrameError(f"a fragment for byte {start} came in place of {len(begun)}")
+        begun += memoryview(frame)[_FRAGMENT.size :]
+        if len(begun) < length:
+            self._fragments[source] = begun
+            return bytearray()
+        return begun
 
     # Buffers
 
@@ -358,7 +375,7 @@ class Reassembler:
         """
         if self._has_frames():
             return
-        for source in [source for source in self._unexpected if not self._is_receiving(source)]:
+        for source in self._unexpected.keys() - self._expecting.keys():
             self._drop_buffer(self._unexpected.pop(source))
         status = self._status
         for candidate in (*self._bad_peers, self._any_source):
@@ -366,14 +383,10 @@ class Reassembler:
                 continue
             source, tag = status.source, status.tag
             # A frame stays for a posted receive, and messages behind it can wait.
-            if tag != FRAME_TAG and source not in self._unexpected:
-                found = None if self._is_receiving(source) else self._probe(source, tag)
+            if tag != FRAME_TAG and source not in self._unexpected | self._expecting:
+                found = self._probe(source, tag)
                 if found is not None:
                     self._unexpected[source] = found
-
-    def _is_receiving(self, source: int) -> bool:
-        """Return True if buffers or a long frame of a rank are expected."""
-        return source in self._expecting or source in self._long
 
     def _drop_buffer(self, found: _ProbedBuffer) -> None:
         found.handle.Recv(bytearray(found.nbytes))

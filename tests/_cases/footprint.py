@@ -38,7 +38,7 @@ class Footprint:
         }
         for name in ("_outgoing", "_unclaimed"):  # of mpi
             places[name] = getattr(endpoint._transport, name, ())
-        for name in ("_incoming", "_expecting", "_long"):
+        for name in ("_incoming", "_expecting", "_fragments"):
             places[name] = getattr(getattr(endpoint._transport, "_reassembler", None), name, ())
         return cls(
             resident(),

@@ -16,7 +16,7 @@ from mpidist import errors, open_endpoint
 from mpidist.rpc import mpi
 from mpidist.rpc.codec import encode
 from mpidist.rpc.message import NOTICE, REPLY, Message
-from mpidist.rpc.mpi_receive import FRAME_TAG, buffer_tag
+from mpidist.rpc.mpi_receive import FRAME_TAG, buffer_tag, fragments
 
 SIZE = 20_000
 
@@ -102,6 +102,8 @@ def garbled(kind, address):
     """Frames of one kind of garbage, and how many whole notices may come of them."""
     first, one, two = notice(address, b"k")
     tags = [FRAME_TAG, TAG, TAG]
+    parts = fragments(first, 64)
+    frame_tags = [FRAME_TAG] * (len(parts) + 1)
     return {
         "a frame that is cut": ([first[:-1]], None, {0}),
         "a frame that is too long": ([first + b"x"], None, {0}),
@@ -118,6 +120,11 @@ def garbled(kind, address):
         "empty": ([b""], None, {0}),
         "nothing elsewhere": ([elsewhere(address, 4096)], None, {0}),
         "within a page": ([elsewhere(address, 5)], None, {0}),
+        "fragments": ([*parts, one, two], [*frame_tags[1:], TAG, TAG], {1}),
+        "no last fragment": (parts[:-1], frame_tags, {0}),
+        "no first fragment": (parts[1:], frame_tags, {0}),
+        "a fragment twice": ([parts[0], *parts, one], [*frame_tags, TAG], {0}),
+        "a fragment of an absurd length": ([b"mpidist>" + b"\xff" * 20], None, {0}),
         "behind all memory": ([elsewhere(address, 1 << 40)], None, {0}),
     }[kind]
 
@@ -139,6 +146,11 @@ KINDS = (
     "nothing elsewhere",
     "within a page",
     "behind all memory",
+    "fragments",
+    "no last fragment",
+    "no first fragment",
+    "a fragment twice",
+    "a fragment of an absurd length",
 )
 
 
@@ -161,6 +173,7 @@ def test_kind(world, served, kind):
     reassembler = endpoint._transport._reassembler
     assert not reassembler._expecting
     assert not reassembler._incoming
+    assert not reassembler._fragments
 
 
 @pytest.mark.ranks(2)
