@@ -133,7 +133,9 @@ class Client:
         if call is None:
             logger.debug("reply %d came after its deadline", message.id)
             return
-        self._send(self._flow_control.release(call))
+        following = self._flow_control.release(call)
+        if following is not None:
+            self._send(following)
         if message.failure is not None:
             call.complete(error=_error_of(message.failure))
             return

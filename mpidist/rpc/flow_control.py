@@ -39,13 +39,14 @@ class Outgoing:
 
     Attributes:
         nbytes: Size.
-        flow: The flow of the request's peer.
+        flow: The flow of the request's peer; an empty one before the request is submitted.
         in_flight: True once the request may be sent.
-        released: True once the request no longer counts.
+        released: True once the request no longer counts. It may be released before it is submitted,
+            by a thread that closes the endpoint, and is not sent then.
     """
 
     nbytes: int
-    flow: Flow
+    flow = Flow()
     in_flight = False
     released = False
 
@@ -72,6 +73,8 @@ class FlowControl(Generic[R]):
         """Queue a request. Return the request that the caller must send now."""
         with self._lock:
             flow = self._flows.get(peer) or self._open(peer)
+            if request.released:
+                return None
             request.flow = flow
             if not (flow.sending or flow.waiting) and self._reserve(flow, request):
                 return request

@@ -90,6 +90,15 @@ def test_what_is_given_up_before_its_turn_never_leaves():
     assert wire.left == ["one", "three"]
 
 
+def test_a_request_that_is_released_before_it_is_submitted():
+    wire = Wire()
+    request = Request("closed", LIMIT)
+    wire.release(request)
+    wire.send(wire.flow_control.submit(request, PEER))
+    wire.submit("next", LIMIT)
+    assert wire.left == ["next"]
+
+
 def test_a_send_that_fails_does_not_stop_the_others():
     wire = Wire()
 
