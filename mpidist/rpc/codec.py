@@ -25,6 +25,7 @@ from mpidist.rpc.message import Array, Message
 
 _INLINE_BYTES = 16384  # buffers up to this total size travel in the first frame
 
+
 # Flags in the kind.
 _IN_SHARED_MEMORY = 0x80
 _HAS_OUTPUT_BUFFERS = 0x40

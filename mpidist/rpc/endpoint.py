@@ -49,7 +49,7 @@ class Endpoint:
 
     @property
     def address(self) -> Address:
-        """Where others reach the endpoint.
+        """The address at which other endpoints reach this one.
 
         Over tcp it is an error (CancelledError) to ask for it first after :meth:`close`.
         """

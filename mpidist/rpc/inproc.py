@@ -54,7 +54,7 @@ class InprocTransport:
         return "localhost"
 
     def serves(self, address: Address) -> bool:
-        """Return True if an address, of whatever protocol, is that of an endpoint here."""
+        """Return True if an address, of any protocol, is that of an endpoint here."""
         is_here = is_loopback(address.host) or address.host == socket.gethostname()
         return is_here and address.port in self._receivers
 

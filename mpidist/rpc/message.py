@@ -70,7 +70,7 @@ class Message:
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a request: what a handler returns and a call's Work provides.
+    """The result of a request. A handler returns it, and a call's Work provides it.
 
     Attributes:
         body: The method's own message, serialised.

@@ -103,7 +103,7 @@ class _Socket:
     def __init__(self, context: zmq.Context[Any], kind: int, events: int) -> None:
         self._socket: zmq.Socket[Any] = context.socket(kind)
         self._socket.linger = _LINGER_MS
-        self._socket.sndhwm = self._socket.rcvhwm = 0  # flow control bounds what is in flight
+        self._socket.sndhwm = self._socket.rcvhwm = 0  # flow control sets the limit
         self._socket.heartbeat_ivl = _HEARTBEAT_MS
         self._socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
         self._socket.connect_timeout = _CONNECT_MS

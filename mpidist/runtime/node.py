@@ -1,4 +1,4 @@
-"""What the ranks of one node share beside MPI: memory, idle flags, and sockets to wake each other.
+"""Memory, idle flags and wake-up sockets that the ranks of one node share beside MPI.
 
 MPI has no way to sleep until a message arrives, and polling takes a core, or a part of one. An idle
 rank sets its idle flag in the shared memory, polls once more, and sleeps at its datagram socket. A
@@ -44,7 +44,7 @@ class NodePeers:
         socket: See above.
         flags: The idle flags.
         flag_offsets: Offset of the flag of each rank of the world. Ranks of other nodes have one
-            flag in common, which nobody sets.
+            flag in common, which is never set.
         sections: Flat uint8 memory of each rank, by rank in the world, which the whole node maps.
     """
 

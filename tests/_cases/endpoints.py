@@ -247,6 +247,20 @@ def case_notices_keep_their_order(client, address, key):
     assert got == [[str(n), [int(pattern(n * 3000).sum())]] for n in range(20)]
 
 
+def case_calls_keep_their_order(client, address, key):
+    """Also beyond the credit, where calls wait for earlier ones."""
+    key += b" order"
+    large = pattern(3 << 20)
+    works = [
+        client.call(address, "test/Note", b"%s:%d" % (key, n), [large[: len(large) >> n % 3]])
+        for n in range(50)
+    ]
+    for work in works:
+        work.wait(LIMIT_S)
+    notes = json.loads(ask(client, address, "Notes", key).body)
+    assert [int(text) for text, _ in notes] == list(range(50))
+
+
 def case_many_threads_of_one_endpoint(client, address, key):
     failures, counts = [], []
 

@@ -196,8 +196,8 @@ def test_a_connection_that_breaks_inside_a_payload(between_hosts, pair, proxy, k
     assert proxy.connections == 2
 
 
-def lies_on_shelf(array):
-    """Whether an array lies in memory that processes share."""
+def is_in_shared_memory(array):
+    """Return True if an array lies in memory that processes share."""
     start = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(word, 16) for word in line.split()[0].split("-"))
@@ -206,9 +206,9 @@ def lies_on_shelf(array):
     raise AssertionError(f"{start:#x} is not mapped")
 
 
-def shelved(request):
-    """Tell whether each buffer lies on a shelf, and give the buffers back."""
-    return Reply(bytes(map(lies_on_shelf, request.buffers)), request.buffers)
+def where(request):
+    """Reply with the buffers, and whether each is in shared memory."""
+    return Reply(bytes(map(is_in_shared_memory, request.buffers)), request.buffers)
 
 
 @pytest.mark.parametrize("secret", [None, "a secret"])
@@ -216,22 +216,22 @@ def test_large_buffers_need_no_socket(secret):
     transports = [TcpTransport(secret), TcpTransport(secret)]
     with Endpoint(transports[0]) as server, Endpoint(transports[1]) as client:
         Service(server)
-        server.register("shelf", {"Lies": shelved})
+        server.register("memory", {"Where": where})
         address = Address("tcp", "127.0.0.1", server.address.port)
         server.serve_in_thread()
-        ask(client, address, "Echo", b"whoever comes first meets no shelf")
+        ask(client, address, "Echo", b"memory is shared once the hello is acknowledged")
         data = [pattern(100_000), pattern(5), np.zeros((0, 3)), np.ones((30, 70))]
         into = [np.zeros(array.nbytes, np.uint8) for array in data]
         for target in (None, into):
-            work = client.call(address, "shelf/Lies", b"", data, into=target)
+            work = client.call(address, "memory/Where", b"", data, into=target)
             reply = work.result(LIMIT_S)
             assert reply.body == bytes([1, 1, 1, 1])
             for got, sent in zip(reply.buffers, data, strict=True):
-                assert lies_on_shelf(got) == (target is None)
+                assert is_in_shared_memory(got) == (target is None)
                 np.testing.assert_array_equal(got, sent.reshape(-1).view(np.uint8))
-        small = client.call(address, "shelf/Lies", b"", [pattern(16_384)]).result(LIMIT_S)
+        small = client.call(address, "memory/Where", b"", [pattern(16_384)]).result(LIMIT_S)
         assert small.body == b"\0"
-        assert not lies_on_shelf(small.buffers[0])
+        assert not is_in_shared_memory(small.buffers[0])
     kept = reply.buffers[0].copy()
     for transport in transports:
         transport.close()
@@ -241,17 +241,17 @@ def test_large_buffers_need_no_socket(secret):
 def test_what_finds_no_room_goes_by_the_socket(pair, monkeypatch):
     monkeypatch.setattr(tcp_connection, "config", replace(config, credit_bytes=16 << 10))  # 8 KiB
     server, client = pair
-    server.register("shelf", {"Lies": shelved})
+    server.register("memory", {"Where": where})
     ask(client, server.address, "Echo", b"hello")
-    reply = client.call(server.address, "shelf/Lies", b"", [pattern(20_000)]).result(LIMIT_S)
+    reply = client.call(server.address, "memory/Where", b"", [pattern(20_000)]).result(LIMIT_S)
     assert reply.body == b"\0"
     monkeypatch.setattr(tcp_connection, "config", replace(config, credit_bytes=1 << 20))  # 512 KiB
     other = Address("tcp", "127.0.0.1", server.address.port)  # another connection
     ask(client, other, "Echo", b"hello")
     data = pattern(400_000)
-    kept = [client.call(other, "shelf/Lies", b"", [data]).result(LIMIT_S) for _ in range(20)]
+    kept = [client.call(other, "memory/Where", b"", [data]).result(LIMIT_S) for _ in range(20)]
     assert {reply.body for reply in kept} == {b"\1"}  # requests are given back, replies are kept
-    assert {lies_on_shelf(reply.buffers[0]) for reply in kept} == {True, False}
+    assert {is_in_shared_memory(reply.buffers[0]) for reply in kept} == {True, False}
     for reply in kept:
         np.testing.assert_array_equal(reply.buffers[0], data)
 
@@ -300,15 +300,14 @@ def test_what_a_killed_server_has_sent_stays(transports, short_grace):
             client.call(address, "test/Give").wait(LIMIT_S)
             reply = client.call(address, "test/Give").result(LIMIT_S)
             server.kill()
-        assert lies_on_shelf(reply.buffers[0])
+        assert is_in_shared_memory(reply.buffers[0])
         assert (reply.buffers[0] == 5).all()
         with pytest.raises(errors.UnavailableError):
             client.call(address, "test/Give").wait(LIMIT_S)
         assert (reply.buffers[0] == 5).all()
 
 
-def test_whoever_lies_about_a_shelf(pair):
-    """Is heard no more than other garbage is."""
+def test_wrong_references_to_shared_memory(pair):
     server, client = pair
     for offer in (Memory(pid=1, descriptor=1, token=b"x"), Memory(pid=os.getpid(), descriptor=0)):
         context, stranger = raw_socket(server)

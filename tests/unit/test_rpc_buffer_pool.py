@@ -1,4 +1,4 @@
-"""The pool: memory comes back when the last view of it is gone, and never before."""
+"""The buffer pool: memory comes back when the last view of it is gone, and never before."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""Frames: every message comes back as it was, and what is none is recognised."""
+"""The codec: every message is decoded as it was, and other bytes are refused."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def same(got, sent):
 
 
 @given(messages)
-def test_what_is_packed_is_unpacked(sent):
+def test_messages_are_decoded_as_they_were(sent):
     frame, views = encode(sent)
     for form in (bytes, bytearray, memoryview):
         got, following, location = decode(form(frame), "peer")
@@ -62,7 +62,7 @@ def test_what_is_packed_is_unpacked(sent):
 
 
 @given(messages, st.data())
-def test_what_says_other_lengths_is_refused(sent, data):
+def test_wrong_lengths_are_refused(sent, data):
     """A flipped bit in the fixed part or the sizes, a missing end, or one too many."""
     frame = bytearray(encode(sent)[0])
     head = 39 + 8 * len(sent.buffers)
@@ -81,7 +81,7 @@ def test_any_bytes(frame):
         decode(frame, None)
 
 
-def test_text_that_is_none():
+def test_text_that_is_not_utf8():
     frame = bytearray(encode(Message(0, method="abc"))[0])
     frame[-3:] = b"\xff\xff\xff"
     with pytest.raises(BadFrameError, match="cannot be read"):
@@ -94,7 +94,7 @@ def test_received_buffers_can_be_written():
 
 
 @given(messages, st.integers(0, 2**64 - 1))
-def test_large_buffers_that_lie_elsewhere(sent, location):
+def test_large_buffers_in_shared_memory(sent, location):
     asked = []
 
     def put(buffers):
@@ -112,7 +112,7 @@ def test_large_buffers_that_lie_elsewhere(sent, location):
     assert where == (location if large else None)
 
 
-def test_no_room_elsewhere():
+def test_no_room_in_shared_memory():
     frame, views = encode(Message(0, buffers=[np.ones(20000, np.uint8)]), lambda buffers: None)
     assert len(views) == 1
     assert decode(frame, None)[1:] == ((20000,), None)

@@ -1,4 +1,4 @@
-"""Answers: a request that comes again is not carried out again."""
+"""The reply cache: a repeated request is not executed again."""
 
 from hypothesis import given
 from hypothesis import strategies as st

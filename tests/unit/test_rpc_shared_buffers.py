@@ -1,4 +1,4 @@
-"""The shelf: buffers lie where the sender put them until the receiver has done with them."""
+"""Shared buffers: a segment stays as the sender wrote it until its last view is gone."""
 
 import gc
 import mmap
@@ -23,7 +23,7 @@ def pair(pages):
     return SharedBuffer(shared), SharedBuffer(shared)
 
 
-def test_what_is_put_is_taken():
+def test_arrays_written_are_read():
     ours, theirs = pair(512)
     sent = [np.arange(10_000), np.empty((0, 3)), np.asfortranarray(np.ones((7, 1000))).T]
     place = ours.write(sent)
@@ -33,7 +33,7 @@ def test_what_is_put_is_taken():
         np.testing.assert_array_equal(array, original.reshape(-1).view(np.uint8))
 
 
-def test_a_piece_is_kept_as_long_as_one_view_of_it():
+def test_a_segment_is_kept_as_long_as_one_view_of_it():
     ours, theirs = pair(65)  # a table, and room for 64 pages
     data = [np.full(4 * PAGE, 1, np.uint8), np.full(4 * PAGE, 2, np.uint8)]
     places = [ours.write(data) for _ in range(8)]
@@ -70,7 +70,7 @@ def test_a_child_finds_no_lock_of_another_thread():
         holder.join()
 
 
-def test_what_takes_too_large_a_part():
+def test_a_message_that_takes_too_much():
     ours, _ = pair(65)
     assert ours.write([np.zeros(8 * PAGE, np.uint8), np.zeros(PAGE, np.uint8)]) is None
     assert ours.write([np.zeros(8 * PAGE, np.uint8)]) is not None
@@ -99,7 +99,7 @@ def page(place):
         (lambda place: place + 5000, [0]),
     ],
 )
-def test_what_cannot_lie_there(change, sizes):
+def test_locations_without_a_segment(change, sizes):
     ours, theirs = pair(64)
     place = ours.write([np.zeros(PAGE, np.uint8)])
     with pytest.raises(BadFrameError, match="lie at"):
@@ -107,7 +107,7 @@ def test_what_cannot_lie_there(change, sizes):
     assert len(theirs.read(place, [PAGE])) == 1
 
 
-def test_a_piece_is_taken_once():
+def test_a_segment_is_read_once():
     ours, theirs = pair(64)
     place = ours.write([np.zeros(10, np.uint8)])
     del theirs.read(place, [10])[:]
@@ -118,7 +118,7 @@ def test_a_piece_is_taken_once():
     assert theirs.read(again, [10])[0].all()
 
 
-def test_pieces_that_are_held_do_not_keep_others_from_being_used_again():
+def test_segments_in_use_do_not_keep_others_from_being_used_again():
     ours, theirs = pair(1000)
     held = [theirs.read(ours.write([np.full(PAGE, n % 251, np.uint8)]), [PAGE]) for n in range(500)]
     places = set()
@@ -146,7 +146,7 @@ def test_no_two_share_memory(script):
             assert (array == value).all()
 
 
-def test_what_is_lent_at_a_fork_is_never_given_back():
+def test_a_segment_in_use_at_a_fork_is_never_reclaimed():
     ours, theirs = pair(64)
     place = ours.write([np.full(PAGE, 5, np.uint8)])
     (held,) = theirs.read(place, [PAGE])
@@ -166,7 +166,7 @@ def test_what_is_lent_at_a_fork_is_never_given_back():
     assert page(ours.write([np.ones(PAGE, np.uint8)])) != page(place)
 
 
-def test_all_are_looked_at_before_room_is_refused():
+def test_all_segments_are_checked_in_the_end():
     ours, theirs = pair(129)
     arrays = [theirs.read(ours.write([np.zeros(PAGE, np.uint8)]), [PAGE]) for _ in range(120)]
     assert ours.write([np.zeros(10 * PAGE, np.uint8)]) is None
@@ -177,7 +177,7 @@ def test_all_are_looked_at_before_room_is_refused():
     assert found is not None
 
 
-def test_threads_that_put():
+def test_threads_that_write():
     ours, theirs = pair(400)
     failures = []
 

@@ -1,4 +1,4 @@
-"""The doorbell: whoever waits is woken by what arrives, and by whoever rings."""
+"""The waker: waiting threads are woken by sockets, and by other threads."""
 
 import os
 import threading
@@ -53,7 +53,7 @@ def never():
     return False
 
 
-def test_what_is_readable_wakes(waker, pipe):
+def test_a_readable_descriptor_wakes(waker, pipe):
     waker.watch(pipe[0])
     os.write(pipe[1], b"x")
     begin = time.monotonic()
@@ -66,14 +66,14 @@ def test_what_is_readable_wakes(waker, pipe):
     assert waker.waiting == 0
 
 
-def test_nobody_sleeps_who_need_not(waker):
+def test_a_thread_that_need_not_sleep(waker):
     begin = time.monotonic()
     waker.wait(LIMIT_S, lambda: True)
     assert time.monotonic() - begin < LIMIT_S / 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_to_ring_wakes_all(waker, count):
+def test_wake_wakes_all(waker, count):
     sleepers = Sleepers(waker, count)
     sleepers.flag.set()
     waker.wake()
@@ -81,12 +81,12 @@ def test_to_ring_wakes_all(waker, count):
     assert waker.waiting == 0
 
 
-def test_a_ring_does_not_echo(waker):
+def test_a_wake_up_does_not_echo(waker):
     sleepers = Sleepers(waker, 1)
     sleepers.flag.set()
     waker.wake()
     sleepers.end()
-    waker.wake()  # nobody waits
+    waker.wake()  # no thread waits
     begin = time.monotonic()
     waker.wait(0.05, never)
     assert time.monotonic() - begin >= 0.05
@@ -102,8 +102,8 @@ def test_another_leads_when_the_leader_is_done(waker, pipe):
     sleepers.end()
 
 
-def test_many_threads_that_wait_and_ring(waker):
-    """Each waits for its turn: nobody sleeps on, whatever the order."""
+def test_many_threads_that_wait_and_wake(waker):
+    """Each thread waits for its turn, and none misses its wake-up."""
     turn, count, rounds = [0], 4, 200
 
     def work(number):
