@@ -12,6 +12,7 @@ import numpy as np
 from dataservice.dataset.answers import number
 from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
+from dataservice.dataset.made_nodes import Samples
 from dataservice.dataset.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -62,6 +63,10 @@ class GroupByWindow(UnaryNode):
     def has_static_spec(self) -> bool:
         """Local. See :class:`Node`; only what functions make says what elements are."""
         return False
+
+    def sample(self) -> Node:
+        """Return a node that computes its first element alone; see :class:`Node`."""
+        return dataclasses.replace(self, parent=self.parent.sample(), reduce=Samples(self.reduce))
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from dataservice.dataset.context import Context
 from dataservice.dataset.functions import call
+from dataservice.dataset.made_nodes import Samples
 from dataservice.dataset.node import (
     UNKNOWN_CARDINALITY,
     ElementIterator,
@@ -55,6 +56,13 @@ class Interleave(UnaryNode):
     def has_static_spec(self) -> bool:
         """Local. See :class:`Node`; a function makes the datasets."""
         return False
+
+    def sample(self) -> Node:
+        """Return a node that computes its first element alone; see :class:`Node`."""
+        # A dataset that makes elements ahead makes more than the first one.
+        return dataclasses.replace(
+            self, parent=self.parent.sample(), function=Samples(self.function), ahead=0
+        )
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

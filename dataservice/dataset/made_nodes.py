@@ -28,6 +28,22 @@ def node_of(method: str, name: str, function: Callable[..., Described]) -> Calla
     return _Nodes(check_callable(method, name, function), method)
 
 
+class Samples:
+    """A function that makes the samples of the nodes that another function makes.
+
+    Args:
+        function: The other function.
+    """
+
+    def __init__(self, function: Callable[..., Node]) -> None:
+        self._function = function
+        self.__qualname__ = name_of(function)
+
+    def __call__(self, *arguments: Any) -> Node:
+        """Return the sample of the node that the other function makes."""
+        return self._function(*arguments).sample()
+
+
 class _Nodes:
     """See :func:`node_of`; a class, so that it can be pickled."""
 

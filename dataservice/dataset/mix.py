@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -231,6 +232,11 @@ class Choose(_Mix):
         if 0 in (count, choices):
             return 0
         return choices if count == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+    def sample(self) -> Node:
+        """Return a node that computes its first element alone; see :class:`Node`."""
+        parents = tuple(parent.sample() for parent in self.parents)
+        return dataclasses.replace(self, parents=parents, choice=self.choice.sample())
 
     def source_indices(self) -> range:
         """Local. See :class:`Node`."""

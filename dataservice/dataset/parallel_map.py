@@ -54,6 +54,11 @@ class ParallelMap(Map):
         """Local. See :class:`Node`."""
         return self.deterministic and super().one_to_one
 
+    def sample(self) -> Node:
+        """Return a node that computes its first element alone; see :class:`Node`."""
+        # A parallel pass begins 2 * calls elements before the first one is taken.
+        return Map(self.parent.sample(), self.function)
+
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""
         return ParallelMapIterator(self, context)

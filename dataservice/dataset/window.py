@@ -12,7 +12,7 @@ from dataservice.dataset.failure import Failure, FeedFailed
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.runs import AT_ONCE, Remembered, SplitUnaryIterator
 from dataservice.dataset.source import IndexedSource
-from dataservice.dataset.spec import Spec, spec_of
+from dataservice.dataset.spec import Spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +95,9 @@ class Window(UnaryNode):
         return range(self._count(len(below)))
 
     def element_spec(self) -> Spec:
-        """Local. See :class:`Node`."""
-        return spec_of(self.first())
-
-    @property
-    def has_static_spec(self) -> bool:
-        """Local. See :class:`Node`; elements are datasets."""
-        return False
+        """Return the type of a dataset for each array of an element of the node below."""
+        kind = type(self.make(Listed([])))
+        return tree.map_leaves(lambda _: kind, self.parent.element_spec())
 
     def iterate(self, context: Context) -> ElementIterator:
         """Local. See :class:`Node`."""

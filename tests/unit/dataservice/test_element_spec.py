@@ -76,6 +76,136 @@ def test_the_spec_computes_one_element(step):
     assert len(made) <= 3
 
 
+def _parallel(d):
+    return d.map(lambda *x: x[-1], num_parallel_calls=4)
+
+
+# The number of elements that a spec needs: a function behind a window, a batch or a group gets all
+# of its elements, because their number is a length of the function's result.
+NEEDED = {
+    "map in threads": (lambda d, f: d.map(f, num_parallel_calls=4), 1),
+    "map in any order": (lambda d, f: d.map(f, num_parallel_calls=4, deterministic=False), 1),
+    "map and shuffle": (lambda d, f: d.map(f, num_parallel_calls=4).shuffle(100), 1),
+    "map behind map": (lambda d, f: _parallel(d.map(f, num_parallel_calls=4)), 1),
+    "window": (lambda d, f: d.map(f).shuffle(100).window(3), 1),
+    "window and flat_map": (lambda d, f: d.map(f).window(3).flat_map(lambda w: w.batch(3)), 3),
+    "window of a parallel map": (
+        lambda d, f: _parallel(d.map(f, num_parallel_calls=4).window(3).flat_map(lambda w: w)),
+        3,
+    ),
+    "interleave": (
+        lambda d, f: d.interleave(lambda x: Dataset.range(9).map(f, num_parallel_calls=4)),
+        1,
+    ),
+    "interleave ahead": (
+        lambda d, f: d.interleave(
+            lambda x: Dataset.range(9).map(f), block_length=4, num_parallel_calls=4
+        ),
+        1,
+    ),
+    "flat_map": (lambda d, f: d.flat_map(lambda x: Dataset.range(9).map(f).shuffle(9)), 1),
+    "prefetch": (lambda d, f: _parallel(d.map(f, num_parallel_calls=4).prefetch(9)), 1),
+    "batch": (lambda d, f: d.map(f, num_parallel_calls=4).batch(5), 1),
+    "map behind batch": (lambda d, f: _parallel(d.map(f, num_parallel_calls=4).batch(5)), 5),
+    "padded_batch": (lambda d, f: d.map(f, num_parallel_calls=4).padded_batch(5), 1),
+    "bucket": (
+        lambda d, f: d.map(f, num_parallel_calls=4).bucket_by_sequence_length(
+            lambda x: 1, [2], [5, 5]
+        ),
+        1,
+    ),
+    "group_by_window": (
+        lambda d, f: d.map(f, num_parallel_calls=4).group_by_window(
+            lambda x: 0, lambda key, group: group.batch(3), window_size=3
+        ),
+        3,
+    ),
+    "map in group_by_window": (
+        lambda d, f: d.group_by_window(
+            lambda x: 0,
+            lambda key, group: group.map(f, num_parallel_calls=4).shuffle(9),
+            window_size=9,
+        ),
+        1,
+    ),
+    "zip": (lambda d, f: _parallel(Dataset.zip((d, d.map(f, num_parallel_calls=4)))), 1),
+    "concatenate": (lambda d, f: d.map(f, num_parallel_calls=4).concatenate(d), 1),
+    "map behind concatenate": (
+        lambda d, f: _parallel(d.map(f, num_parallel_calls=4).concatenate(d)),
+        1,
+    ),
+    "choose_from_datasets": (
+        lambda d, f: _parallel(
+            Dataset.choose_from_datasets(
+                [d, d], Dataset.range(2).repeat().map(f, num_parallel_calls=4)
+            )
+        ),
+        1,
+    ),
+    "rejection_resample": (
+        lambda d, f: d.map(f, num_parallel_calls=4).rejection_resample(lambda x: 0, [1.0]),
+        1,
+    ),
+    "map behind rejection_resample": (
+        lambda d, f: (
+            d.map(f, num_parallel_calls=4)
+            .rejection_resample(lambda x: 0, [1.0])
+            .map(lambda label, x: x)
+        ),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEEDED)
+def test_the_spec_computes_no_element_that_it_does_not_need(case):
+    made = []
+
+    def make(x):
+        made.append(x)
+        return x
+
+    step, needed = NEEDED[case]
+    dataset = step(Dataset.range(1000), make)
+    spec = dataset.element_spec
+    assert len(made) == needed
+    element = next(iter(dataset))
+    if isinstance(element, tuple):
+        assert isinstance(spec, tuple)
+    elif isinstance(element, Dataset):
+        assert spec is Dataset
+    else:
+        assert (len(spec.shape), spec.dtype) == (element.ndim, element.dtype)
+
+
+def test_the_spec_of_a_map_in_processes_computes_one_element(tmp_path):
+    def make(x):
+        (tmp_path / str(int(x))).touch()
+        return x
+
+    dataset = Dataset.range(1000).map(make, num_parallel_calls=2, processes=True).shuffle(100)
+    assert dataset.element_spec == SCALAR
+    assert os.listdir(tmp_path) == ["0"]
+
+
+def test_the_spec_of_a_window_has_a_dataset_for_each_array():
+    dataset = Dataset.range(5).map(lambda x: {"a": x, "b": (x, [x, x])}).window(2)
+    assert dataset.element_spec == {"a": Dataset, "b": (Dataset, Dataset)}
+    with pytest.raises(ValueError, match="no element that says"):
+        _ = dataset.unbatch().take(0).map(lambda x: x).window(2).element_spec
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_spec_takes_no_choices_from_a_job(make_service, job):
+    service = make_service(1)
+    apply = distribute("distributed_epoch", service.target, **JOBS[job])
+    choices = Dataset.range(2).repeat(3).apply(apply)
+    several = [Dataset.range(9), Dataset.range(9)]
+    dataset = Dataset.choose_from_datasets(several, choices).map(lambda x: x)
+    assert dataset.element_spec == SCALAR
+    assert service_status(service.target).jobs == ()
+
+
 @pytest.mark.parametrize("path", ["", "cache"])
 def test_the_spec_leaves_caches_alone(tmp_path, path):
     made = []
