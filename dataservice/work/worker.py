@@ -38,8 +38,11 @@ _LONGEST_ROUND_S = 1.0
 _GIVEN_UP = "the task was given up, or given to another data worker"
 # Kept for trainers that are slower than others.
 _CACHE_BYTES = 1 << 30
-# How long close() waits for the dispatcher, and for users' functions.
+# How long close() waits for users' functions.
 _CLOSE_S = 5.0
+# How long a closed worker waits for the answers of a connected dispatcher. A stuck dispatcher must
+# not use up the time of users' functions, and handles the request later, without the worker.
+_LEAVE_S = 2.0
 
 
 class DataWorker:
@@ -73,7 +76,10 @@ class DataWorker:
         self._tags = config.worker_tags
         self._cache_bytes = config.cross_trainer_cache_size_bytes or _CACHE_BYTES
         self._closed = threading.Event()
+        self._closed_at = float("inf")
         self._dispatcher = Caller(endpoint, dispatcher, "dispatcher", self._closed.is_set)
+        # For calls that decide whether the dispatcher takes this worker for a lost one.
+        self._membership = Caller(endpoint, dispatcher, "dispatcher", self._gives_up)
         self._lock = threading.Lock()
         self._runners: dict[int, Runner] = {}
         self._savers: dict[int, Saver] = {}
@@ -106,19 +112,27 @@ class DataWorker:
         if self._closed.is_set():
             return
         self._leaves = leave
+        self._closed_at = time.monotonic()
         self._closed.set()
         with self._lock:
             tasks: list[TaskThread] = [*self._runners.values(), *self._savers.values()]
         for task in tasks:
             task.close(self._stopped())
-        deadline = time.monotonic() + _CLOSE_S
-        threads = [task.thread for task in tasks]
-        for thread in (self._thread, *threads):
+        deadline = self._closed_at + _CLOSE_S
+        for thread in (self._thread, *(task.thread for task in tasks)):
             if thread is threading.current_thread():
                 continue
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
-                logger.warning("%s is still busy %g s after close()", thread.name, _CLOSE_S)
+                logger.warning(
+                    "data worker %s was closed %g s ago, and %s is still running: %s",
+                    self.address,
+                    _CLOSE_S,
+                    thread.name,
+                    "it registers, or sends a heartbeat"
+                    if thread is self._thread
+                    else "a function, a source or a write of its dataset has not returned",
+                )
 
     # Handlers are named as in the .proto file.
 
@@ -256,7 +270,7 @@ class DataWorker:
     def _live(self) -> None:
         """Register, then tell the dispatcher from time to time that we are here."""
         try:
-            self._register()
+            self._begin()
         except Exception as error:
             self.registration.complete(error=error)
             return
@@ -280,15 +294,22 @@ class DataWorker:
                 runner.refresh(_HOLD_ROUNDS)
             if number % rounds == 0:
                 reachable = self._beat(reachable)
-        if reachable and self._leaves and not self._orphaned:
+        if reachable:
             self._leave()
+
+    def _begin(self) -> None:
+        """Register; CancelledError if the worker has been closed meanwhile."""
+        self._register()
+        if self._closed.is_set():  # the dispatcher may have given it parts already
+            self._leave()
+            raise self._stopped()
 
     def _register(self) -> None:
         request = pb.RegisterWorkerRequest(
             address=self.address, process=process_name(), tags=self._tags
         )
         stall = Stall(f"data worker {self.address}", self._waits_for)
-        reply = self._dispatcher.ask_patiently(
+        reply = self._membership.ask_patiently(
             "dispatcher/RegisterWorker", request, pb.RegisterWorkerReply, self._patience_s, stall
         )
         self._worker_id = reply.worker_id
@@ -355,8 +376,21 @@ class DataWorker:
         return True
 
     def _leave(self) -> None:
+        """Unregister, so that other workers get the parts at once. Do nothing if told not to."""
+        if not self._leaves or self._orphaned or self._gives_up():
+            return
         request = pb.WorkerRequest(worker_id=self._worker_id)
         try:
-            self._dispatcher.start("dispatcher/UnregisterWorker", request).wait(_CLOSE_S)
+            call = self._membership.start("dispatcher/UnregisterWorker", request)
+            self._membership.finish(call)
         except Error as error:
             logger.info("data worker %s left without the dispatcher: %s", self.address, error)
+
+    def _gives_up(self) -> bool:
+        """Return whether this worker is closed, and no longer waits for the dispatcher."""
+        if not self._closed.is_set():
+            return False
+        if time.monotonic() - self._closed_at > _LEAVE_S:
+            return True
+        # A dispatcher that refuses or has lost the connection is gone: it keeps no registration.
+        return not self._endpoint.is_connected(self._dispatcher.peer)

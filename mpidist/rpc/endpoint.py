@@ -108,6 +108,19 @@ class Endpoint:
         """Send a notice, which gets no reply. Arguments as of :meth:`call`."""
         self._transport.send(self._message(NOTICE, peer, method, body, buffers))
 
+    def is_connected(self, peer: Address | str) -> bool:
+        """Return whether a message to the peer can arrive now. Never blocks, opens no connection.
+
+        Over tcp the connection that earlier messages opened must be in order. Over mpi the script
+        of the rank must not have ended. Over inproc there must be an endpoint at the address.
+
+        Args:
+            peer: The address of the peer.
+        """
+        if isinstance(peer, str):
+            peer = parse(peer, self._transport.protocol)
+        return self._transport.is_connected(peer)
+
     def work(self, name: str) -> Work:
         """Return a Work for the caller to complete, for instance in a callback of several calls.
 

@@ -93,6 +93,10 @@ class InprocTransport:
         """Return None: an endpoint that closes refuses the requests without replies."""
         return None
 
+    def is_connected(self, address: Address) -> bool:
+        """Return whether an endpoint has the address; see :class:`Transport`."""
+        return address.port in self._receivers
+
     def process_of(self, peer: int) -> str:
         """See :class:`Transport`."""
         return f"inproc://{self.host()}:{peer}"

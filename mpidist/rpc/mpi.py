@@ -207,6 +207,10 @@ class MpiTransport:
             return None
         return "the script there has ended"
 
+    def is_connected(self, address: Address) -> bool:
+        """Return whether the script of the rank has not ended; see :class:`Transport`."""
+        return address.port % self._world.size not in self._left
+
     def process_of(self, peer: int) -> str:
         """See :class:`Transport`."""
         return f"rank {peer}"

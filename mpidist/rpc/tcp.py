@@ -134,6 +134,11 @@ class TcpTransport:
                 self._waker.watch(connection.descriptor)
         return connection
 
+    def is_connected(self, address: Address) -> bool:
+        """Return whether the connection to an address is open; see :class:`Transport`."""
+        connection = self._connections.get((address.host, address.port))
+        return connection is not None and connection.is_open
+
     def process_of(self, peer: tuple[Listener, bytes]) -> str:
         """See :class:`Transport`."""
         return peer[0].process_of(peer[1])

@@ -68,7 +68,12 @@ _RESTARTED = "the server was started anew; what it was asked may or may not be d
 _CLIENT_NUMBERS = itertools.count()
 
 _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_CLIENT_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+_CLIENT_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | _HANDSHAKE_FAILED
+)
 _SERVER_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 # Plain numbers, because combining pyzmq's enumerations takes longer than a call of ZeroMQ.
@@ -202,6 +207,7 @@ class Connection(_Socket):
         self._acks: list[int] = []
         self._connections = 0
         self._broken_at: float | None = None
+        self._is_retrying = False
         self.loss: str | None = None
         self._socket.routing_id = process + next(_CLIENT_NUMBERS).to_bytes(4)
         if keys is not None:
@@ -209,6 +215,13 @@ class Connection(_Socket):
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.client
         self._socket.connect(f"tcp://{host}:{port}")
         self._say_hello()
+
+    @property
+    def is_open(self) -> bool:
+        """True if the connection has been made and is not broken."""
+        # HELLO_ACK may arrive up to 20 ms before the event of the handshake is read.
+        was_made = self._connections > 0 or self._server is not None
+        return was_made and self.loss is None and self._broken_at is None
 
     def send(self, message: Message) -> None:
         """Send a request or a notice."""
@@ -240,6 +253,7 @@ class Connection(_Socket):
         for event, _ in self._new_events():
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._broken_at = None
+                self._is_retrying = False
                 self._connections += 1
                 if self._connections > 1:
                     self._say_hello()
@@ -247,6 +261,8 @@ class Connection(_Socket):
                         self._transmit(message)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._broken_at = self._broken_at or now
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                self._is_retrying = True
             else:
                 self.loss = "it was refused there: the secrets (MPIDIST_SECRET) differ"
         if self._broken_at is not None and now - self._broken_at > GRACE_S:
@@ -263,7 +279,9 @@ class Connection(_Socket):
         self.check()
         if self.loss is None:
             self._transmit(Message(CLOSE))
-        self._close_socket(0 if self.loss is not None or self._broken_at is not None else None)
+        # Where no process listens, lingering would only delay the end of this process.
+        gone = self.loss is not None or self._broken_at is not None or self._is_retrying
+        self._close_socket(0 if gone else None)
         self._offered, self._shared = None, _NOT_SHARED
 
     def _say_hello(self) -> None:

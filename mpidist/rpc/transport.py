@@ -81,6 +81,9 @@ class Transport(Protocol):
     def loss(self, peer: Any) -> str | None:
         """Return why a peer cannot reply any more, as a clause; None if it can."""
 
+    def is_connected(self, address: Address) -> bool:
+        """Return whether a message to the address can arrive now. Opens no connection."""
+
     def process_of(self, peer: Any) -> str:
         """Return the name of the process that sent a message."""
 

@@ -35,6 +35,14 @@ def pair():
         yield server, client
 
 
+def test_is_connected(pair):
+    server, client = pair
+    assert client.is_connected(server.address)
+    assert client.is_connected(str(server.address))
+    server.close()
+    assert not client.is_connected(server.address)
+
+
 hosts = st.text(st.characters(categories=["L", "N"], include_characters=".-"), min_size=1)
 
 

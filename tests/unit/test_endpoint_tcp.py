@@ -147,6 +147,45 @@ def test_ports():
         assert again.address == address
 
 
+def test_is_connected(pair, proxy):
+    server, client = pair
+
+    def is_gone(address):
+        client.progress()
+        return not client.is_connected(address)
+
+    through = f"tcp://localhost:{proxy.port}"
+    assert not client.is_connected(through)  # asking opens no connection
+    assert ask(client, through, "Echo", b"1").body == b"1"
+    assert client.is_connected(through)
+    proxy.close()
+    wait_until(lambda: is_gone(through))
+    assert ask(client, server.address, "Echo", b"2").body == b"2"
+    address = server.address
+    assert client.is_connected(address)
+    server.close()
+    wait_until(lambda: is_gone(address))
+
+
+REFUSED = """
+import sys, time
+from mpidist import open_endpoint
+endpoint = open_endpoint("tcp")
+endpoint.notify(f"tcp://localhost:{sys.argv[1]}", "service/Method")
+time.sleep(0.5)
+endpoint.progress()
+print(time.monotonic(), flush=True)
+"""
+
+
+def test_a_process_does_not_wait_at_its_end_for_an_address_that_refuses():
+    with socket.socket() as unused:  # bound, and not listened at
+        unused.bind(("127.0.0.1", 0))
+        command = [sys.executable, "-c", REFUSED, str(unused.getsockname()[1])]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert time.monotonic() - float(ended.stdout) < 1.5
+
+
 def test_requests_before_there_is_a_server(transports):
     with Endpoint(transports[1]) as client:
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,11 +1,14 @@
 """Servers that are stopped while others leave, while they start, or by a bug."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+from _cases.data_process import Process
 
 from dataservice import (
     Dataset,
@@ -17,10 +20,12 @@ from dataservice import (
     distributed_save,
     from_dataset_id,
     register_dataset,
+    service_status,
 )
 from dataservice.dispatch import dispatcher as dispatcher_module
 from dataservice.dispatch.answers import Answers
 from dataservice.snapshot import layout
+from dataservice.work import worker as worker_module
 from mpidist.errors import CancelledError, FailedPreconditionError, InternalError, OpError
 
 LIMIT_S = 30
@@ -170,3 +175,95 @@ def test_a_dispatcher_process_ends_with_the_reason_of_a_bug():
     )
     assert ended.returncode == 1
     assert "a bug" in ended.stderr.splitlines()[-1], ended.stderr
+
+
+@pytest.fixture
+def far(tmp_path):
+    """A dispatcher in a process of its own, with a journal: it tells no worker that it stops."""
+    work_dir = str(tmp_path / "journal")
+    config = DispatcherConfig(protocol="tcp", work_dir=work_dir, fault_tolerant_mode=True)
+    process = Process("dispatcher", tmp_path, "dispatcher", config)
+    yield process
+    process.end()
+
+
+def far_worker(far, **config):
+    """A worker whose heartbeats are too rare to tell it that the dispatcher is gone."""
+    address = f"tcp://localhost:{far.port}"
+    return WorkerServer(WorkerConfig(address, heartbeat_interval_ms=60_000, **config))
+
+
+def stopped_in(server):
+    begin = time.monotonic()
+    server.stop()
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "stopped before"])
+def test_a_worker_whose_dispatcher_is_gone_ends_at_once(far, caplog, how):
+    worker = far_worker(far)
+    if how == "killed":
+        far.end()
+    else:
+        far.stop()
+    if how == "stopped before":
+        time.sleep(0.5)
+    assert stopped_in(worker) < 2
+    assert caplog.messages == []
+
+
+def test_a_worker_does_not_wait_for_a_dispatcher_that_is_stuck(far, caplog):
+    worker = far_worker(far)
+    far.signal(signal.SIGSTOP)
+    assert stopped_in(worker) < 4
+    assert caplog.messages == []
+
+
+def test_a_worker_that_is_stopped_while_it_registers_leaves_no_worker_behind(far):
+    address = f"tcp://localhost:{far.port}"
+    with WorkerServer(WorkerConfig(address)):  # the connection is there
+        far.signal(signal.SIGSTOP)
+        worker, ends = WorkerServer(WorkerConfig(address), start=False), []
+
+        def start():
+            try:
+                worker.start()
+            except CancelledError as error:
+                ends.append(error)
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        time.sleep(0.5)
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        time.sleep(0.3)
+        far.signal(signal.SIGCONT)
+        starting.join(LIMIT_S)
+        stopping.join(LIMIT_S)
+        assert len(ends) == 1
+        assert len(service_status(address).workers) == 1
+
+
+BEGAN, GO_ON = threading.Event(), threading.Event()
+
+
+def held(x):
+    BEGAN.set()
+    assert GO_ON.wait(LIMIT_S)
+    return x
+
+
+def test_a_worker_names_the_function_that_holds_its_end_up(make_service, monkeypatch, caplog):
+    monkeypatch.setattr(worker_module, "_CLOSE_S", 0.2)
+    service = make_service(1)
+    dataset = Dataset.range(3).map(held).apply(distribute("parallel_epochs", service.target))
+    reading = threading.Thread(target=lambda: next(iter(dataset), None))
+    reading.start()
+    assert BEGAN.wait(LIMIT_S)
+    service.workers[0].stop()
+    GO_ON.set()
+    service.add_worker()
+    reading.join(LIMIT_S)
+    (message,) = [text for text in caplog.messages if "is still running" in text]
+    assert "dataservice-task-" in message
+    assert "a function, a source or a write of its dataset has not returned" in message
