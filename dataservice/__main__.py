@@ -12,17 +12,18 @@ import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import FrameType
 
 from dataservice.config import DispatcherConfig, WorkerConfig
 from dataservice.server import DispatchServer, WorkerServer
-from mpidist.errors import Error
+from mpidist.errors import CancelledError, Error, FailedPreconditionError
 
 _PROTOCOL = "tcp"
-_LOOK_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NO_SIGNAL = b"\0"  # the wakeup file descriptor gets the number of a signal, which is never 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,15 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     namespace = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    for number in _SIGNALS:
-        signal.signal(number, _give_up)
     try:
         if namespace.role == "dispatcher":
             _dispatch(namespace)
         else:
             _work(namespace)
-    except KeyboardInterrupt:
-        return 0
     except (Error, ValueError) as error:
         print(f"python -m dataservice {namespace.role}: {error}", file=sys.stderr)
         return 1
@@ -82,9 +79,8 @@ def _dispatch(namespace: argparse.Namespace) -> None:
         work_dir=namespace.work_dir,
         fault_tolerant_mode=namespace.work_dir is not None,
     )
-    with DispatchServer(config) as server, _signals() as wait:
-        print(server.target, flush=True)
-        wait(server)
+    server = DispatchServer(config, start=False)
+    _serve(server, lambda: server.target)
 
 
 def _work(namespace: argparse.Namespace) -> None:
@@ -94,43 +90,62 @@ def _work(namespace: argparse.Namespace) -> None:
         port=namespace.port,
         protocol=_PROTOCOL,
     )
-    with WorkerServer(config) as server, _signals() as wait:
-        print(f"a worker of {namespace.dispatcher}", flush=True)
-        wait(server)
+    _serve(WorkerServer(config, start=False), lambda: f"a worker of {namespace.dispatcher}")
 
 
-def _give_up(_number: int, _frame: FrameType | None) -> None:
-    """End a server that is still starting; more signals must not disturb that."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def _serve(server: DispatchServer | WorkerServer, line: Callable[[], str]) -> None:
+    """Start a server, print a line, and return when a signal has stopped the server.
+
+    Args:
+        server: The server, not started.
+        line: Gives the text to print once the server has started.
+
+    Raises:
+        Exception: The server cannot start, or has failed.
+    """
+    with _stopped_by_signals(server) as signalled:
+        try:
+            server.start()
+            text = line()
+        except (CancelledError, FailedPreconditionError):
+            if signalled.is_set():
+                return
+            raise
+        print(text, flush=True)
+        server.join()
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[DispatchServer | WorkerServer], None]]:
-    """From here on, signals only end a wait, which this gives; more of them disturb nothing.
+def _stopped_by_signals(server: DispatchServer | WorkerServer) -> Iterator[threading.Event]:
+    """Stop a server at the first signal, even during its start, and at the end of the context.
 
-    The wait is for a signal, or for the end of a server that has failed, whose error it raises.
-
-    An exception from a handler can come where it is lost, in a finalizer, or where it leaves a lock
-    held, on the way into a wait: then the server would not end.
+    Gives an event, which is set by a signal. More signals have no effect.
     """
+    # The handlers raise nothing. An exception between two steps of a start would leave a worker
+    # registered that nothing stops; in a finalizer it would be lost; on the way into a wait it
+    # would leave a lock held.
+    signalled = threading.Event()
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def stop() -> None:
+        select.select([reading], [], [])
+        if os.read(reading, 1) != _NO_SIGNAL:
+            signalled.set()
+        server.stop()
+
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in _SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
-
-    def wait(server: DispatchServer | WorkerServer) -> None:
-        while not select.select([reading], [], [], _LOOK_S)[0]:
-            if server.stopped:
-                server.join()
-
-    try:
-        yield wait
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(reading)
-        os.close(writing)
+    with ThreadPoolExecutor(1, thread_name_prefix="dataservice-signals") as pool:
+        stopping = pool.submit(stop)
+        try:
+            yield signalled
+        finally:
+            os.write(writing, _NO_SIGNAL)
+            stopping.result()
+            signal.set_wakeup_fd(before)
+            os.close(reading)
+            os.close(writing)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # The thread that registers gives up first, and says why.
 _REGISTRATION_GRACE_S = 5.0
+# How long join() waits for a failed thread to print its traceback.
+_TRACEBACK_S = 1.0
 
 
 class _Server(ABC):
@@ -39,6 +41,7 @@ class _Server(ABC):
         self._stopping = False
         self._stopped = threading.Event()
         self._failure: BaseException | None = None
+        self._failed_thread = threading.current_thread()
 
     @property
     def stopped(self) -> bool:
@@ -81,6 +84,9 @@ class _Server(ABC):
             raise FailedPreconditionError(f"the {type(self).__name__} has not been started")
         self._stopped.wait()
         if self._failure is not None:
+            # The reason comes after the traceback, so that a log ends with it.
+            if self._failed_thread is not threading.current_thread():
+                self._failed_thread.join(_TRACEBACK_S)
             raise InternalError(
                 f"the {type(self).__name__} has ended by an unexpected error: {self._failure!r}"
             ) from self._failure
@@ -104,6 +110,7 @@ class _Server(ABC):
     def _fail(self, error: BaseException) -> None:
         """Stop the server because of a bug; join() raises it."""
         logger.critical("a %s ends: %r", type(self).__name__, error)
+        self._failed_thread = threading.current_thread()
         self._failure = error
         self.stop()
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import cloudpickle
@@ -10,7 +11,7 @@ import pytest
 from _cases.data_command import Command
 from _cases.data_process import Process
 
-from dataservice import Dataset, distribute
+from dataservice import Dataset, DispatcherConfig, DispatchServer, distribute
 from mpidist.errors import UnavailableError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # other processes cannot import it
@@ -53,6 +54,60 @@ def test_a_second_signal_does_not_disturb_the_end(start, attempt):
     dispatcher = start("dispatcher")
     dispatcher._process.send_signal(signal.SIGTERM)
     assert dispatcher.stop(signal.SIGINT) == 0
+
+
+# The last step of start() takes long, as it does where functions of the dataset hold Python's lock.
+SLOW_START = """
+import atexit, sys, time
+from dataservice import WorkerServer
+from dataservice.__main__ import main
+register = atexit.register
+def slowly(function, *arguments):
+    if getattr(function, "__func__", None) is WorkerServer.stop:
+        print("registered", flush=True)
+        time.sleep(1)
+    return register(function, *arguments)
+atexit.register = slowly
+sys.exit(main(["worker", "--dispatcher", sys.argv[1]]))
+"""
+
+
+def test_a_worker_that_is_stopped_before_it_has_said_that_it_is_up(start, caplog):
+    with DispatchServer(DispatcherConfig(protocol="tcp")) as dispatcher:
+        command = [sys.executable, "-c", SLOW_START, dispatcher.target]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout.readline() == "registered\n"
+            apply = distribute("distributed_epoch", dispatcher.target)
+            elements = iter(Dataset.range(1000).apply(apply))
+            got = [next(elements)]
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(30) == 0
+        start("worker", "--dispatcher", dispatcher.target)
+        got += elements
+        assert sorted(got) == list(range(1000))
+        assert [text for text in caplog.messages if "lost" in text] == []
+
+
+@pytest.mark.parametrize("role", ["dispatcher", "worker"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6])
+def test_a_signal_while_a_server_starts(start, role, delay_s):
+    # No dispatcher is there, so that the worker waits for one.
+    words = ["dispatcher"] if role == "dispatcher" else ["worker", "--dispatcher", "localhost:1"]
+    script = (
+        "import sys; from dataservice.__main__ import main; print('imported', flush=True); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout.readline() == "imported\n"
+        time.sleep(0.1 + delay_s)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+        assert server.stderr.read() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
