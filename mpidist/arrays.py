@@ -137,6 +137,8 @@ def to_move(array: Any, *, write: bool) -> tuple[Array, Finish]:
     if is_plain(array) and (not write or array.flags.writeable):
         return array, None
     view = host_view(array, read=not write)
+    if is_plain(view) and (not write or view.flags.writeable):
+        return view, None
     check_usable(view, write)
     direct = view if view.flags.c_contiguous else np.asarray(view, order="C")
     finish = None

@@ -13,9 +13,9 @@ Variable                        Meaning                                         
 ``MPIDIST_ARENA_BYTES``         address space that a ps reserves at first, in bytes       16 GiB
 ``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
                                 four times as many are shared with processes of the host
-``MPIDIST_DEBUG``               ``detail``: groups compare every collective before they   off
-                                carry it out, and calls that differ are errors; ``info``
-                                is torch's level between, and compares nothing
+``MPIDIST_DEBUG``               comparison of collectives between ranks: ``info``, the    info
+                                first 100 of a group and later one in 256; ``detail``,
+                                every one; ``off``, none
 ``MPIDIST_GPU_MPI``             whether MPI is given memory of GPUs: 0 never, 1 without   auto
                                 trying whether it takes it, auto where a trial says so
 ``MPIDIST_GPU_WAY``             way between GPUs: ``auto``, ``staged``, ``nccl``,         auto
@@ -37,7 +37,7 @@ GPU_WAYS = ("auto", "staged", "nccl", "ipc", "mpi", "pieces")
 PER_NODE, COLOCATED = "per_node", "colocated"
 """What a job layout may say in place of how many tasks a job has."""
 _GPU_MPI = ("auto", "0", "1")
-_DEBUG = ("off", "info", "detail")
+_DEBUG = ("info", "off", "detail")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Config:
     stall_abort_s: float = float("inf")
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
-    debug: str = "off"
+    debug: str = "info"
     gpu_mpi: str = "auto"
     gpu_way: str = "auto"
     secret: str | None = field(default=None, repr=False)

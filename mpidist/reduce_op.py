@@ -174,17 +174,18 @@ def to_reduce(
     """
     if type(op) is str:
         op = NAMED.get(op, op)
-    if array.__class__ is np.ndarray and op.__class__ is ReduceOp:
-        flags, dtype = array.flags, array.dtype
+    if op.__class__ is not ReduceOp:
+        op = ReduceOp.of(op)
+    view = array if array.__class__ is np.ndarray else host_view(array)
+    if view.__class__ is np.ndarray and op.__class__ is ReduceOp:
+        flags, dtype = view.flags, view.dtype
         if (
             flags.carray or (not write and flags.c_contiguous and flags.aligned)
         ) and dtype.isnative:
             if dtype.char in _DIRECT[op]:
-                return array, op, None
+                return view, op, None
             if op is ReduceOp.SUM and dtype.char in _SMALL_INTEGERS:
-                return array, WrappingSum.SUM, None
-    op = ReduceOp.of(op)
-    view = host_view(array)
+                return view, WrappingSum.SUM, None
     check_usable(view, write)
     dtype = _reducing_dtype(view.dtype, op)
     memory = np.asarray(view)

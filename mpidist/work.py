@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 from mpidist.errors import DeadlineExceededError
+from mpidist.runtime import Backoff, fork
 
 logger = logging.getLogger(__name__)
 
 Timeout = float | timedelta | None
 
+_SLICE_S = 2e-4  # for which the thread of futures waits for one work of several
 _SEEN = "_mpidist_seen"  # an attribute of errors
 
 
@@ -151,7 +155,7 @@ class Work:
             self._future = future
         self.add_done_callback(_settle)
         if self._drive is not None and not self._done:
-            threading.Thread(target=_drive_to_end, args=(self,), daemon=True).start()
+            _driver.add(self)
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -189,8 +193,14 @@ class Work:
                 self._callbacks = ()  # they may hold much
         if event is not None:
             event.set()
+        interrupt: BaseException | None = None
         for callback in callbacks:
-            self._call(callback)
+            try:
+                self._call(callback)
+            except BaseException as error:  # the other callbacks must run, too
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
 
     def then(self, transform: Callable[[Any], Any]) -> Work:
         """Local. A Work that ends with this one; its result is ``transform`` of this one's.
@@ -220,6 +230,11 @@ class Work:
         following.limit = self.limit
         self.add_done_callback(ended)
         return following
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell the watchdog, in the block, that a thread waits for the operation."""
+        yield
 
     def block(self, deadline: float) -> None:
         """Local. Let the operation progress until it has ended or the deadline passes.
@@ -312,6 +327,13 @@ class _Following(Work):
                 part.is_completed()
         return self._done
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.waiting())
+            yield
+
 
 def completed(name: str, value: Any = None) -> Work:
     """Local. A work that has ended well already."""
@@ -362,5 +384,58 @@ def _settle(work: Work) -> None:
         future.set_result(work._value)
 
 
-def _drive_to_end(work: Work) -> None:
-    work.block(float("inf"))
+class _Driver:
+    """The thread that drives the pending works of futures. It ends when no work is pending."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the works and the thread, which a forked child does not have."""
+        self._lock = threading.Lock()
+        self._works: list[Work] = []
+        self._running = False
+
+    def add(self, work: Work) -> None:
+        """Drive a work until it has ended."""
+        with self._lock:
+            self._works.append(work)
+            if not self._running:
+                threading.Thread(target=self._run, name="mpidist-futures", daemon=True).start()
+                self._running = True
+
+    def _run(self) -> None:
+        backoff, waits = Backoff(), dict[int, ExitStack]()
+        for turn in itertools.count():
+            with self._lock:
+                ended = [work for work in self._works if work._done]
+                self._works = [work for work in self._works if not work._done]
+                pending = list(self._works)
+                self._running = bool(pending)
+            for work in ended:
+                waits.pop(id(work), ExitStack()).close()
+            if not pending or fork.mpi_has_ended():
+                return
+            if ended:
+                backoff.reset()
+            for work in pending:
+                if id(work) not in waits:
+                    waits[id(work)] = ExitStack()
+                    waits[id(work)].enter_context(work.waiting())
+                _drive_once(work, 0.0)
+            # Other works make progress only while a thread waits for one of them.
+            _drive_once(pending[turn % len(pending)], _SLICE_S)
+            backoff.pause()
+
+
+def _drive_once(work: Work, seconds: float) -> None:
+    """Let a work make progress. Log what its callbacks raise, because the thread must go on."""
+    try:
+        if not work.is_completed() and seconds:  # this tests the requests of MPI
+            work.block(time.monotonic() + seconds)
+    except BaseException:
+        logger.exception("a callback of %r failed", work)
+
+
+_driver = _Driver()
+os.register_at_fork(after_in_child=_driver.reset)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.arrays import apart, host_view, movable, to_move
+from mpidist.group.operation import Op
 from mpidist.group.process_group import ProcessGroup
-from mpidist.op import Op
 from mpidist.runtime import together
 from mpidist.work import Timeout, Work
 
@@ -63,14 +63,14 @@ class CartesianGroup(ProcessGroup):
         )
         if not inside:
             raise ValueError(f"a grid of {self.shape} has no place {tuple(places)}")
-        self._check_alive()
+        self._submission.check_alive()
         return int(self._grid.Get_cart_rank(places))
 
     def coordinates_of(self, group_rank: int) -> tuple[int, ...]:
         """Local. The place of a member; ValueError if there is no such group rank."""
         if not 0 <= group_rank < self._size:
             raise ValueError(f"group rank {group_rank} is not in a group of {self._size}")
-        self._check_alive()
+        self._submission.check_alive()
         return tuple(int(place) for place in self._grid.Get_coords(group_rank))
 
     def shift(self, dimension: int, steps: int = 1) -> tuple[int | None, int | None]:
@@ -88,7 +88,7 @@ class CartesianGroup(ProcessGroup):
         """
         if not 0 <= dimension < len(self.shape):
             raise ValueError(f"a grid of {self.shape} has no dimension {dimension}")
-        self._check_alive()
+        self._submission.check_alive()
         source, destination = self._grid.Shift(dimension, steps)
         return (source if source >= 0 else None, destination if destination >= 0 else None)
 
@@ -146,8 +146,10 @@ class CartesianGroup(ProcessGroup):
         if target.dtype != source.dtype:
             raise ValueError(f"{name} needs one dtype, not {target.dtype} and {source.dtype}")
         recv, finish = to_move(target, write=True)
-        return self.submit(
-            Op(name, self, movable(apart(source, target)), recv, finish=finish), async_op, [output]
+        return self._submit(
+            Op(name, self._info, movable(apart(source, target)), recv, finish=finish),
+            async_op,
+            [output],
         )
 
 

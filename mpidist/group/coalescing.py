@@ -11,8 +11,8 @@ import numpy as np
 from mpidist.array_lists import collect, hand_out, overlaps, own_memory
 from mpidist.arrays import Array, Upload
 from mpidist.cuda import layout_of
-from mpidist.group.core import Core
-from mpidist.op import Op
+from mpidist.group.operation import Op
+from mpidist.group.submission import Submission
 from mpidist.work import Timeout, Work, gather_works
 
 # Bytes. Larger arrays gain less by travelling together than it costs to copy them.
@@ -44,25 +44,27 @@ class Coalescing:
 
 
 @contextmanager
-def coalesce(group: Core, name: str, async_ops: bool) -> Iterator[Coalescing]:
+def coalesce(submission: Submission, name: str, async_ops: bool) -> Iterator[Coalescing]:
     """Collective. See :meth:`mpidist.ProcessGroup.coalesce`.
 
     Args:
-        group: Whose operations.
+        submission: The submission of the group.
         name: For messages.
         async_ops: Whether to give a Work.
     """
     begun = Coalescing()
-    with group.collecting() as ops:
+    with submission.collecting() as ops:
         yield begun
-    begun.work = begin_together(group, name, ops, async_ops)
+    begun.work = begin_together(submission, name, ops, async_ops)
 
 
-def begin_together(group: Core, name: str, ops: Sequence[Op], async_op: bool) -> Work | None:
+def begin_together(
+    submission: Submission, name: str, ops: Sequence[Op], async_op: bool
+) -> Work | None:
     """Collective. Begin several operations, and wait for them if no Work is wanted.
 
     Args:
-        group: Whose operations.
+        submission: The submission of the group.
         name: For messages.
         ops: The operations; no memory that one writes is used by another.
         async_op: Whether to give a Work.
@@ -71,16 +73,16 @@ def begin_together(group: Core, name: str, ops: Sequence[Op], async_op: bool) ->
         A Work of all if ``async_op``, unless a block of another manager collects them; else None.
     """
     check_distinct(ops)
-    limit = group.timeout
+    limit = submission.limit
     at_once = limit is None and not async_op
-    works = [group.submit(op, not at_once) for op in merged(ops)]
+    works = [submission.submit(op, not at_once) for op in merged(ops)]
     under_way: list[Work] = [work for work in works if work is not None]
     if at_once or len(under_way) < len(works):  # in a block of another manager none begins
         return None
     if async_op:
         return gather_works(name, under_way)
     if limit is not None:
-        group.wait_for_all(name, under_way, limit)
+        submission.wait_for_all(name, under_way, limit)
     return None
 
 
@@ -146,7 +148,7 @@ def _as_one(ops: list[Op]) -> Op:
     if first.name == "broadcast":
         buffers = [buffer.reshape(-1).view(np.uint8) for buffer in buffers]
     together = collect(buffers)
-    receives = first.name != "broadcast" or first.group.rank() != first.root
+    receives = first.name != "broadcast" or first.group.rank != first.root
     is_copy = not np.may_share_memory(together, buffers[0])
 
     def finish() -> None:

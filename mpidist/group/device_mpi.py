@@ -9,7 +9,7 @@ import numpy as np
 
 from mpidist.arrays import NATIVE
 from mpidist.cuda import DeviceArray, NotDirectError, OwnStream, Way, on_device
-from mpidist.op import LARGEST_COUNT, Op
+from mpidist.group.operation import LARGEST_COUNT, Op
 from mpidist.reduce_op import ReduceOp, is_direct
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ class DeviceMpi(Way):
     def all_reduce(self, array: DeviceArray, op: str) -> None:
         """Collective. See :class:`mpidist.cuda.Way`."""
         self._run(
-            Op("all_reduce", self._group, None, _memory(array, array.dtype), ReduceOp[op]), array
+            Op("all_reduce", self._group._info, None, _memory(array, array.dtype), ReduceOp[op]),
+            array,
         )
 
     def broadcast(self, array: DeviceArray, root: int) -> None:
         """Collective. See :class:`mpidist.cuda.Way`."""
         unit = _unit(array.nbytes)
-        self._run(Op("broadcast", self._group, None, _memory(array, unit), root=root), array)
+        self._run(Op("broadcast", self._group._info, None, _memory(array, unit), root=root), array)
 
     def all_gather(self, send: DeviceArray, recv: DeviceArray) -> None:
         """Collective. See :class:`mpidist.cuda.Way`."""
@@ -66,7 +67,7 @@ class DeviceMpi(Way):
     def reduce_scatter(self, send: DeviceArray, recv: DeviceArray, op: str) -> None:
         """Collective. See :class:`mpidist.cuda.Way`."""
         given, taken = (_memory(array, array.dtype) for array in (send, recv))
-        record = Op("reduce_scatter", self._group, given, taken, ReduceOp[op])
+        record = Op("reduce_scatter", self._group._info, given, taken, ReduceOp[op])
         self._run(record, send, recv)
 
     def all_to_all(self, send: DeviceArray, recv: DeviceArray) -> None:
@@ -89,13 +90,13 @@ class DeviceMpi(Way):
 
     def _move(self, name: str, send: DeviceArray, recv: DeviceArray, unit: np.dtype[Any]) -> None:
         given, taken = (_memory(array, unit) for array in (send, recv))
-        self._run(Op(name, self._group, given, taken), send, recv)
+        self._run(Op(name, self._group._info, given, taken), send, recv)
 
     def _run(self, op: Op, *arrays: DeviceArray) -> None:
         if op.count() > LARGEST_COUNT:
             raise NotDirectError(f"{op.describe()} moves more than {LARGEST_COUNT} elements")
         self._wait_for(arrays, op.name)
-        self._group.submit(op, False)
+        self._group._submit(op, False)
 
     def _wait_for(self, arrays: Sequence[DeviceArray], name: str) -> None:
         doing = f"waiting for the arrays of {name}"
@@ -110,9 +111,10 @@ class _Memory:
         self.dtype = dtype
         self.nbytes = array.nbytes
         self.size = array.nbytes // dtype.itemsize
+        self.shape = (self.size,)
         self.__cuda_array_interface__ = {
             "data": (array.pointer, False),
-            "shape": (self.size,),
+            "shape": self.shape,
             "typestr": dtype.str,
             "version": 3,
         }

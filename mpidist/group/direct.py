@@ -15,13 +15,11 @@ import numpy as np
 from mpidist.arrays import host_view
 from mpidist.cuda import DeviceArray, NotDirectError, Way, lies_on_gpu
 from mpidist.errors import FailedPreconditionError
-from mpidist.group.agreement import different
 from mpidist.group.direct_call import Call, on_gpus
-from mpidist.group.exchanges import are_given
-from mpidist.group.process_group import ProcessGroup
+from mpidist.group.operation import Op
+from mpidist.group.process_group import ProcessGroup, are_given
 from mpidist.group.way_table import WayTable
 from mpidist.group.ways import NAMES, Ways
-from mpidist.op import Op
 from mpidist.reduce_op import ReduceOp, Reduction
 from mpidist.work import Timeout, Work
 
@@ -55,8 +53,8 @@ class DirectGroup(ProcessGroup):
 
     def free(self) -> None:
         """Collective. As :meth:`ProcessGroup.free`."""
-        self._check_alive()
-        if self._torn is None:
+        self._submission.check_alive()
+        if not self._submission.is_torn:
             self._ways.close()
         else:
             self._ways.abandon()
@@ -193,7 +191,7 @@ class DirectGroup(ProcessGroup):
             Whether it has been carried out; the same on all members.
         """
         nbytes = max(map(_nbytes_of, arrays))
-        if nbytes < self._ways.from_bytes or self._is_collecting():
+        if nbytes < self._ways.from_bytes or self._submission.is_collecting():
             return False
         reduction = "" if op is None else ReduceOp.of(op).name
         call = Call(name, on_gpus(arrays), reduction, root)
@@ -225,7 +223,7 @@ class DirectGroup(ProcessGroup):
         try:
             yield
         except BaseException:
-            self._tear(Op(name, self))
+            self._submission.tear(name)
             raise
 
     def _notice(self, call: Call, nbytes: int) -> list[int]:
@@ -237,12 +235,16 @@ class DirectGroup(ProcessGroup):
         what = zlib.crc32(f"{call.name} {call.reduction} {call.root}".encode())
         can = [call.arrays is not None, *(self._ways.can(name, call) for name in NAMES)]
         notice = np.array([nbytes, -nbytes, what, -what, *can], np.int64)
-        self._at_once(Op("all_reduce", self, None, notice, ReduceOp.MIN))
+        record = Op("all_reduce", self._info, None, notice, ReduceOp.MIN)
+        self._submission.submit_for_result(record)
         least, most, lowest, highest, *common = notice.tolist()
         if least != -most or lowest != -highest:
             calls: list[Any] = [None] * self._size
             self.all_gather_object(calls, f"{call} of {nbytes} bytes")
-            raise different(f"group {self.name!r}", self.ranks, calls)
+            raise ValueError(
+                f"the members of group {self.name!r} call different collectives: "
+                + "; ".join(f"rank {n} {one}" for n, one in zip(self.ranks, calls, strict=True))
+            )
         return [least, most, lowest, highest, *common]
 
 

@@ -20,7 +20,7 @@ from mpidist.cuda import (
     pinned_pool,
     wait_for,
 )
-from mpidist.op import Op
+from mpidist.group.operation import Op
 from mpidist.reduce_op import ReduceOp, is_direct
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Pieces(Way):
         """Collective. See :class:`mpidist.cuda.Way`."""
 
         def move(piece: Array) -> None:
-            self._group.submit(Op("all_reduce", self._group, None, piece, reduction), False)
+            self._group._submit(Op("all_reduce", self._group._info, None, piece, reduction), False)
             if op == "AVG":
                 np.divide(piece, self._group.size(), out=piece)
 
@@ -76,7 +76,7 @@ class Pieces(Way):
 
         def move(piece: Array) -> None:
             send, recv = (None, piece) if is_root else (piece, None)
-            self._group.submit(Op("reduce", self._group, send, recv, reduction, root), False)
+            self._group._submit(Op("reduce", self._group._info, send, recv, reduction, root), False)
             if op == "AVG" and is_root:
                 np.divide(piece, self._group.size(), out=piece)
 
@@ -88,7 +88,9 @@ class Pieces(Way):
 
         def move(piece: Array) -> None:
             as_bytes = piece.view(np.uint8)  # MPI does not know all dtypes
-            self._group.submit(Op("broadcast", self._group, None, as_bytes, root=root), False)
+            self._group._submit(
+                Op("broadcast", self._group._info, None, as_bytes, root=root), False
+            )
 
         is_root = self._group.rank() == root
         self._carry(array, move, reads=is_root, writes=not is_root)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import Array, host_view
-from mpidist.executor import RequestWork
-from mpidist.op import LARGEST_COUNT, Op
+from mpidist.group.operation import LARGEST_COUNT, Op
 from mpidist.reduce_op import PremulSum
+from mpidist.work import Work
 
 
 class Prepared:
@@ -27,11 +27,11 @@ class Prepared:
         submit: Called as ``submit(op, async_op)``; carries it out, or begins it.
     """
 
-    def __init__(self, op: Op, submit: Callable[[Op, bool], RequestWork | None]) -> None:
+    def __init__(self, op: Op, submit: Callable[[Op, bool], Work | None]) -> None:
         self._op = op
         self._submit = submit
         self._other_side = op.root
-        self._work: RequestWork | None = None
+        self._work: Work | None = None
 
     def __call__(self) -> None:
         """Collective, or point to point. Carry the operation out once.
@@ -44,7 +44,7 @@ class Prepared:
         self._check()
         self._submit(self._op, False)
 
-    def start(self) -> RequestWork:
+    def start(self) -> Work:
         """Collective, or point to point. Begin the operation.
 
         It can begin again once its Work has ended.

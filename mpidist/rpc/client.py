@@ -60,7 +60,9 @@ class Call(Work, Outgoing):
         self._client = client
         self._address = address
         self._limit_s = limit_s
-        self.deadline = time.monotonic() + limit_s
+        now = time.monotonic()
+        self.deadline = now + limit_s
+        self.report_at = now + config.stall_s
         self.message = message
         self.into = into
         self.nbytes = _HEADER_BYTES + len(message.body)
@@ -170,16 +172,15 @@ class Client:
     def wait(self, work: Any, deadline: float) -> None:
         """Wait for the reply to a call, as the ``drive`` of its Work."""
         call: Call = work
-        begun = time.monotonic()
-        silent = call.deadline == float("inf")  # otherwise the deadline ends the wait
         while True:
             now = time.monotonic()
-            if silent and now - begun >= config.stall_s:
-                silent = False
+            # Other calls fail at their deadline.
+            if call.deadline == float("inf") and now >= call.report_at:
+                call.report_at = float("inf")
                 logger.warning(
                     "waiting for %.3g s for the reply to %s; the peer is busy, stuck, or waits "
                     "for others itself",
-                    now - begun,
+                    config.stall_s,
                     call.name,
                 )
             self.run_until(call, min(deadline, call.deadline, now + _PEER_CHECK_PERIOD_S))
@@ -201,6 +202,8 @@ class Client:
         while not work.is_completed():
             if poll():
                 spins, backoff = transport.spin_count, None
+                if time.monotonic() >= deadline:
+                    return
                 continue
             remaining = deadline - time.monotonic()
             if remaining <= 0:

@@ -41,8 +41,8 @@ class Outgoing:
         nbytes: Size.
         flow: The flow of the request's peer; an empty one before the request is submitted.
         in_flight: True once the request may be sent.
-        released: True once the request no longer counts. It may be released before it is submitted,
-            by a thread that closes the endpoint, and is not sent then.
+        released: True once the request holds no credit. If the endpoint closes before ``submit``,
+            the request is released first and never sent.
     """
 
     nbytes: int
@@ -95,8 +95,8 @@ class FlowControl(Generic[R]):
 
     def release(self, request: R) -> R | None:
         """Return the credit of a request. Return the request that the caller must send now."""
-        flow = request.flow
         with self._lock:
+            flow = request.flow
             if not request.released:
                 request.released = True
                 flow.bytes_in_flight -= request.nbytes if request.in_flight else 0

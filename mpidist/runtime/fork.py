@@ -50,6 +50,11 @@ def end_mpi() -> None:
     _ended = unusable = True
 
 
+def mpi_has_ended() -> bool:
+    """Return whether this rank has left the job."""
+    return _ended
+
+
 def check_mpi() -> None:
     """Local. FailedPreconditionError in a forked child, and once this rank has left the job."""
     if _parent:

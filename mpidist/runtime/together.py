@@ -28,6 +28,10 @@ class _Together:
         """Local. The operation, in words."""
         return f"{self._what} of {len(self.members)} ranks"
 
+    def call(self) -> str:
+        """Return "": such operations have no arguments that are compared."""
+        return ""
+
 
 @contextmanager
 def together(what: str, group: MPI.Group) -> Iterator[None]:

@@ -38,6 +38,9 @@ class Waiting(Protocol):
     def describe(self) -> str:
         """Local. The operation, in words."""
 
+    def call(self) -> str:
+        """Return the call as it must be on all members; "" if that is not known."""
+
 
 class Waits:
     """The operations that threads of this rank are in, and the collectives of each group so far.

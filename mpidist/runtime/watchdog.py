@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 import threading
 import time
@@ -24,6 +25,12 @@ logger = logging.getLogger(__name__)
 _PERIOD_S = 0.1
 _METRICS_PERIOD_S = 1.0
 _TAG = 1
+_CALLS_TAG = 2
+# Seconds of waiting in a collective after which its call is compared with those of the other ranks.
+_COMPARED_AFTER_S = 5.0
+# A received call expires after less time, so calls are compared only while both ranks wait.
+_CALL_IS_NEW_S = 2.5
+_CALLS_PERIOD_S = 1.0
 
 
 class Watchdog:
@@ -51,6 +58,11 @@ class Watchdog:
         self._counts_of_left: dict[int, dict[int, int]] = {}
         self._told: set[tuple[int, float]] = set()  # waits, by id and when they were first seen
         self._wrote_waits = False
+        self._calls_sent = 0.0
+        self._sending: list[tuple[Any, Any]] = []
+        # Call and time of arrival, by rank, number of the group and number of the collective.
+        self._calls: dict[tuple[int, int, int], tuple[str, float]] = {}
+        self._rank = world.rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
 
@@ -105,6 +117,7 @@ class Watchdog:
                 self.write_metrics()
                 self._write_waits(waits, now)
             self._look_at(waits, now)
+            self._compare_calls(waits, now)
             del waits  # no name of an operation outlives this: its arrays may be large
 
     def _write_waits(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
@@ -134,6 +147,54 @@ class Watchdog:
             operation.describe(),
             waited_s,
         )
+
+    def _compare_calls(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
+        """Compare the collectives in which ranks have waited for long. End the job if they differ.
+
+        No error can be raised in threads that are inside MPI.
+        """
+        self._receive_calls(now)
+        sends = now - self._calls_sent >= _CALLS_PERIOD_S
+        for operation, since in waits:
+            if not operation.sequence or now - since < _COMPARED_AFTER_S:
+                continue
+            call = operation.call()
+            if not call:
+                continue
+            place = operation.group_number, operation.sequence
+            if sends:
+                self._calls_sent = now
+                self._send_call(operation.members, pickle.dumps((*place, call)))
+            for rank in operation.members:
+                other, arrived = self._calls.get((rank, *place), ("", 0.0))
+                if other not in ("", call) and now - arrived < _CALL_IS_NEW_S:
+                    self._fail(
+                        f"the ranks of a group call different collectives: {operation.describe()} "
+                        f"is {call} on rank {self._rank} and {other} on rank {rank}",
+                        _stacks(),
+                    )
+
+    def _send_call(self, members: Sequence[int], note: bytes) -> None:
+        from mpi4py import MPI
+
+        self._sending = [(request, data) for request, data in self._sending if not request.Test()]
+        for rank in members:
+            if rank != self._rank:
+                request = self._control.Isend([note, MPI.BYTE], dest=rank, tag=_CALLS_TAG)
+                self._sending.append((request, note))
+
+    def _receive_calls(self, now: float) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while (message := self._control.Improbe(tag=_CALLS_TAG, status=status)) is not None:
+            note = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([note, MPI.BYTE])
+            group, sequence, call = pickle.loads(note)
+            self._calls = {
+                key: entry for key, entry in self._calls.items() if now - entry[1] < _CALL_IS_NEW_S
+            }
+            self._calls[status.source, group, sequence] = call, now
 
     def _check(self, operation: Waiting, since: float, now: float) -> None:
         gone = missing_rank(operation, since, self.left, self._counts_of_left, now)

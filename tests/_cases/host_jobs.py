@@ -110,12 +110,15 @@ class Jobs:
     def _finish(self, process, timeout_s, may_leave=False):
         deadline = time.monotonic() + timeout_s
         problem = ""
+        ended = False
         while True:
             try:
                 out, err = process.communicate(timeout=_LOOK_S)
                 break
             except subprocess.TimeoutExpired:
-                if process.poll() is None and time.monotonic() < deadline:
+                # The launcher may end just now, and its pipes a moment later.
+                ended, had_ended = process.poll() is not None, ended
+                if not had_ended and time.monotonic() < deadline:
                     continue
                 # What runs on, here or elsewhere, holds our pipes open.
                 if process.poll() is None:

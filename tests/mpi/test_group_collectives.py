@@ -294,6 +294,19 @@ def test_names_of_operations_cost_no_frames(group, name, spelling):
 
 
 @pytest.mark.ranks(2)
+def test_few_frames(group):
+    """Blocking calls enter few Python functions once the group compares one collective in 256."""
+    array, large = np.ones(1), np.ones(1 << 17)
+    outputs = [np.empty_like(large) for _ in range(2)]
+    for _ in range(110):
+        group.barrier()
+    for op in (ReduceOp.SUM, "sum"):
+        assert frames_of(lambda op=op: group.all_reduce(array, op)) <= 7 + 1  # and the lambda
+    assert frames_of(lambda: group.all_gather(outputs, large)) <= 25 + 1
+    np.testing.assert_array_equal(outputs, 1)
+
+
+@pytest.mark.ranks(2)
 def test_arguments_that_cannot_be(group):
     # Refused before anything is sent: the ranks stay in step.
     with pytest.raises(TypeError, match="int64 cannot be reduced with AVG"):

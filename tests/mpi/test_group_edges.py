@@ -8,10 +8,8 @@ import pytest
 from _cases.jobs import run_ranks
 
 from mpidist import P2POp, ProcessGroup, batch_isend_irecv, errors, irecv, isend
-from mpidist import op as op_module
 from mpidist.errors import DistBackendError, GroupBrokenError
-from mpidist.executor import host
-from mpidist.group import core, objects
+from mpidist.group import mpi_backend, operation, process_group, submission
 
 
 @pytest.fixture
@@ -88,7 +86,7 @@ def test_broadcasts_of_which_one_is_in_odd_memory_become_one(group):
 def test_what_an_error_leaves_is_not_taken_for_the_next(group, monkeypatch):
     """A root that fails in the middle takes what the others send it, and refuses to go on."""
     rank = group.rank()
-    receive = group._executor._parts._comm.Recv
+    receive = group._submission._backend._parts._comm.Recv
     failing = [True]
 
     class Comm:
@@ -103,7 +101,7 @@ def test_what_an_error_leaves_is_not_taken_for_the_next(group, monkeypatch):
                 failing.clear()
                 raise MPI.Exception(MPI.ERR_TRUNCATE)
 
-    monkeypatch.setattr(group._executor._parts, "_comm", Comm())
+    monkeypatch.setattr(group._submission._backend._parts, "_comm", Comm())
     given = np.full(20_000, 10.0 + rank)
     outputs = [np.zeros(20_000) for _ in range(3)] if rank == 0 else None
     if rank == 0:
@@ -129,7 +127,7 @@ def test_dropped_works_do_not_pile_up_behind_one_that_waits(group):
         group.barrier()
     for _ in range(50):  # as many on both, in which each is looked at
         group.barrier()
-    assert len(group._begun) <= 2 + core._SWEPT
+    assert len(group._submission._pending) <= 2 + submission._SWEPT
     group.isend(np.ones(1), other, tag=7).wait()
     late.wait(30)
 
@@ -140,7 +138,7 @@ def test_a_limit_counts_while_another_thread_is_in_an_operation(group):
     if group.rank() == 0:
         inside = threading.Thread(target=group.all_reduce, args=(array,))
         inside.start()
-        while not group._turn.locked():
+        while not group._submission._turn.locked():
             assert inside.is_alive()
         with pytest.raises(errors.DeadlineExceededError, match="another thread's operation"):
             group.barrier(timeout=0.2)
@@ -155,7 +153,7 @@ def test_a_limit_counts_while_another_thread_is_in_an_operation(group):
 
 @pytest.mark.ranks(1, 2, 3)
 def test_ragged_arrays_that_one_call_cannot_count(group, monkeypatch):
-    monkeypatch.setattr(objects, "LARGEST_COUNT", 10)
+    monkeypatch.setattr(process_group, "LARGEST_COUNT", 10)
     rank, size = group.rank(), group.size()
     own = np.full((2 + 7 * rank, 3), rank, np.float32)
     gathered = group.all_gather_ragged(own)
@@ -174,7 +172,7 @@ def test_an_interrupt_between_the_steps_of_an_object_breaks_the_group(world, gro
     note = "x" * 5000
     group.set_timeout(2.0)
     if group.rank() == 0:
-        submit = group.submit
+        submit = group._submission.submit
 
         def interrupted(op, *arguments):
             result = submit(op, *arguments)
@@ -182,7 +180,7 @@ def test_an_interrupt_between_the_steps_of_an_object_breaks_the_group(world, gro
                 raise Interrupt
             return result
 
-        monkeypatch.setattr(group, "submit", interrupted)
+        monkeypatch.setattr(group._submission, "submit", interrupted)
         with pytest.raises(Interrupt):
             group.all_gather_object([None, None], note)
         with pytest.raises(GroupBrokenError, match="left halfway"):
@@ -233,10 +231,10 @@ def test_a_prepared_operation_is_not_collected_twice(group):
 @pytest.fixture
 def small_calls(monkeypatch):
     """Calls of MPI that move few elements."""
-    for module in (op_module, host):
+    for module in (operation, mpi_backend):
         monkeypatch.setattr(module, "LARGEST_COUNT", 100)
-    monkeypatch.setattr(op_module, "_PIECE_COUNT", 64)
-    monkeypatch.setattr(op_module, "_COLUMN_COUNT", 17)
+    monkeypatch.setattr(operation, "_SEGMENT_COUNT", 64)
+    monkeypatch.setattr(operation, "_COLUMN_COUNT", 17)
 
 
 @pytest.mark.ranks(3)
@@ -247,7 +245,7 @@ def test_the_pieces_of_a_message_from_anybody_are_of_one_sender(group):
             array = np.zeros(1000)
             sender = group.recv(array)
             np.testing.assert_array_equal(array, sender)
-        with pytest.raises(ValueError, match="several members might mix"):
+        with pytest.raises(ValueError, match="several senders might mix"):
             group.irecv(array)
     else:
         group.send(np.full(1000, float(group.rank())), 0)
@@ -272,8 +270,8 @@ def test_reduce_scatter_in_pieces(group, async_op):
 LONGER = """
 import numpy as np
 import mpidist as dist
-from mpidist.executor import chain
-chain._WORTH_A_CHAIN, chain._LARGEST_PIECE = 8, 1 << 10
+from mpidist.group import mpi_pipelines
+mpi_pipelines._MIN_PIPELINE_BYTES, mpi_pipelines._MAX_SEGMENT_BYTES = 8, 1 << 10
 group = dist.init_process_group()
 array = np.ones(256 if group.rank() == 0 else 512)
 group.reduce(array, 0)
@@ -281,8 +279,10 @@ group.barrier()
 """
 
 
-def test_members_of_a_chain_with_other_lengths_are_told_of(tmp_path):
-    ended = run_ranks(tmp_path, 2, LONGER, env={"MPIDIST_STALL_ABORT_S": "2"})
+def test_arrays_of_other_lengths_in_a_pipeline_are_reported(tmp_path):
+    ended = run_ranks(
+        tmp_path, 2, LONGER, env={"MPIDIST_STALL_ABORT_S": "2", "MPIDIST_DEBUG": "off"}
+    )
     assert ended.status == 1, ended.err
     # What is small may have left: then the other waits in the barrier.
     waits = r"(reduce number 1|barrier number 2) of group '\w+' has waited for \d+ s, the limit"

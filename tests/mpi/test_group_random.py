@@ -18,27 +18,27 @@ def test_collective(world, collective):
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("timeout", [None, 60])
 @pytest.mark.parametrize("collective", BY_PARTS, ids=lambda c: c.__name__)
-def test_parts_as_messages_in_pieces(world, monkeypatch, collective, timeout):
-    monkeypatch.setattr("mpidist.group.moves.WORTH_A_MESSAGE", 1)
-    for module in ("op", "executor.host", "executor.parts", "group.exchanges"):
-        monkeypatch.setattr(f"mpidist.{module}.LARGEST_COUNT", 7)
-    monkeypatch.setattr("mpidist.op._PIECE_COUNT", 5)
-    monkeypatch.setattr("mpidist.executor.parts._SENT_AS_COPY", 40)
+def test_parts_as_messages_in_segments(world, monkeypatch, collective, timeout):
+    monkeypatch.setattr("mpidist.group.process_group.MIN_MESSAGE_BYTES", 1)
+    for module in ("operation", "mpi_backend", "mpi_pipelines", "process_group"):
+        monkeypatch.setattr(f"mpidist.group.{module}.LARGEST_COUNT", 7)
+    monkeypatch.setattr("mpidist.group.operation._SEGMENT_COUNT", 5)
+    monkeypatch.setattr("mpidist.group.mpi_pipelines._MIN_SENT_AS_COPY_BYTES", 40)
     check(collective, world, range(SEEDS, SEEDS + 8), timeout)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("collective", [reduce, scan], ids=lambda c: c.__name__)
-def test_chains_of_small_pieces(world, monkeypatch, collective):
-    monkeypatch.setattr("mpidist.executor.chain._WORTH_A_CHAIN", 0)
-    monkeypatch.setattr("mpidist.executor.chain._LARGEST_PIECE", 24)
+def test_pipelines_of_small_segments(world, monkeypatch, collective):
+    monkeypatch.setattr("mpidist.group.mpi_pipelines._MIN_PIPELINE_BYTES", 0)
+    monkeypatch.setattr("mpidist.group.mpi_pipelines._MAX_SEGMENT_BYTES", 24)
     check(collective, world, range(SEEDS + 8, 2 * SEEDS + 8))
 
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("kind", ["float32", "complex128", "int16", "float16", "bool"])
-def test_large_reductions_go_in_chains(world, kind):
-    group = ProcessGroup(world.Dup(), "chained")
+def test_large_reductions_in_pipelines(world, kind):
+    group = ProcessGroup(world.Dup(), "pipelined")
     rank, size, count = group.rank(), group.size(), 1_500_001
     parts = [np.arange(n, n + count) % 7 for n in range(size)]
 

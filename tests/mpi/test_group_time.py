@@ -261,11 +261,11 @@ INTERRUPTED = """
 import signal
 import numpy as np
 import mpidist as dist
-from mpidist.executor import chain
+from mpidist.group import mpi_pipelines
 
 group = dist.init_process_group()
 pieces = []
-combination = chain.Chain._combination
+combination = mpi_pipelines.ReductionPipeline._combination
 
 def interrupted(self, op, own):
     add = combination(self, op, own)
@@ -279,7 +279,7 @@ def interrupted(self, op, own):
     return combine
 
 if group.rank() == 1:
-    chain.Chain._combination = interrupted
+    mpi_pipelines.ReductionPipeline._combination = interrupted
 try:
     group.scan(np.ones(1 << 19))
 except KeyboardInterrupt:

@@ -85,7 +85,7 @@ def test_all_kinds_together(group):
 @pytest.mark.ranks(2)
 def test_small_ones_become_one(group):
     small = [np.zeros(4, np.float32) for _ in range(5)]
-    with group.collecting() as ops:
+    with group._submission.collecting() as ops:
         for array in small:
             group.all_reduce(array)
         group.all_reduce(np.zeros(1 << 20))
@@ -300,7 +300,8 @@ def test_a_time_limit_within_the_second_half_of_a_gather(world):
         with pytest.raises(errors.GroupBrokenError, match=r"halfway .* make a new group"):
             group.barrier()
     else:
-        group._follow = lambda op: None
+        group.set_timeout(60)
+        group._submission.run_message_of_collective = lambda op: None
         group.gather_object(b"x" * 2000, group_dst=0)
 
 

@@ -279,10 +279,10 @@ import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
 resolver = MPIClusterResolver({"worker": 2})
 with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id):
-    child = os.fork()
+    child = os.fork() if resolver.task_id else None  # two tracebacks could mix their lines
     if child == 0:
         raise SystemExit(3)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    assert child is None or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 """
 
 
@@ -290,7 +290,7 @@ with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_i
 def test_a_forked_child_that_leaves_the_server(tmp_path, optimize):
     ended = run_ranks(tmp_path, 2, FORKED, env={"PYTHONOPTIMIZE": optimize})
     assert ended.status == 0, ended.err
-    assert ended.err.count("FailedPreconditionError: process") == 2
+    assert ended.err.count("FailedPreconditionError: process") == 1
     assert "was forked from process" in ended.err
 
 

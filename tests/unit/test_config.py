@@ -23,7 +23,7 @@ TEXTS = {
     "MPIDIST_SECRET": "secret",
 }
 CHOICES = {
-    "MPIDIST_DEBUG": ("off", "info", "detail"),
+    "MPIDIST_DEBUG": ("info", "off", "detail"),
     "MPIDIST_GPU_MPI": ("auto", "0", "1"),
     "MPIDIST_GPU_WAY": ("auto", "staged", "nccl", "ipc", "mpi", "pieces"),
 }

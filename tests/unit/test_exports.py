@@ -179,7 +179,7 @@ def test_importing_starts_no_mpi():
         "assert sys.excepthook is sys.__excepthook__\n"
         "print(*sys.modules)"
     )
-    assert "mpidist.executor" in loaded
+    assert "mpidist.group" in loaded
     assert "mpi4py.MPI" not in loaded
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist import op as ops
 from mpidist.array_lists import (
     apart_lists,
     are_plain_and_apart,
@@ -17,7 +16,8 @@ from mpidist.array_lists import (
     spread,
 )
 from mpidist.arrays import to_move
-from mpidist.op import Op, in_pieces
+from mpidist.group import operation as ops
+from mpidist.group.operation import GroupInfo, Op, split_op
 from mpidist.reduce_op import ReduceOp, to_reduce, to_reduce_into
 
 LARGE = 1 << 15  # elements of 8 bytes that are worth a look
@@ -159,20 +159,14 @@ def test_inputs_are_copied_where_they_lie_in_outputs():
     assert not np.shares_memory(apart_lists(buffers, [buffers[0][1:]])[0], buffers[0])
 
 
-class Three:
-    """A group of three."""
-
-    name = "three"
-
-    def size(self):
-        return 3
+THREE = GroupInfo("three", 0, (0, 1, 2), 0, 3)
 
 
 def test_parts_to_reduce_are_cut_by_columns(monkeypatch):
     monkeypatch.setattr(ops, "LARGEST_COUNT", 10)
     monkeypatch.setattr(ops, "_COLUMN_COUNT", 4)
     send, recv = np.arange(33.0).reshape(3, 11), np.zeros(11)
-    pieces = in_pieces(Op("reduce_scatter", Three(), send, recv))
+    pieces = split_op(Op("reduce_scatter", THREE, send, recv))
     for piece in pieces:
         piece.recv[...] = piece.send.sum(0)  # as if all three had the same
     assert len(pieces) == 3
@@ -181,10 +175,10 @@ def test_parts_to_reduce_are_cut_by_columns(monkeypatch):
 
 def test_unequal_parts_that_are_too_many(monkeypatch):
     monkeypatch.setattr(ops, "LARGEST_COUNT", 10)
-    op = Op("all_gather_v", Three(), np.zeros(12), np.zeros(12))
+    op = Op("all_gather_v", THREE, np.zeros(12), np.zeros(12))
     op.recv_counts = [4, 4, 4]
     with pytest.raises(ValueError, match="moves 12 elements, and this operation at most 10"):
-        in_pieces(op)
+        split_op(op)
 
 
 def test_rows_that_need_no_care():

@@ -236,6 +236,16 @@ def test_the_future_of_a_work_that_waiters_drive():
     assert Polled(50, "value").work.get_future().result(LIMIT_S) == "value"
 
 
+def test_futures_go_on_after_a_callback_that_exits():
+    def leave(_):
+        raise SystemExit(3)
+
+    first = Polled(5).work
+    first.then(leave)
+    assert first.get_future().result(LIMIT_S) is None
+    assert Polled(5, "next").work.get_future().result(LIMIT_S) == "next"
+
+
 def test_a_future_cannot_be_cancelled():
     work = Work("op")
 

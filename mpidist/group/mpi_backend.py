@@ -1,0 +1,344 @@
+"""The backend that gives operations to MPI, on host memory."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from mpidist.arrays import one_after_the_other
+from mpidist.config import config
+from mpidist.errors import DistBackendError
+from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
+from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_op
+from mpidist.runtime import Backoff, Waits
+from mpidist.work import Work
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Negative, unlike the ids that blocking operations use: a thread may wait for a work twice at once.
+_wait_keys = itertools.count(-1, -1)
+_NEIGHBORS_TAG = RESERVED_TAGS[1]  # the first of one tag for each side
+
+
+class MpiBackend:
+    """Runs operations through MPI on host memory; see :class:`mpidist.group.backend.Backend`.
+
+    Args:
+        comm: The communicator of the group.
+        waits: The registry of operations in which threads are blocked.
+        pending: The registry of works that have not ended, by id. It keeps the arrays that MPI
+            uses, also those of an operation that failed after some of its requests had started.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, waits: Waits, pending: MutableMapping[int, Work]
+    ) -> None:
+        from mpi4py import MPI
+
+        self.error: type[Exception] = MPI.Exception
+        self._comm = comm
+        self._waits = waits
+        self._pending = pending
+        self._parts = PartExchange(comm)
+        self._run = _calls(lambda name: getattr(comm, name))
+        self._run["recv"] = self._recv
+        pipeline = ReductionPipeline(comm, _constants()[0])
+        self._run |= {name: pipeline.for_large(self._run[name]) for name in PIPELINED}
+        self._start = _calls(lambda name: getattr(comm, f"I{name.lower()}"))
+
+    def run(self, op: Op) -> None:
+        """Run an operation; see :meth:`mpidist.group.backend.Backend.run`."""
+        recv = op.recv
+        if recv is None and (op.send_parts or op.recv_parts):
+            self._run_parts(op)
+            return
+        run = self._run[op.name]
+        if (recv is not None and recv.size <= LARGEST_COUNT) or op.count() <= LARGEST_COUNT:
+            run(op)
+            return
+        segments = split_op(op)
+        op.halfway = True
+        for segment in segments:
+            segment.root = op.root  # of a receive from any peer, the sender of the first segment
+            run(segment)
+            op.root = segment.root
+            if segment.finish is not None:
+                segment.finish()
+        op.halfway = False
+
+    def start(self, op: Op) -> RequestWork:
+        """Start an operation; see :meth:`mpidist.group.backend.Backend.start`."""
+        requests: list[MPI.Request] = []
+        try:
+            self._start_requests(op, requests)
+        except BaseException as error:
+            self._keep_started(op, requests, error)
+            raise
+        return self._work(op, requests)
+
+    def free(self) -> None:
+        """Collective. Release the communicator."""
+        self._comm.Free()
+
+    def _run_parts(self, op: Op) -> None:
+        requests: list[MPI.Request] = []
+        op.halfway = True
+        try:
+            self._parts.run(op, requests)
+        except BaseException as error:
+            self._keep_started(op, requests, error)
+            raise
+        op.halfway = False
+
+    def _keep_started(self, op: Op, requests: list[MPI.Request], error: BaseException) -> None:
+        """Register the started requests of a failed Op as pending, to keep their arrays alive."""
+        if requests:
+            op.halfway = True
+            self._work(op, requests, error)
+
+    def _work(
+        self, op: Op, requests: list[MPI.Request], failure: BaseException | None = None
+    ) -> RequestWork:
+        work = RequestWork(op, requests, self._waits, self._pending, failure)
+        self._pending[id(work)] = work
+        return work
+
+    def _start_requests(self, op: Op, requests: list[MPI.Request]) -> None:
+        """Start an Op. Append each request when it has started, so that an error loses none."""
+        if op.name == "neighbor_all_to_all":
+            self._start_neighbors(op, requests)
+            return
+        if op.send_parts or op.recv_parts:
+            self._parts.start(op, requests)
+            return
+        segments = split_op(op)
+        if len(segments) > 1:
+            if op.name == "recv" and op.root < 0:
+                raise ValueError(
+                    f"{op.describe()} moves more than {LARGEST_COUNT} elements, and segments of "
+                    "several senders might mix: name the sender, or receive without async_op and "
+                    "a time limit"
+                )
+            op.finish = one_after_the_other([*[one.finish for one in segments], op.finish])
+            op.segments = segments  # not all of MPI's requests keep their arrays
+        for segment in segments:
+            requests.append(self._start[op.name](segment))  # noqa: PERF401
+
+    def _start_neighbors(self, op: Op, requests: list[MPI.Request]) -> None:
+        # Open MPI's Ineighbor_alltoall swaps the parts of a rank that is both neighbors.
+        assert op.send is not None
+        assert op.recv is not None
+        grid = cast("MPI.Cartcomm", self._comm)
+        sides = [rank for dimension in range(grid.ndim) for rank in grid.Shift(dimension, 1)]
+        given, taken = (buffer.reshape(len(sides), -1) for buffer in (op.send, op.recv))
+        for side, rank in enumerate(sides):
+            requests.append(grid.Irecv(taken[side], rank, _NEIGHBORS_TAG + side))
+        for side, rank in enumerate(sides):
+            # A message sent on one side arrives on the opposite side of the peer.
+            requests.append(grid.Isend(given[side], rank, _NEIGHBORS_TAG + (side ^ 1)))
+
+    def _recv(self, op: Op) -> None:
+        if op.root >= 0:
+            self._comm.Recv(op.recv, op.root, op.tag)
+            return
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        self._comm.Recv(op.recv, MPI.ANY_SOURCE, op.tag, status)
+        op.root = status.source
+
+
+class RequestWork(Work):
+    """A Work that ends with MPI's requests.
+
+    Args:
+        op: The operation.
+        requests: MPI's requests for it.
+        waits: The registry of operations in which threads are blocked.
+        pending: The registry of works that have not ended; the Work removes itself.
+        failure: An earlier error of the operation; the Work ends with it.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        requests: list[MPI.Request],
+        waits: Waits,
+        pending: MutableMapping[int, Work],
+        failure: BaseException | None = None,
+    ) -> None:
+        from mpi4py import MPI
+
+        super().__init__(op.name, self._drive_requests)
+        self._op = op
+        self._requests = requests
+        self._status = MPI.Status()
+        self._waits = waits
+        self._pending = pending
+        self._mpi_error = MPI.Exception
+        self._testing = threading.Lock()
+        self._failure = failure
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended. Tests MPI's requests; never blocks."""
+        if not self._done and self._testing.acquire(blocking=False):
+            try:
+                self._advance(wait=False)
+            finally:
+                self._testing.release()
+        return self._done
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell the watchdog, in the block, that a thread waits for the operation."""
+        key = self._add_wait()
+        try:
+            yield
+        finally:
+            self._waits.current.pop(key, None)
+
+    def _add_wait(self) -> int:
+        """Register the wait of this thread. Return its key."""
+        key = next(_wait_keys)
+        self._waits.current[key] = self._op
+        return key
+
+    def _drive_requests(self, work: Work, deadline: float) -> None:
+        key = self._add_wait()
+        try:
+            if deadline == float("inf"):
+                with self._testing:
+                    if not self._done:
+                        self._advance(wait=True)
+            else:
+                backoff = Backoff(spins=5000)
+                while not self.is_completed() and time.monotonic() < deadline:
+                    backoff.pause()
+        finally:
+            self._waits.current.pop(key, None)
+
+    def _advance(self, *, wait: bool) -> None:
+        """Test the requests, or wait for them, and end the Work after the last."""
+        while self._requests:
+            try:
+                if wait:
+                    self._requests[-1].Wait(self._status)
+                elif not self._requests[-1].Test(self._status):
+                    return
+            except self._mpi_error as error:  # MPI may still use the arrays of the other requests
+                self._failure = self._failure or error
+            self._requests.pop()
+        if self._failure is not None:
+            self._end(error=backend_error(self._op, self._failure))
+            return
+        try:
+            if self._op.finish is not None:
+                self._op.finish()
+        except Exception as error:  # an array has become read-only, or memory is short
+            traceback.clear_frames(error.__traceback__)  # the stored error must not keep arrays
+            self._end(error=error)
+            return
+        except BaseException as error:  # a second call of finish would divide a mean twice
+            self._end(error=backend_error(self._op, error))
+            raise
+        if self._op.outputs is not None:
+            self._end(self._op.outputs)
+            return
+        source = self._status.source if self._op.name == "recv" else -1
+        self._end(self._op.group.ranks[source] if source >= 0 else None)
+
+    def _end(
+        self, value: Sequence[Any] | int | None = None, error: BaseException | None = None
+    ) -> None:
+        self._pending.pop(id(self), None)
+        # The caller may keep this Work, so it must release the memory of the operation.
+        self._op = Op(self._op.name, self._op.group)
+        self.complete(value, error)
+
+
+def backend_error(op: Op, error: BaseException) -> DistBackendError:
+    """Return the error of an Op for an error of MPI."""
+    group = op.group
+    text = f"{op.describe()} failed on group rank {group.rank} of {group.size}: {_reason(error)}"
+    if op.sequence and config.debug != "detail":
+        text += "; if ranks may call different collectives, MPIDIST_DEBUG=detail shows them"
+    return DistBackendError(text)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of an error in one line; of MPICH's error stack, its first and last entry."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    if len(lines) == 1:
+        return lines[0]
+    cause = re.sub(r"^\w+\(.*?\)\.*: ", "", lines[-1].strip())
+    return f"{lines[0].removesuffix(', error stack:')}: {cause}"
+
+
+def _calls(method: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[[Op], Any]]:
+    """Return the call of MPI for each operation.
+
+    Args:
+        method: Returns the communicator's method of a name, blocking or not.
+    """
+    mpi_ops, in_place, any_source = _constants()
+    all_reduce, reduce, scan, exscan, reduce_scatter = map(
+        method, ("Allreduce", "Reduce", "Scan", "Exscan", "Reduce_scatter_block")
+    )
+    broadcast, all_gather, all_gather_v, gather, scatter = map(
+        method, ("Bcast", "Allgather", "Allgatherv", "Gather", "Scatter")
+    )
+    all_to_all, send, recv, barrier = map(method, ("Alltoall", "Send", "Recv", "Barrier"))
+    return {
+        "all_reduce": lambda o: all_reduce(in_place, o.recv, mpi_ops[o.reduce]),
+        "reduce": lambda o: reduce(
+            in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce], o.root
+        ),
+        "scan": lambda o: scan(in_place, o.recv, mpi_ops[o.reduce]),
+        "exscan": lambda o: exscan(
+            in_place if o.send is None else o.send, o.recv, mpi_ops[o.reduce]
+        ),
+        "reduce_scatter": lambda o: reduce_scatter(o.send, o.recv, mpi_ops[o.reduce]),
+        "broadcast": lambda o: broadcast(o.recv, o.root),
+        "all_gather": lambda o: all_gather(o.send, o.recv),
+        "all_gather_v": lambda o: all_gather_v(o.send, [o.recv, o.recv_counts]),
+        "gather": lambda o: gather(o.send, o.recv, o.root),
+        "scatter": lambda o: scatter(o.send, o.recv, o.root),
+        "all_to_all": lambda o: all_to_all(o.send, o.recv),
+        "send": lambda o: send(o.send, o.root, o.tag),
+        "recv": lambda o: recv(o.recv, any_source if o.root < 0 else o.root, o.tag),
+        "barrier": lambda o: barrier(),
+        # Only communicators with a topology have these two.
+        "neighbor_all_gather": lambda o: method("Neighbor_allgather")(o.send, o.recv),
+        "neighbor_all_to_all": lambda o: method("Neighbor_alltoall")(o.send, o.recv),
+    }
+
+
+@cache
+def _constants() -> tuple[list[MPI.Op], Any, int]:
+    """Return MPI's operations by MpiReduction, MPI_IN_PLACE, and MPI_ANY_SOURCE."""
+    from mpi4py import MPI
+
+    ops = [MPI.SUM, MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]
+    ops += [MPI.OP_NULL, MPI.Op.Create(_add_wrapping, commute=True)]  # PREMUL_SUM ends as a SUM
+    return ops, MPI.IN_PLACE, MPI.ANY_SOURCE
+
+
+def _add_wrapping(source: Any, target: Any, datatype: MPI.Datatype) -> None:
+    """Add 8- or 16-bit integers modulo 2^n (MPI 4.1, 6.9.5), signed ones by the same bits.
+
+    An error ends the job, since mpi4py cannot pass it through MPI. That includes the exception of a
+    signal handler that happens to run here.
+    """
+    dtype = np.uint8 if datatype.Get_size() == 1 else np.uint16
+    total = np.frombuffer(target, dtype)
+    np.add(total, np.frombuffer(source, dtype), out=total)

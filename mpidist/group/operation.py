@@ -1,0 +1,234 @@
+"""Operations as records: every call of a process group becomes an Op, which a backend runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpidist.arrays import Array, Finish
+from mpidist.reduce_op import MpiReduction, ReduceOp, WrappingSum
+
+if TYPE_CHECKING:
+    from mpidist.work import Work
+
+# Not every MPI library counts beyond 2^31 elements in one call.
+LARGEST_COUNT = (1 << 31) - 1
+_SEGMENT_COUNT = 1 << 30
+_COLUMN_COUNT = 1 << 26
+# Tags of messages that are part of an operation. Every MPI has tags up to 32767.
+RESERVED_TAGS = range(29000, 32768)
+# Bytes from which a part travels as a message of its own. A message needs no place in a joint
+# buffer, so no part is copied, wherever the arrays lie.
+MIN_MESSAGE_BYTES = 1 << 16
+_DIRECTIONS = {"send": "to", "recv": "from"}
+SHAPED = frozenset(("all_reduce", "reduce", "scan", "exscan"))
+"""Operations whose arrays have the same shape and dtype on all members."""
+
+Signature = tuple[object, ...]
+"""The facts of a collective that are equal on all members, as :mod:`marshal` takes them: name,
+reduction, root, shape or size, type character, and whether MPI's nonblocking call is used."""
+_NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """The facts about a group that its operations and backends need.
+
+    Attributes:
+        name: Used in messages.
+        number: Unique, and equal on all members.
+        ranks: World rank of each member, by group rank.
+        rank: Group rank of this process.
+        size: Number of members.
+    """
+
+    name: str
+    number: int
+    ranks: tuple[int, ...]
+    rank: int
+    size: int
+
+
+class Op:
+    """One operation of a group, ready to run.
+
+    Args:
+        name: ``"all_reduce"``, ...
+        group: The group.
+        send: The array that this rank contributes, or None.
+        recv: The array that receives the result, or None. An operation in place has ``recv`` alone.
+        reduce: The reduction that MPI performs.
+        root: Group rank of the root, or of the peer of a message; -1 for any peer.
+        tag: Tag of a message.
+        finish: Called after the operation, to copy or divide results.
+
+    Attributes:
+        recv_counts: The number of elements from each member, where the numbers differ.
+        send_parts: The contiguous array for each member, by group rank. An Op has either parts or
+            ``send`` and ``recv``.
+        recv_parts: The contiguous array that receives from each member, by group rank.
+        limit: Time limit in seconds; None for the group's.
+        sequence: Number of this collective in its group, from 1; 0 for a message.
+        halfway: True while only some of the messages of the operation may have been sent.
+        late: The Work of this operation, if it is still pending past its time limit.
+        segments: The operations that were started in its place, if it exceeds one call of MPI.
+        outputs: The caller's arrays that the Work of an asynchronous collective returns.
+        signature: The signature of a collective; None if the group does not compare calls.
+    """
+
+    # Defaults on the class make the many operations that never set these cheaper.
+    sequence = 0
+    halfway = False
+    limit: float | None = None
+    recv_counts: Sequence[int] | None = None
+    send_parts: Mapping[int, Array] = MappingProxyType({})
+    recv_parts: Mapping[int, Array] = MappingProxyType({})
+    segments: Sequence[Op] = ()
+    late: Work | None = None
+    outputs: Sequence[Any] | None = None
+    signature: Signature | None = None
+
+    def __init__(
+        self,
+        name: str,
+        group: GroupInfo,
+        send: Array | None = None,
+        recv: Array | None = None,
+        reduce: MpiReduction = ReduceOp.SUM,
+        root: int = -1,
+        tag: int = 0,
+        finish: Finish = None,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.send = send
+        self.recv = recv
+        self.reduce = reduce
+        self.root = root
+        self.tag = tag
+        self.finish = finish
+
+    @property
+    def group_number(self) -> int:
+        """The number of the group; see :class:`mpidist.runtime.waits.Waiting`."""
+        return self.group.number
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The world ranks of the group; see :class:`mpidist.runtime.waits.Waiting`."""
+        return self.group.ranks
+
+    @property
+    def peer(self) -> int:
+        """The world rank of the root or peer, or -1; see :class:`mpidist.runtime.waits.Waiting`."""
+        return self.group.ranks[self.root] if self.root >= 0 else -1
+
+    def count(self) -> int:
+        """Return the count argument of the MPI call: the size of the smaller array."""
+        if self.recv is None:
+            return 0 if self.send is None else self.send.size
+        return self.recv.size if self.send is None else min(self.send.size, self.recv.size)
+
+    def buffers(self) -> list[tuple[Array, bool]]:
+        """Return the arrays that MPI uses, each with whether MPI writes it."""
+        read = (self.send, *self.send_parts.values())
+        written = (self.recv, *self.recv_parts.values())
+        used = [(array, False) for array in read if array is not None]
+        return used + [(array, True) for array in written if array is not None]
+
+    def describe(self) -> str:
+        """Return the operation in words, for messages."""
+        detail = f" number {self.sequence}" if self.sequence else ""
+        if self.name in _DIRECTIONS and self.root >= 0:
+            detail = f" {_DIRECTIONS[self.name]} rank {self.peer}"
+        return f"{self.name}{detail} of group {self.group.name!r}"
+
+    def call(self) -> str:
+        """Return the call with its reduction, root and array; "" if there is no signature."""
+        return "" if self.signature is None else in_words(self.signature, self.group)
+
+    def __repr__(self) -> str:
+        buffer = self.recv if self.recv is not None else self.send
+        shape = "" if buffer is None else f", {buffer.dtype}[{buffer.size}]"
+        return f"<Op {self.describe()}{shape}>"
+
+
+def in_words(signature: Signature, group: GroupInfo) -> str:
+    """Return a collective as a call, for messages."""
+    name, reduction, root, shape, kind, nonblocking = signature
+    words = []
+    if name in SHAPED or name == "reduce_scatter":
+        assert isinstance(reduction, int)
+        wraps = reduction == WrappingSum.SUM
+        words.append(ReduceOp.SUM.name if wraps else ReduceOp(reduction).name)
+    assert isinstance(root, int)
+    if root >= 0:
+        words.append(f"root {group.ranks[root]}")
+    if kind:
+        assert isinstance(kind, str)
+        lengths = shape if isinstance(shape, tuple) else (shape,)
+        words.append(f"{np.dtype(kind)}[{', '.join(map(str, lengths))}]")
+    elif shape != -1:
+        words.append(f"{shape} bytes")
+    if nonblocking:
+        words.append("nonblocking")
+    return f"{name}({', '.join(words)})"
+
+
+def split_counts(array: Array) -> list[Array]:
+    """Return a contiguous array as several, each within the counts of every MPI."""
+    if array.size <= LARGEST_COUNT:
+        return [array]
+    array = array.reshape(-1)
+    return [array[start : start + _SEGMENT_COUNT] for start in range(0, array.size, _SEGMENT_COUNT)]
+
+
+def split_op(op: Op) -> list[Op]:
+    """Return an Op as several, each within the counts of every MPI.
+
+    The arrays of elementwise operations are sliced. Each rank of reduce_scatter receives a part of
+    its own, so columns of all parts are copied together.
+
+    Args:
+        op: An Op whose buffers are C-contiguous.
+
+    Returns:
+        The Op itself if it is small enough.
+
+    Raises:
+        ValueError: A ragged operation, or one between neighbours, exceeds the counts.
+    """
+    size = op.count()
+    if size <= LARGEST_COUNT:
+        return [op]
+    if op.recv_counts or op.name in _NEIGHBORS:
+        raise ValueError(
+            f"{op.describe()} moves {size} elements, and this operation at most {LARGEST_COUNT}; "
+            "send fewer at a time"
+        )
+    if op.name == "reduce_scatter":
+        return [
+            _columns(op, start, min(start + _COLUMN_COUNT, size))
+            for start in range(0, size, _COLUMN_COUNT)
+        ]
+    sends, recvs = (
+        itertools.repeat(None) if buffer is None else split_counts(buffer)
+        for buffer in (op.send, op.recv)
+    )
+    return [
+        Op(op.name, op.group, send, recv, op.reduce, op.root, op.tag)
+        for send, recv in zip(sends, recvs, strict=False)
+    ]
+
+
+def _columns(op: Op, start: int, end: int) -> Op:
+    """Return a reduce_scatter of the elements from start to end of every part."""
+    assert op.send is not None
+    assert op.recv is not None
+    send = op.send.reshape(op.group.size, -1)[:, start:end].copy()
+    return Op(op.name, op.group, send, op.recv.reshape(-1)[start:end], op.reduce)

@@ -1,0 +1,509 @@
+"""The order in which the operations of a group run, their time limits, and their errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from mpidist.errors import DeadlineExceededError, GroupBrokenError
+from mpidist.group.backend import Backend
+from mpidist.group.consistency import (
+    ASYNC_WAIT_S,
+    COMPARED_AT_FIRST,
+    PERIOD,
+    SIZED,
+    Comparison,
+    signature_of,
+)
+from mpidist.group.mpi_backend import MpiBackend, backend_error
+from mpidist.group.operation import SHAPED, GroupInfo, Op, Signature
+from mpidist.runtime import Waits, exits, fork, together
+from mpidist.work import Work, gather_works
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_SWEPT = 4  # pending works that each call looks after
+SLICE_S = 0.02  # for which a thread waits in MPI while an earlier comparison is pending
+
+
+class Submission:
+    """Runs the operations of one group: collectives one after the other, in submission order.
+
+    Args:
+        comm: The communicator of the group.
+        info: The facts about the group.
+        limit: Time limit of every operation, in seconds; None for none.
+        debug: The group's ``MPIDIST_DEBUG``: ``"off"``, ``"info"`` or ``"detail"``.
+
+    Attributes:
+        limit: Time limit of every operation, in seconds; None for none.
+        freed: True once the group was destroyed.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, info: GroupInfo, limit: float | None, debug: str
+    ) -> None:
+        self.limit = limit
+        self.freed = False
+        self._comm = comm
+        self._info = info
+        self._number = info.number
+        self._waits: Waits = exits().waits
+        self._counts, self._current = self._waits.counts, self._waits.current
+        self._sequence = 0
+        self._refusing = False  # True if ``freed``, ``_torn`` or ``_late`` is set
+        self._torn: str | None = None
+        self._cause: BaseException | None = None
+        self._late: Work | None = None
+        self._state_lock = threading.Lock()  # of these, and of ``_compared``
+        # MPI uses the arrays of pending works, whether or not the caller keeps the handles.
+        self._pending: OrderedDict[int, Work] = OrderedDict()
+        self._backend: Backend = MpiBackend(comm, self._waits, self._pending)
+        self._error = self._backend.error
+        self._run_by_backend = self._backend.run
+        # MPI requires the collectives of a group in one order, whichever thread calls them.
+        self._turn = threading.Lock()
+        self._collecting: dict[int, list[Op]] = {}  # by thread
+        self._compares = debug != "off"
+        self._compares_all = debug == "detail"
+        self._log: list[Signature] = []  # since the last comparison
+        self._next_compared = 1  # number of a collective
+        # Operations that started before their comparisons ended, in order.
+        self._compared: list[_ComparedWork] = []
+
+    def submit(self, op: Op, async_op: bool, outputs: Sequence[Any] | None = None) -> Work | None:
+        """Collective. Run or start a collective.
+
+        Args:
+            op: The operation.
+            async_op: Return a Work instead of waiting for the result.
+            outputs: The arrays that ``result()`` of the Work returns, as a list; by default
+                ``op.outputs``.
+
+        Returns:
+            A Work if ``async_op``, unless this thread collects operations; else None.
+
+        Raises:
+            DeadlineExceededError: The time limit passed.
+            DistBackendError: MPI failed.
+            GroupBrokenError: The group cannot go on after an earlier operation.
+            ValueError: The members call different operations.
+        """
+        if self._collecting and self._collect(op, outputs):
+            return None
+        limit = self.limit if op.limit is None else op.limit
+        if fork.unusable:  # the lock may be locked for ever in a forked child
+            fork.check_mpi()
+        if self._pending:  # not within the turn: callbacks of works may submit operations
+            self._sweep()
+        comparison, left = None, limit
+        if self._compared and not async_op:
+            if self._refusing:
+                self._check_usable()
+            left = self._end_comparisons(left)
+        if not self._turn.acquire(blocking=False):
+            left = self._wait_for_turn(op, left)
+        try:
+            if self._refusing:
+                self._check_usable()
+            self._sequence = sequence = op.sequence = self._sequence + 1
+            self._counts[self._number] = sequence
+            if self._compares:
+                # The usual signatures are made here: a call would double their cost.
+                nonblocking = True if async_op or limit is not None else False  # noqa: SIM210
+                array = op.recv if op.send is None else op.send
+                if array is None:
+                    signature = signature_of(op, nonblocking)
+                elif op.name in SHAPED:
+                    shape, kind = array.shape, array.dtype.char
+                    signature = op.name, +op.reduce, op.root, shape, kind, nonblocking
+                elif op.name in SIZED:
+                    signature = op.name, 0, op.root, array.nbytes, "", nonblocking
+                else:
+                    signature = signature_of(op, nonblocking)
+                op.signature = signature
+                self._log.append(signature)
+                if sequence >= self._next_compared:
+                    began = time.monotonic()
+                    comparison = self._compare(op, left, async_op)
+                    if left is not None:
+                        left = max(left - (time.monotonic() - began), 0.0)
+            if async_op and outputs is not None:
+                op.outputs = list(outputs)
+            if limit is None and not async_op:
+                self._run(op)
+                return None
+            work = self._start(op)
+            if comparison is not None:
+                work = _ComparedWork(comparison, work, self)
+                self._pending[id(work)] = work
+                with self._state_lock:
+                    self._compared.append(work)
+        except BaseException as error:
+            if comparison is not None:
+                self.tear(op.name, error)
+            raise
+        finally:
+            self._turn.release()
+        work.limit = limit
+        if async_op:
+            return work
+        assert limit is not None
+        assert left is not None
+        self._wait_within(op, work, limit, left)
+        return None
+
+    def submit_for_result(self, op: Op, *, continues: bool = False) -> None:
+        """Collective. Run a collective whose result the caller needs at once.
+
+        Args:
+            op: The collective.
+            continues: Whether it continues an operation of which an earlier collective has run.
+
+        Raises:
+            ValueError: This thread collects operations; or as :meth:`submit`, like all else.
+        """
+        if self.is_collecting():
+            raise ValueError(
+                f"{op.name} of objects or of unequal parts needs its result at once: group "
+                f"{self._info.name!r} cannot collect it for later"
+            )
+        try:
+            self.submit(op, False)
+        except ValueError:  # on all members alike
+            raise
+        except BaseException:
+            if op.sequence or continues:
+                self.tear(op.name)
+            raise
+
+    def run_message(self, op: Op) -> int:
+        """Send or receive. Return the group rank of the peer."""
+        fork.check_mpi()
+        self.check_alive()
+        limit = self.limit if op.limit is None else op.limit
+        if limit is None:
+            self._run(op)
+        else:
+            self._wait_within(op, self._start(op), limit, limit)
+        return op.root
+
+    def run_message_of_collective(self, op: Op) -> None:
+        """Send or receive a message that is part of a collective. An error breaks the group."""
+        try:
+            self.run_message(op)
+        except BaseException:
+            self.tear(op.name)
+            raise
+
+    def start_message(self, op: Op) -> Work:
+        """Start a send or a receive and return its Work."""
+        self._sweep()
+        work = self._start(op)
+        work.limit = self.limit if op.limit is None else op.limit
+        return work
+
+    def wait_for_all(self, name: str, works: Sequence[Work], limit: float) -> None:
+        """Wait for collectives that were started, within one time limit.
+
+        Args:
+            name: Their common name, for messages.
+            works: Their Works.
+            limit: Seconds.
+
+        Raises:
+            DeadlineExceededError: The limit passed. The group refuses new collectives until these
+                have ended.
+        """
+        whole = gather_works(name, list(works))
+        whole.block(time.monotonic() + limit)
+        if not whole.is_completed():
+            self._set_late(whole)
+            raise self._past_its_limit(name, limit)
+        whole.wait()
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[Op]]:
+        """Collect the collectives that this thread submits in the block; none of them starts."""
+        thread = threading.get_ident()
+        outer = self._collecting.get(thread)
+        ops: list[Op] = []
+        self._collecting[thread] = ops
+        try:
+            yield ops
+        finally:
+            del self._collecting[thread]
+            if outer is not None:
+                self._collecting[thread] = outer
+
+    def is_collecting(self) -> bool:
+        """Return whether this thread collects operations."""
+        return bool(self._collecting) and threading.get_ident() in self._collecting
+
+    def tear(self, name: str, cause: BaseException | None = None) -> None:
+        """Refuse all later collectives, since other ranks may be at another step.
+
+        Args:
+            name: The operation that caused it.
+            cause: Its error.
+        """
+        with self._state_lock:
+            self._torn, self._refusing = name, True
+            self._cause = self._cause or cause
+
+    def test_comparisons(self) -> None:
+        """Test the pending comparisons in order, so that all members end them in one order.
+
+        A difference ends all operations that started before their comparisons ended.
+        """
+        for work in list(self._compared):
+            if not work.comparison.is_completed():
+                return
+            error = work.comparison.error
+            if error is not None:
+                self.tear(work.name, error)
+                with self._state_lock:
+                    broken, self._compared = self._compared, []
+                for one in broken:
+                    one.complete(error=error)
+                return
+            with self._state_lock, suppress(ValueError):  # another thread has removed it
+                self._compared.remove(work)
+
+    def forget(self, work: Work) -> None:
+        """Remove a work that has ended from the pending works."""
+        self._pending.pop(id(work), None)
+
+    @property
+    def is_torn(self) -> bool:
+        """True after :meth:`tear`."""
+        return self._torn is not None
+
+    def check_alive(self) -> None:
+        """Raise ValueError if the group was destroyed."""
+        if self.freed:
+            raise ValueError(f"group {self._info.name!r} was destroyed and cannot be used any more")
+
+    def free(self) -> None:
+        """Collective. Release the communicator.
+
+        A rank with pending operations keeps it. Open MPI would use its number again, and take
+        messages that still arrive for those of another group.
+        """
+        self.check_alive()
+        pending = [work for work in list(self._pending.values()) if not work.is_completed()]
+        self.freed = self._refusing = True
+        with together(f"freeing group {self._info.name!r}", self._comm.Get_group()):
+            if not pending and self._torn is None:
+                self._backend.free()
+
+    # Inside
+
+    def _run(self, op: Op) -> None:
+        key = id(op)
+        self._current[key] = op
+        try:
+            self._run_by_backend(op)
+        except BaseException as error:  # an interrupt between two messages, too
+            if op.halfway and op.sequence:
+                self.tear(op.name)
+            if isinstance(error, self._error):
+                self.check_alive()
+                raise backend_error(op, error) from error
+            raise
+        finally:
+            self._current.pop(key, None)
+        if op.finish is not None:
+            op.finish()
+
+    def _start(self, op: Op) -> Work:
+        fork.check_mpi()
+        self.check_alive()  # Open MPI's nonblocking calls may crash where blocking ones fail
+        try:
+            return self._backend.start(op)
+        except BaseException as error:
+            if op.halfway and op.sequence:
+                self.tear(op.name)
+            if isinstance(error, self._error):
+                raise backend_error(op, error) from error
+            raise
+
+    def _sweep(self) -> None:
+        """Test some of the pending works, in turn, for callers that do not wait for theirs."""
+        if self._compared:
+            self.test_comparisons()
+        if self._late is not None:
+            self._late.is_completed()
+        for key, work in list(itertools.islice(self._pending.items(), _SWEPT)):
+            if not work.is_completed():
+                with suppress(KeyError):  # another thread has completed it meanwhile
+                    self._pending.move_to_end(key)
+
+    def _wait_for_turn(self, op: Op, limit: float | None) -> float | None:
+        """Wait for the operation of another thread. Return the rest of the limit."""
+        if limit is None:
+            self._turn.acquire()
+            return None
+        began = time.monotonic()
+        if not self._turn.acquire(timeout=min(max(limit, 0.0), threading.TIMEOUT_MAX)):
+            info = self._info
+            raise DeadlineExceededError(
+                f"{op.name} of group {info.name!r} has not begun within {limit:g} s on rank "
+                f"{info.ranks[info.rank]}: another thread's operation is under way"
+            )
+        return max(limit - (time.monotonic() - began), 0.0)
+
+    def _compare(self, op: Op, limit: float | None, async_op: bool) -> Work | None:
+        """Collective. Compare the logs of all members before an operation.
+
+        Returns:
+            The Work of the comparison if it is still pending, else None. An asynchronous operation
+            waits at most ASYNC_WAIT_S, except under ``detail``. Other operations wait up to the
+            time limit.
+
+        Raises:
+            ValueError: The logs differ; on all members.
+        """
+        number = op.sequence
+        if self._compares_all or number < COMPARED_AT_FIRST:
+            self._next_compared = number + 1
+        else:
+            self._next_compared = (number // PERIOD + 1) * PERIOD
+        try:
+            comparison = Comparison(op, self._log, self._comm)
+            self._log.clear()
+            work = self._start(comparison)
+            wait_s = limit
+            if async_op and not self._compares_all:
+                wait_s = ASYNC_WAIT_S if op.sequence <= COMPARED_AT_FIRST else 0.0
+            work.block(math.inf if wait_s is None else time.monotonic() + wait_s)
+            if not work.is_completed():
+                return work
+            work.wait()
+        except BaseException as error:
+            self.tear(op.name, error)  # other ranks may have started the operation
+            raise
+        return None
+
+    def _end_comparisons(self, limit: float | None) -> float | None:
+        """Wait for the comparisons of operations that have started. Return the rest of the limit.
+
+        A blocking operation would not return from MPI if a comparison failed meanwhile.
+        """
+        deadline = math.inf if limit is None else time.monotonic() + limit
+        while self._compared and not self._refusing and time.monotonic() < deadline:
+            self._compared[0].block(min(deadline, time.monotonic() + SLICE_S))
+            self.test_comparisons()
+        return None if limit is None else max(deadline - time.monotonic(), 0.0)
+
+    def _set_late(self, work: Work) -> None:
+        with self._state_lock:
+            self._late, self._refusing = work, True
+
+    def _wait_within(self, op: Op, work: Work, limit: float, left: float) -> None:
+        """Wait for the rest of a time limit, in seconds."""
+        try:
+            work.wait(left)
+        except DeadlineExceededError:
+            if op.sequence:
+                self._set_late(work)
+            else:
+                op.late = work
+            raise self._past_its_limit(op.describe(), limit) from None
+        sender = work.result()
+        if op.name == "recv":
+            op.root = self._info.ranks.index(sender)
+
+    def _past_its_limit(self, text: str, limit: float) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"{text} has not completed within {limit:g} s on rank "
+            f"{self._info.ranks[self._info.rank]}; it stays pending, and its arrays must not be "
+            "used"
+        )
+
+    def _collect(self, op: Op, outputs: Sequence[Any] | None) -> bool:
+        ops = self._collecting.get(threading.get_ident())
+        if ops is None:
+            return False
+        if outputs is not None:
+            op.outputs = list(outputs)
+        ops.append(op)
+        return True
+
+    def _check_usable(self) -> None:
+        self.check_alive()
+        info = self._info
+        here = f"group {info.name!r} takes no collective on rank {info.ranks[info.rank]}: "
+        late = self._late
+        late_is_pending = late is not None and not late.is_completed()  # may tear the group
+        if self._torn is not None:
+            raise GroupBrokenError(
+                f"{here}its {self._torn} was left halfway by its time limit, an error or an "
+                "interrupt, or differed between ranks, so that ranks may be at different "
+                "collectives; make a new group"
+            ) from self._cause
+        if late is not None and late_is_pending:
+            raise GroupBrokenError(
+                f"{here}its {late.name} is past its time limit and still pending; wait until "
+                "the missing ranks have joined it, or make a new group of those that answer"
+            )
+        with self._state_lock:
+            if self._late is late:
+                self._late = None
+            self._refusing = self.freed or self._torn is not None or self._late is not None
+
+
+class _ComparedWork(Work):
+    """The Work of an operation that is compared while it runs. A difference ends it at once.
+
+    Args:
+        comparison: The Work of the comparison.
+        work: The Work of the operation.
+        submission: The submission of the group.
+
+    Attributes:
+        comparison: The Work of the comparison.
+    """
+
+    def __init__(self, comparison: Work, work: Work, submission: Submission) -> None:
+        super().__init__(work.name, self._drive_parts)
+        self.comparison = comparison
+        self._work = work
+        self._submission = submission
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, or the members differ."""
+        if not self._done:
+            self._submission.test_comparisons()
+            self._test_parts()
+        return self._done
+
+    def _test_parts(self) -> None:
+        compared = self.comparison.is_completed() and self.comparison.error is None
+        if compared and self._work.is_completed():
+            error = self._work.error
+            self.complete(None if error is not None else self._work.result(), error)
+
+    def complete(self, value: Any = None, error: BaseException | None = None) -> None:
+        """End the work; see :meth:`mpidist.Work.complete`."""
+        self._submission.forget(self)
+        super().complete(value, error)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell the watchdog, in the block, that a thread waits for the operation."""
+        with self.comparison.waiting(), self._work.waiting():
+            yield
+
+    def _drive_parts(self, _: Work, deadline: float) -> None:
+        while not self.is_completed() and (now := time.monotonic()) < deadline:
+            part = self._work if self.comparison.is_completed() else self.comparison
+            # In slices, because the comparison of an earlier operation may fail meanwhile.
+            part.block(min(deadline, now + SLICE_S))
