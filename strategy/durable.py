@@ -154,7 +154,7 @@ class Durable(ABC):
             works = []
             for connection, path in zip(self._connections, paths, strict=True):
                 works.append(connection.snapshots.release(path))
-                works.append(connection.snapshots.forget(path))  # a part that nobody fetches
+                works.append(connection.snapshots.forget(path))  # no worker fetches this part
             for work in works:
                 with suppress(errors.Error):  # the first error is the cause
                     work.wait()

@@ -35,21 +35,6 @@ first.
 """
 PERIOD = 256
 """Later, one collective in this number is compared. Its log has all since the last comparison."""
-SIZED = frozenset(
-    (
-        "broadcast",
-        "all_gather",
-        "gather",
-        "all_to_all",
-        "neighbor_all_gather",
-        "neighbor_all_to_all",
-    )
-)
-"""Operations that move arrays of the same size in bytes on all members.
-
-Their dtypes are not compared: MPI has no types for some, which move as bytes.
-"""
-
 _TAG = RESERVED_TAGS[970]
 _RANK_BITS = 20
 _CHECKSUM_MASK = 0xFFFFFFFF
@@ -168,7 +153,7 @@ class Comparison(Op):
         """Send this member's log to all if it is one of the two, and receive those of both.
 
         Returns:
-            Log and line of the script, by group rank; without those that did not come in time.
+            Log and line of the script, by group rank. Logs that came too late are missing.
         """
         comm, group, rank = self._comm, self.group, self.group.rank
         own = (self.sequence, self._log, self._line)

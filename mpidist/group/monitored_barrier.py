@@ -90,8 +90,8 @@ class MonitoredBarrier:
         """Wait for the other members and tell them which ranks are missing.
 
         Returns:
-            The group ranks that are missing, all or the first, and those that came in time and have
-            given up since, because this rank was late.
+            Two lists of group ranks: the missing ranks (all, or the first), and the ranks that
+            came in time and gave up because this rank was late.
         """
         others = range(1, self._info.size)
         missing = self._silent(others, tag, deadline)

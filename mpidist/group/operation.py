@@ -28,6 +28,20 @@ MIN_MESSAGE_BYTES = 1 << 16
 _DIRECTIONS = {"send": "to", "recv": "from"}
 SHAPED = frozenset(("all_reduce", "reduce", "scan", "exscan"))
 """Operations whose arrays have the same shape and dtype on all members."""
+SIZED = frozenset(
+    (
+        "broadcast",
+        "all_gather",
+        "gather",
+        "all_to_all",
+        "neighbor_all_gather",
+        "neighbor_all_to_all",
+    )
+)
+"""Operations that move arrays of the same size in bytes on all members.
+
+Their dtypes are not compared: MPI has no types for some, which move as bytes.
+"""
 
 Signature = tuple[object, ...]
 """The facts of a collective that are equal on all members, as :mod:`marshal` takes them: name,

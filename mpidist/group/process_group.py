@@ -213,7 +213,7 @@ class ProcessGroup:
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Work | None:
-        """Collective. Reduce an array over all members into that of the root.
+        """Collective. Reduce an array over all members into the array of the root.
 
         The arrays of the other members keep their values.
 
@@ -347,7 +347,7 @@ class ProcessGroup:
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Work | None:
-        """Collective. Copy the array of the root into those of all members.
+        """Collective. Copy the array of the root to all members.
 
         Args:
             array: Same shape and dtype on all members; writable except on the root.
@@ -828,7 +828,7 @@ class ProcessGroup:
     def broadcast_object_list(
         self, object_list: list[Any], src: int | None = None, group_src: int | None = None
     ) -> None:
-        """Collective. Replace the objects of every member's list by those of the root's.
+        """Collective. Replace the objects of every member's list by the root's objects.
 
         Objects are pickled: only ranks that you trust may be members.
 

@@ -17,12 +17,11 @@ from mpidist.group.consistency import (
     ASYNC_WAIT_S,
     COMPARED_AT_FIRST,
     PERIOD,
-    SIZED,
     Comparison,
     signature_of,
 )
 from mpidist.group.mpi_backend import MpiBackend, backend_error
-from mpidist.group.operation import SHAPED, GroupInfo, Op, Signature
+from mpidist.group.operation import SHAPED, SIZED, GroupInfo, Op, Signature
 from mpidist.runtime import Waits, exits, fork, together
 from mpidist.work import Work, gather_works
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SWEPT = 4  # pending works that each call looks after
-SLICE_S = 0.02  # for which a thread waits in MPI while an earlier comparison is pending
+_SLICE_S = 0.02  # for which a thread waits in MPI while an earlier comparison is pending
 
 
 class Submission:
@@ -117,7 +116,7 @@ class Submission:
             self._counts[self._number] = sequence
             if self._compares:
                 # The usual signatures are made here: a call would double their cost.
-                nonblocking = True if async_op or limit is not None else False  # noqa: SIM210
+                nonblocking = limit is not None or bool(async_op)
                 array = op.recv if op.send is None else op.send
                 if array is None:
                     signature = signature_of(op, nonblocking)
@@ -131,25 +130,13 @@ class Submission:
                 op.signature = signature
                 self._log.append(signature)
                 if sequence >= self._next_compared:
-                    began = time.monotonic()
-                    comparison = self._compare(op, left, async_op)
-                    if left is not None:
-                        left = max(left - (time.monotonic() - began), 0.0)
+                    comparison, left = self._compare(op, left, async_op)
             if async_op and outputs is not None:
                 op.outputs = list(outputs)
             if limit is None and not async_op:
                 self._run(op)
                 return None
-            work = self._start(op)
-            if comparison is not None:
-                work = _ComparedWork(comparison, work, self)
-                self._pending[id(work)] = work
-                with self._state_lock:
-                    self._compared.append(work)
-        except BaseException as error:
-            if comparison is not None:
-                self.tear(op.name, error)
-            raise
+            work = self._start(op) if comparison is None else self._start_compared(op, comparison)
         finally:
             self._turn.release()
         work.limit = limit
@@ -360,18 +347,32 @@ class Submission:
             )
         return max(limit - (time.monotonic() - began), 0.0)
 
-    def _compare(self, op: Op, limit: float | None, async_op: bool) -> Work | None:
+    def _start_compared(self, op: Op, comparison: Work) -> Work:
+        """Start an operation whose comparison is pending, and return its Work."""
+        try:
+            work = _ComparedWork(comparison, self._start(op), self)
+        except BaseException as error:
+            self.tear(op.name, error)
+            raise
+        self._pending[id(work)] = work
+        with self._state_lock:
+            self._compared.append(work)
+        return work
+
+    def _compare(
+        self, op: Op, limit: float | None, async_op: bool
+    ) -> tuple[Work | None, float | None]:
         """Collective. Compare the logs of all members before an operation.
 
         Returns:
-            The Work of the comparison if it is still pending, else None. An asynchronous operation
-            waits at most ASYNC_WAIT_S, except under ``detail``. Other operations wait up to the
-            time limit.
+            The Work of the comparison if it is still pending, else None; and the rest of the limit.
+            An asynchronous operation waits at most ASYNC_WAIT_S, except under ``detail``. Other
+            operations wait up to the time limit.
 
         Raises:
             ValueError: The logs differ; on all members.
         """
-        number = op.sequence
+        number, began = op.sequence, time.monotonic()
         if self._compares_all or number < COMPARED_AT_FIRST:
             self._next_compared = number + 1
         else:
@@ -384,13 +385,14 @@ class Submission:
             if async_op and not self._compares_all:
                 wait_s = ASYNC_WAIT_S if op.sequence <= COMPARED_AT_FIRST else 0.0
             work.block(math.inf if wait_s is None else time.monotonic() + wait_s)
-            if not work.is_completed():
-                return work
-            work.wait()
+            pending = None if work.is_completed() else work
+            if pending is None:
+                work.wait()
         except BaseException as error:
             self.tear(op.name, error)  # other ranks may have started the operation
             raise
-        return None
+        left = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
+        return pending, left
 
     def _end_comparisons(self, limit: float | None) -> float | None:
         """Wait for the comparisons of operations that have started. Return the rest of the limit.
@@ -399,7 +401,7 @@ class Submission:
         """
         deadline = math.inf if limit is None else time.monotonic() + limit
         while self._compared and not self._refusing and time.monotonic() < deadline:
-            self._compared[0].block(min(deadline, time.monotonic() + SLICE_S))
+            self._compared[0].block(min(deadline, time.monotonic() + _SLICE_S))
             self.test_comparisons()
         return None if limit is None else max(deadline - time.monotonic(), 0.0)
 
@@ -452,7 +454,7 @@ class Submission:
         if late is not None and late_is_pending:
             raise GroupBrokenError(
                 f"{here}its {late.name} is past its time limit and still pending; wait until "
-                "the missing ranks have joined it, or make a new group of those that answer"
+                "the missing ranks have joined it, or make a new group of the ranks that answer"
             )
         with self._state_lock:
             if self._late is late:
@@ -506,4 +508,4 @@ class _ComparedWork(Work):
         while not self.is_completed() and (now := time.monotonic()) < deadline:
             part = self._work if self.comparison.is_completed() else self.comparison
             # In slices, because the comparison of an earlier operation may fail meanwhile.
-            part.block(min(deadline, now + SLICE_S))
+            part.block(min(deadline, now + _SLICE_S))

@@ -129,7 +129,7 @@ class SharedBuffer:
         return None
 
     def _reclaim(self, checks: int) -> None:
-        """Check the oldest segments, and free those that the receiver has released."""
+        """Check the oldest segments, and free the segments that the receiver has released."""
         for _ in range(min(len(self._segments), checks)):
             start = self._segments.popleft()
             if self._entries[start // _PAGE]:

@@ -178,7 +178,7 @@ else:
 if odd:
     endpoint._server._report_loss = None  # a flaw of our own
     endpoint.serve_in_thread()
-    endpoint.peer_lost("nobody")
+    endpoint.peer_lost("another process")
 work_on()
 """, "TypeError: 'NoneType' object is not callable"),
     "exit of one": fails(WORK + "sys.exit(3) if odd else work_on()\n", r"sys\.exit\(3\)", 3),

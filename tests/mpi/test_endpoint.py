@@ -359,7 +359,7 @@ def test_a_call_enters_few_files_of_the_package(world, served, nbytes, limit):
     endpoint, address = served
     if world.rank:
         buffers = [pattern(nbytes)] if nbytes else []
-        ask(endpoint, address, "Echo", b"12345678", buffers)  # what is done once is done here
+        ask(endpoint, address, "Echo", b"12345678", buffers)  # the first call has extra work
         entered = files_entered(lambda: ask(endpoint, address, "Echo", b"12345678", buffers))
         assert len(entered) <= limit, sorted(entered)
         world.send("asked", 0)

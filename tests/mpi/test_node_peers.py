@@ -1,4 +1,4 @@
-"""What the ranks of a node share: memory, and sockets that wake idle ranks."""
+"""Memory that the ranks of a node share, and sockets that wake idle ranks."""
 
 import contextlib
 import socket

@@ -175,7 +175,7 @@ def frames(call, array):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("op", ["sum", dist.ReduceOp.SUM])
 def test_the_frames_that_a_function_adds_to_the_method(default, op):
-    """Its own, and that of the look-up of the group."""
+    """The function adds its own frame and the frame of the group look-up."""
     array = np.ones(1)
     of_function = frames(lambda array: dist.all_reduce(array, op), array)
     of_method = frames(lambda array: default.all_reduce(array, op), array)

@@ -37,7 +37,7 @@ def test_every_argument_of_the_functions_of_torch(name):
 
 @pytest.mark.parametrize("name", FROM_TORCH)
 def test_docstrings_lie_in_the_source(name):
-    """Where tools look that do not import the package."""
+    """Some tools read docstrings without importing the package."""
     function = inspect.unwrap(getattr(dist, name))
     (defined,) = ast.parse(inspect.getsource(function)).body
     assert ast.get_docstring(defined) == inspect.getdoc(function)
