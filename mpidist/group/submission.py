@@ -400,9 +400,15 @@ class Submission:
         A blocking operation would not return from MPI if a comparison failed meanwhile.
         """
         deadline = math.inf if limit is None else time.monotonic() + limit
-        while self._compared and not self._refusing and time.monotonic() < deadline:
-            self._compared[0].block(min(deadline, time.monotonic() + _SLICE_S))
-            self.test_comparisons()
+        for work in list(self._compared):
+            with work.waiting():  # throughout, because the watchdog counts from its begin
+                while (
+                    work in self._compared
+                    and not self._refusing
+                    and (now := time.monotonic()) < deadline
+                ):
+                    work.comparison.block(min(deadline, now + _SLICE_S))
+                    self.test_comparisons()
         return None if limit is None else max(deadline - time.monotonic(), 0.0)
 
     def _set_late(self, work: Work) -> None:
@@ -505,7 +511,8 @@ class _ComparedWork(Work):
             yield
 
     def _drive_parts(self, _: Work, deadline: float) -> None:
-        while not self.is_completed() and (now := time.monotonic()) < deadline:
-            part = self._work if self.comparison.is_completed() else self.comparison
-            # In slices, because the comparison of an earlier operation may fail meanwhile.
-            part.block(min(deadline, now + _SLICE_S))
+        with self.waiting():
+            while not self.is_completed() and (now := time.monotonic()) < deadline:
+                part = self._work if self.comparison.is_completed() else self.comparison
+                # In slices, because the comparison of an earlier operation may fail meanwhile.
+                part.block(min(deadline, now + _SLICE_S))
