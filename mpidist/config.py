@@ -16,10 +16,8 @@ Variable                        Meaning                                         
 ``MPIDIST_DEBUG``               comparison of collectives between ranks: ``info``, the    info
                                 first 100 of a group and later one in 256; ``detail``,
                                 every one; ``off``, none
-``MPIDIST_GPU_MPI``             whether MPI is given memory of GPUs: 0 never, 1 without   auto
-                                trying whether it takes it, auto where a trial says so
-``MPIDIST_GPU_WAY``             way between GPUs: ``auto``, ``staged``, ``nccl``,         auto
-                                ``ipc``, ``mpi``, ``pieces``
+``MPIDIST_GPU_MPI``             1 gives MPI the memory of GPUs; only for an MPI library   0
+                                that is built for CUDA
 ``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
@@ -31,12 +29,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-GPU_WAYS = ("auto", "staged", "nccl", "ipc", "mpi", "pieces")
-"""How arrays may get from GPU to GPU; see :class:`mpidist.DirectGroup`."""
-
 PER_NODE, COLOCATED = "per_node", "colocated"
 """What a job layout may say in place of how many tasks a job has."""
-_GPU_MPI = ("auto", "0", "1")
+_SWITCH = ("0", "1")
 _DEBUG = ("info", "off", "detail")
 
 
@@ -54,8 +49,7 @@ class Config:
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
     debug: str = "info"
-    gpu_mpi: str = "auto"
-    gpu_way: str = "auto"
+    gpu_mpi: bool = False
     secret: str | None = field(default=None, repr=False)
 
     @property
@@ -113,8 +107,7 @@ class Config:
             arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
             credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
             debug=one_of("MPIDIST_DEBUG", _DEBUG),
-            gpu_mpi=one_of("MPIDIST_GPU_MPI", _GPU_MPI),
-            gpu_way=one_of("MPIDIST_GPU_WAY", GPU_WAYS),
+            gpu_mpi=one_of("MPIDIST_GPU_MPI", _SWITCH) == "1",
             secret=env.get("MPIDIST_SECRET") or None,
         )
 

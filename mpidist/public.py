@@ -85,7 +85,7 @@ from mpidist.errors import (
     GroupBrokenError,
     QueueEmptyError,
 )
-from mpidist.group import CartesianGroup, DirectGroup, Prepared, ProcessGroup, WayTable
+from mpidist.group import CartesianGroup, GpuRule, Prepared, ProcessGroup
 from mpidist.reduce_op import ReduceOp
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
@@ -103,7 +103,6 @@ __all__ = [
     "DeadlineExceededError",
     "DebugLevel",
     "DeviceMesh",
-    "DirectGroup",
     "DistBackendError",
     "DistError",
     "DistNetworkError",
@@ -111,6 +110,7 @@ __all__ = [
     "Endpoint",
     "Error",
     "FileStore",
+    "GpuRule",
     "GroupBrokenError",
     "GroupMember",
     "HashStore",
@@ -127,7 +127,6 @@ __all__ = [
     "Server",
     "Store",
     "TaskMetrics",
-    "WayTable",
     "Window",
     "Work",
     "all_gather",

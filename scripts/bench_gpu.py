@@ -5,13 +5,13 @@
 Needs CuPy and a GPU, which all ranks may share. Every figure is a median, in microseconds a call;
 the sides take turns in one run. "of bus" is the time of one asynchronous copy between pinned memory
 and the device, and of waiting for it, over ours. Then both workers reduce arrays of NumPy and of
-CuPy over their group, those of CuPy "directly" by the fastest way, too; and the first pulls and
-pushes a variable of each kind. "between processes" is what CUDA IPC takes on one device, against a
-copy there by one of them ("of copy"). A training step pulls a matrix, multiplies it as long as the
-copies take, and pushes: one after the other, and so that pulls and pushes pass by the products
-("hidden": what part of their time that saves). At last the kernels of optimizers run alone: "of
-bound" is the time that their bytes would take at the rate of a copy within the device, over theirs;
-and pushes to variables on a GPU of the ps take turns with those to variables on its host.
+CuPy. Arrays of CuPy are staged through the host, and go through the backend of a group with GPUs,
+blocking and with async_op. The first worker pulls and pushes a variable of each kind. A training
+step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
+so that pulls and pushes pass by the products ("hidden": what part of their time that saves). At
+last the kernels of optimizers run alone: "of bound" is the time that their bytes would take at the
+rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take turns
+with those to variables on its host.
 """
 
 import argparse
@@ -23,9 +23,7 @@ from _gpu_step import AT_ONCE, Steps
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.cuda import Delivery, DeviceArray, NotDirectError, cupy, device_count, kernel
-from mpidist.cuda.ways.ipc_way import Ipc
-from mpidist.errors import FailedPreconditionError
+from mpidist.cuda import Delivery, cupy, device_count, kernel
 from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.shared import gpu_kernels
 from strategy.shared.rules import RULES
@@ -57,7 +55,6 @@ def main():
         workers.barrier()
         if workers.size() > 1:
             reducing(args, workers)
-            between(args, workers)
         strategy = ParameterServerStrategy()
         if index == 0:
             training(args, strategy)
@@ -125,82 +122,43 @@ def copies(courier, nbytes):
 
 
 def reducing(args, workers):
-    """all_reduce of arrays of the host and of the device."""
+    """Time all_reduce of arrays on the host and on the GPU, staged and by the group's backend."""
     package, rows = cupy(), []
-    direct = mpidist.DirectGroup(workers.comm.Dup(), "direct")
-    for nbytes in sizes(args):
+    device = package.cuda.runtime.getDevice()
+    on_gpus = mpidist.ProcessGroup(workers.comm.Dup(), "GPUs", device=device)
+    for nbytes in sizes(args, LARGE):
         on_host, on_gpu = np.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
 
-        def reduce_there(group, array=on_gpu):
-            group.all_reduce(array)
+        def reduce_there(group, async_op=False, array=on_gpu):
+            work = group.all_reduce(array, async_op=async_op)
+            if async_op:
+                work.wait()
             package.cuda.get_current_stream().synchronize()
 
         # As often on both: they take part in each other's.
         times = alternate(
             {
                 "host": lambda a=on_host: workers.all_reduce(a),
-                "gpu": lambda go=reduce_there: go(workers),
-                "direct": lambda go=reduce_there: go(direct),
+                "staged": lambda go=reduce_there: go(workers),
+                "backend": lambda go=reduce_there: go(on_gpus),
+                "async": lambda go=reduce_there: go(on_gpus, async_op=True),
             },
             args.rounds,
             0,
             before=workers.barrier,
         )
         us = {name: 1e6 * seconds for name, seconds in times.items()}
-        row = [size_text(nbytes), us["host"], us["gpu"], us["host"] / us["gpu"]]
-        rows.append([*row, us["direct"], us["gpu"] / us["direct"]])
+        row = [size_text(nbytes), us["host"], us["staged"], us["host"] / us["staged"]]
+        row += [us["backend"], us["staged"] / us["backend"], us["async"]]
+        rows.append([*row, us["staged"] / us["async"]])
     if workers.rank() == 0:
-        columns = ["size", "NumPy us", "CuPy us", "of NumPy", "directly us", "of CuPy"]
-        ways = facts() | {"ways": str(direct.ways)}
-        report("all_reduce", columns, rows, ways, path_of(args, "all_reduce"))
-    direct.free()
-
-
-def between(args, workers):
-    """CUDA IPC between the workers, all on the first device, against a copy there."""
-    package, comm, rows, repeats = cupy(), workers.comm, [], 10
-    size, rank = workers.size(), workers.rank()
-
-    def exchange(record):
-        records = bytearray(size * len(record))
-        comm.Allgather(record, records)
-        return [bytes(records[n * len(record) :][: len(record)]) for n in range(size)]
-
-    def meet(is_well):
-        return all(one[0] for one in exchange(bytes([is_well])))
-
-    try:
-        way = Ipc(size, rank, 0, exchange, meet)
-        way.broadcast(DeviceArray(package.ones(1, "f4")), 1)
-    except (FailedPreconditionError, NotDirectError) as error:  # on both
-        print(f"between processes: not timed, for there is no CUDA IPC: {error}", flush=True)
-        return
-    for nbytes in sizes(args, LARGE):
-        array, other = package.ones(nbytes // 4, "f4"), package.ones(nbytes // 4, "f4")
-        held = DeviceArray(array)
-
-        def copy(array=array, other=other):
-            for _ in range(repeats if rank == 0 else 0):
-                other[...] = array
-                package.cuda.get_current_stream().synchronize()
-
-        def broadcast(held=held):
-            for _ in range(repeats):
-                way.broadcast(held, 1)
-
-        def all_reduce(held=held):
-            for _ in range(repeats):
-                way.all_reduce(held, "MAX")
-
-        sides = {"copy": copy, "broadcast": broadcast, "all_reduce": all_reduce}
-        times = alternate(sides, args.rounds, 0, before=workers.barrier)
-        us = {name: 1e6 * seconds / repeats for name, seconds in times.items()}
-        row = [size_text(nbytes), us["copy"], us["broadcast"], us["copy"] / us["broadcast"]]
-        rows.append([*row, us["all_reduce"], us["copy"] / us["all_reduce"]])
-    way.close()
-    if rank == 0:
-        columns = ["size", "copy us", "broadcast us", "of copy", "all_reduce us", "of copy"]
-        report("between processes", columns, rows, facts(), path_of(args, "between"))
+        columns = [
+            "size", "NumPy us", "staged us", "of NumPy", "backend us", "of staged", "async us",
+            "of staged",
+        ]  # fmt: skip
+        about = facts() | {"gpu_rule": str(on_gpus.gpu_rule)}
+        report("all_reduce", columns, rows, about, path_of(args, "all_reduce"))
+    on_gpus.free()
 
 
 def training(args, strategy):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Helpers assert what they await: python -O must not take that away.
 pytest.register_assert_rewrite("_cases")
 
-from _cases import host_kernels, stand_in_cupy, stand_in_memory, stand_in_nccl  # noqa: E402
+from _cases import host_kernels, stand_in_cupy, stand_in_nccl  # noqa: E402
 
 # An example may be slow because the machine is busy.
 settings.register_profile("no deadline", deadline=None)
@@ -37,8 +37,6 @@ def xp_module(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", stand_in_cupy)
         patch.setitem(sys.modules, "cupy.cuda.nccl", stand_in_nccl)
-        pointers = importlib.import_module("mpidist.cuda.ways.ipc")
-        patch.setattr(pointers, "libcuda", stand_in_memory.Driver)
         yield stand_in_cupy
 
 

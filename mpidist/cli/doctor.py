@@ -25,12 +25,11 @@ from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
-_PROBE_S = 90.0  # in which two ranks may have others try memory of GPUs, for a minute
+_PROBE_S = 90.0
 _SYSTEM_S = 10.0
 _CLEAN_UP_S = 10.0
-_PROBE, _GPU_PROBE, _WAY_PROBE = (
-    str(Path(__file__).absolute().with_name(name))
-    for name in ("probe.py", "gpu_probe.py", "way_probe.py")
+_PROBE, _GPU_PROBE = (
+    str(Path(__file__).absolute().with_name(name)) for name in ("probe.py", "gpu_probe.py")
 )
 _LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
@@ -72,8 +71,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor",
         help="say what of this machine's MPI works, and what to do about the rest",
-        description="Look at MPI, its launcher, shared memory and GPUs; try a job of two ranks, "
-        "and where MPI says that it takes memory of GPUs, have two more try that.",
+        description="Look at MPI, its launcher, shared memory and GPUs; and run a job of two "
+        "ranks.",
         epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks are "
         "tried in processes of their own, with time limits.",
         allow_abbrev=False,
@@ -111,18 +110,14 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     yield finding
     yield _shared_memory()
     yield _host_name()
-    has_gpus = False
     if package.verdict != PROBLEM:
         yield from _batch_job(env)
         for finding in _gpus(env):
-            has_gpus = finding.name == "CuPy" and finding.verdict == OK
             yield finding
     extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
     yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
     if PROBLEM not in (package.verdict, library.verdict) and launcher is not None:
         yield from _two_ranks()
-        if has_gpus:
-            yield _ways()
 
 
 def _package() -> Finding:
@@ -265,15 +260,6 @@ def _two_ranks() -> Iterator[Finding]:
         yield from _verdicts(facts)
 
 
-def _ways() -> Finding:
-    """What two ranks find out of the ways between GPUs, of which they may share one."""
-    remedy = "MPIDIST_GPU_WAY=staged has all arrays on GPUs go through the host"
-    facts = _said_by_two("GPU to GPU", _WAY_PROBE, remedy)
-    if isinstance(facts, Finding):
-        return facts
-    return Finding("GPU to GPU", OK, "; ".join(facts["table"].splitlines()))
-
-
 def _said_by_two(name: str, script: str, remedy: str) -> dict[str, Any] | Finding:
     """What a script says on two ranks, as JSON; a problem of this name if it says nothing."""
     command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--timeout", f"{_PROBE_S:g}"]
@@ -308,12 +294,7 @@ def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
         "one-sided", OK if right else PROBLEM, "put and get work" if right else "a put was lost",
         "" if right else 'leave ParameterServerStrategy(transport="rma") out',
     )  # fmt: skip
-    memory = facts["device_memory"]
-    way = "MPI takes it" if memory["usable"] else "by way of the host"
-    yield Finding(
-        "GPU memory", WARNING if memory["remedy"] else OK, f"{way}: {memory['reason']}",
-        memory["remedy"],
-    )  # fmt: skip
+    yield Finding("GPU memory", OK, facts["gpu_rule"])
 
 
 def _in_time(call: Callable[[], _T]) -> _T:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
-from mpidist.cuda.ways.nccl_library import why_not as why_no_nccl
+from mpidist.cuda.nccl import nccl_problem
 
 BackendName = Literal["mpi", "cpu:mpi", "cpu:mpi,cuda:nccl"]
-"""A backend that groups can have. The last one has direct ways between GPUs for large arrays."""
+"""A backend that groups can have. The last one gives each rank a GPU."""
 
 BACKENDS: Final = get_args(BackendName)
-DIRECT: Final = "cpu:mpi,cuda:nccl"
+WITH_GPUS: Final = "cpu:mpi,cuda:nccl"
 
 _LOADS_MPI = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI"
 _LOAD_S = 60.0
@@ -53,7 +53,7 @@ class Backend(str):
 
 
 _OTHER_BACKENDS = (Backend.GLOO, Backend.NCCL, Backend.UCC, Backend.XCCL, "hccl", Backend.FAKE)
-_DEFAULTS: dict[str, BackendName] = {"cpu": "mpi", "cuda": DIRECT}
+_DEFAULTS: dict[str, BackendName] = {"cpu": "mpi", "cuda": WITH_GPUS}
 
 
 def check_backend(backend: str | None) -> None:
@@ -98,7 +98,7 @@ def is_mpi_available() -> bool:
 
 def is_nccl_available() -> bool:
     """Return whether CuPy has NCCL, which the backend ``"cpu:mpi,cuda:nccl"`` uses on GPUs."""
-    return why_no_nccl() is None
+    return not nccl_problem()
 
 
 def is_gloo_available() -> bool:
@@ -129,7 +129,7 @@ def is_backend_available(backend: str) -> bool:
         if any(len(pair) != 2 for pair in pairs) or len(set(devices)) < len(devices):
             raise ValueError(
                 f"backend {backend!r} is no list of devices, each with its backend: write it as "
-                f"{DIRECT!r}"
+                f"{WITH_GPUS!r}"
             )
         names = [Backend(name) for _, name in pairs]
     return all(name in _AVAILABLE and _AVAILABLE[name]() for name in names)

@@ -7,15 +7,15 @@ import warnings
 from typing import Any, Literal
 
 import mpidist.group as group_package
-from mpidist.collectives.backends import DIRECT, Backend, BackendName, check_backend
-from mpidist.config import config
-from mpidist.cuda import why_no_gpu
-from mpidist.group import DirectGroup, ProcessGroup
+from mpidist.collectives.backends import WITH_GPUS, Backend, BackendName, check_backend
+from mpidist.cuda import cupy, device_count, why_no_gpu
+from mpidist.group import ProcessGroup
 from mpidist.runtime import together, world
 from mpidist.work import Timeout
 
 _default: ProcessGroup | None = None
 _made: list[ProcessGroup] = []  # from the default group; they end with it
+_backend = Backend(Backend.MPI)  # of the default group and of those made from it
 _ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 
 
@@ -63,9 +63,9 @@ def init_process_group(
 
     Args:
         backend: ``"mpi"`` or ``"cpu:mpi"`` moves all arrays through host memory.
-            ``"cpu:mpi,cuda:nccl"`` makes a :class:`mpidist.DirectGroup`, which moves large arrays
-            from GPU to GPU. The default is ``"cpu:mpi,cuda:nccl"`` if a rank has CuPy and a GPU,
-            else ``"mpi"``.
+            ``"cpu:mpi,cuda:nccl"`` gives this rank a GPU, and the group runs collectives of arrays
+            on GPUs through NCCL or CUDA IPC, as its ``gpu_rule`` says. The default is
+            ``"cpu:mpi,cuda:nccl"`` if a rank has CuPy and a GPU, else ``"mpi"``.
         init_method: None or ``"env://"``. MPI needs no rendezvous.
         timeout: Time limit of every operation, in seconds or as a timedelta. The default is no
             limit, unlike in torch.
@@ -74,7 +74,8 @@ def init_process_group(
         store: Argument of torch; must be None.
         group_name: Name of the group in messages, ``"world"`` by default.
         pg_options: Argument of torch; must be None.
-        device_id: Argument of torch; must be None.
+        device_id: GPU of this rank: an index or a ``torch.device``. The default is CuPy's current
+            device. NCCL needs a different one on each rank of a host.
 
     Returns:
         The default group. torch's function returns None.
@@ -91,7 +92,7 @@ def init_process_group(
         raise ValueError(
             f"init_method {init_method!r} has no meaning here: MPI needs no rendezvous"
         )
-    for name, value in (("store", store), ("pg_options", pg_options), ("device_id", device_id)):
+    for name, value in (("store", store), ("pg_options", pg_options)):
         if value is not None:
             raise ValueError(f"{name} has no meaning here: leave it None")
     here = world()
@@ -101,31 +102,54 @@ def init_process_group(
                 f"{name}={value}, but the launcher says {truth}; leave it out, or start the script "
                 "with the number of ranks you mean"
             )
+    wish = _wish(backend)
+    device = _device_of(wish, device_id)
     with together("init_process_group", here.comm.Get_group()):
         comm = here.comm.Dup()
-        wishes = comm.allgather(_wish(backend))
+        wishes = comm.allgather(wish)
     if len(set(wishes) - {None}) > 1:
-        raise ValueError(
-            f"the ranks want different backends, or say MPIDIST_GPU_WAY differently: {wishes}"
-        )
-    kind = DirectGroup if DIRECT in wishes else ProcessGroup
-    made = kind(comm, group_name, timeout)
-    _become_default(made)
+        raise ValueError(f"the ranks want different backends: {wishes}")
+    made = ProcessGroup(comm, group_name, timeout, device)
+    _become_default(made, Backend(WITH_GPUS if WITH_GPUS in wishes else Backend.MPI))
     return made
 
 
-def _become_default(group: ProcessGroup | None) -> None:
-    global _default
+def _become_default(group: ProcessGroup | None, backend: Backend) -> None:
+    global _default, _backend
     _default = group_package.WORLD = group
+    _backend = backend
 
 
 def _wish(backend: str | None) -> str | None:
     """Return the backend of this rank's choice; None if it has no GPU and no choice was made."""
-    if config.gpu_way == "staged":
-        return "mpi"
     if backend is None:
-        return DIRECT if config.gpu_way != "auto" or not why_no_gpu(os.environ) else None
-    return DIRECT if backend.lower() == DIRECT else "mpi"
+        return None if why_no_gpu(os.environ) else WITH_GPUS
+    return WITH_GPUS if backend.lower() == WITH_GPUS else "mpi"
+
+
+def _device_of(backend: str | None, device_id: Any) -> int | None:
+    """Return the index of this rank's GPU; None if the rank uses none.
+
+    Args:
+        backend: The backend of this rank's choice.
+        device_id: An index, a ``torch.device``, or None for CuPy's current device.
+
+    Raises:
+        ValueError: There is no such GPU, or the backend has none.
+    """
+    problem = why_no_gpu(os.environ)
+    if problem or backend != WITH_GPUS:
+        if device_id is not None:
+            reason = problem or f"backend {backend!r} uses no GPUs"
+            raise ValueError(f"device_id {device_id!r} cannot be used: {reason}")
+        return None
+    number = device_id if isinstance(device_id, int) else getattr(device_id, "index", None)
+    if device_id is None or number is None:  # torch.device("cuda") has no index
+        return int(cupy().cuda.runtime.getDevice())
+    count = device_count()
+    if not isinstance(number, int) or not 0 <= number < count:
+        raise ValueError(f"device_id {device_id!r} is not one of the {count} GPU(s), from 0")
+    return number
 
 
 def destroy_process_group(group: Group = None) -> None:
@@ -147,7 +171,7 @@ def destroy_process_group(group: Group = None) -> None:
             if not made.freed:  # by its own method
                 made.free()
         _made.clear()
-        _become_default(None)
+        _become_default(None, Backend(Backend.MPI))
         if ending.freed:
             return
     ending.free()
@@ -209,12 +233,15 @@ def get_backend(group: Group = None) -> Backend:
         group: Process group, by default the default group.
 
     Returns:
-        ``"cpu:mpi,cuda:nccl"`` for a group with direct ways between GPUs, else ``"mpi"``.
+        The backend of the default group, for that and for groups made from it: ``"mpi"`` or
+        ``"cpu:mpi,cuda:nccl"``. Other groups have ``"mpi"``. The attribute ``gpu_rule`` of a group
+        tells how it uses GPUs.
 
     Raises:
         ValueError: There is no default group, or this rank is outside the group.
     """
-    return Backend(DIRECT if isinstance(given(group), DirectGroup) else Backend.MPI)
+    found = given(group)
+    return _backend if found is _default or found in _made else Backend(Backend.MPI)
 
 
 def get_backend_config(group: Group = None) -> str:

@@ -1,12 +1,6 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
 from mpidist.cuda.ahead import HostCopy, Landing, side_stream
-from mpidist.cuda.aware import (
-    Awareness,
-    device_memory_by_mpi,
-    device_memory_by_mpi_on,
-    why_no_gpu,
-)
 from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
 from mpidist.cuda.delivery import Delivery, Parcel
 from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
@@ -21,14 +15,12 @@ from mpidist.cuda.library import (
     has_dtype,
     make_current,
     on_device,
+    why_no_gpu,
 )
 from mpidist.cuda.mirror import Mirror, layout_of, mirror
 from mpidist.cuda.streams import current_stream, finish, mark, wait_for
-from mpidist.cuda.ways import NotDirectError, Way
-from mpidist.cuda.ways.own_stream import OwnStream
 
 __all__ = [
-    "Awareness",
     "Delivery",
     "DeviceArray",
     "HALVES_TEXT",
@@ -37,19 +29,14 @@ __all__ = [
     "Landing",
     "Lane",
     "Mirror",
-    "NotDirectError",
-    "OwnStream",
     "Parcel",
     "Pinned",
-    "Way",
     "bus_id",
     "check_dtype",
     "copy",
     "cupy",
     "current_stream",
     "device_count",
-    "device_memory_by_mpi",
-    "device_memory_by_mpi_on",
     "device_pool",
     "finish",
     "has_dtype",

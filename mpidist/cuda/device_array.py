@@ -104,10 +104,27 @@ class DeviceArray:
         """Local. Whether its elements lie one after the other, in C order."""
         return bool(self._bits.flags.c_contiguous)
 
-    @property
-    def flat(self) -> Any:
-        """Local. Its elements as a flat CuPy array of unsigned integers, if it is contiguous."""
-        return self._bits.reshape(-1)
+    def packed(self, *, copy: bool = False) -> Any:
+        """Return the elements in C order as a flat CuPy array of unsigned integers.
+
+        It shares memory with a contiguous array. Of a strided array it is a copy, which the stream
+        of the array makes.
+
+        Args:
+            copy: Copy a contiguous array, too.
+        """
+        if self.is_contiguous and not copy:
+            return self._bits.reshape(-1)
+        with used(self._stream):
+            packed = cupy().empty(self.shape, self._bits.dtype)
+            packed[...] = self._bits
+        return packed.reshape(-1)
+
+    def unpack(self, packed: Any) -> None:
+        """Copy the result of :meth:`packed` back into a strided array, on its stream."""
+        if not self.is_contiguous:
+            with used(self._stream):
+                self._bits[...] = packed.reshape(self.shape)
 
     def download(self, target: NDArray[Any], block: Block) -> None:
         """Local. Copy it to the host, behind what its stream has to do before; waits for that.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ _INSTALL = (
 )
 _KNOWN = "?bhilqBHILQefdFD"  # CuPy itself takes more where it is given memory, and computes wrongly
 _BFLOAT16_SINCE = 14
+# One of these exists if a driver has found a GPU: on Linux, under Windows, on Jetson boards.
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap")
 _user: list[int] = []  # the process that was the first to use CUDA
 
 
@@ -47,6 +51,19 @@ def _imported() -> Any:
         raise FailedPreconditionError(
             f"GPUs, and arrays there, need CuPy, which cannot be imported ({error!r}): {_INSTALL}"
         ) from error
+
+
+def why_no_gpu(env: Mapping[str, str]) -> str:
+    """Return the reason why this process can use no GPU; "" if it may. CUDA is not asked.
+
+    Args:
+        env: Usually ``os.environ``.
+    """
+    if find_spec("cupy") is None:
+        return "there is no CuPy"
+    if env.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+    return "" if any(map(os.path.exists, _DRIVER_FILES)) else "there is no GPU"
 
 
 def device_count() -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.cuda.library import cupy
+from mpidist.cuda.library import cupy, on_device
 from mpidist.errors import DeadlineExceededError, FailedPreconditionError
 from mpidist.runtime import Backoff
 
@@ -113,6 +113,54 @@ def finish(number: int, doing: str) -> None:
         doing: See :func:`wait_for`, which raises the same.
     """
     wait_for(mark(current_stream(number)), doing)
+
+
+class CommStream:
+    """A stream for the copies, kernels and NCCL calls of one group.
+
+    Args:
+        device: Index of the GPU.
+
+    Attributes:
+        device: Index of the GPU.
+        stream: CuPy's stream.
+
+    Raises:
+        DistBackendError: There is no such device.
+        FailedPreconditionError: There is no CuPy.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        with on_device(device, "making a stream") as package:
+            self.stream: Any = package.cuda.Stream(non_blocking=True)
+
+    @contextmanager
+    def ordered_with(self, streams: Iterable[Any]) -> Iterator[None]:
+        """Make the stream current in the block, ordered with the streams of arrays.
+
+        The stream starts after the work that was queued on the others, and they wait for the
+        stream, also if the block fails. The host does not wait. The device must be current.
+
+        Args:
+            streams: CuPy's streams of the arrays.
+        """
+        others = {stream.ptr: stream for stream in streams}.values()
+        for stream in others:
+            self.stream.wait_event(mark(stream))
+        try:
+            with used(self.stream):
+                yield
+        finally:
+            event = mark(self.stream)
+            for stream in others:
+                stream.wait_event(event)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Start a copy between addresses of devices, peers included."""
+        runtime = cupy().cuda.runtime
+        kind = runtime.memcpyDeviceToDevice
+        runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
 
 
 class _Address:

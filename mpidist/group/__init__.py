@@ -5,11 +5,10 @@
 
 from mpidist.group.cartesian import CartesianGroup, make_cartesian
 from mpidist.group.coalescing import Coalescing
-from mpidist.group.direct import DirectGroup
+from mpidist.group.gpu_rule import GpuRule
 from mpidist.group.making import group_of, make_group, split
 from mpidist.group.prepared import Prepared
 from mpidist.group.process_group import ProcessGroup
-from mpidist.group.way_table import WayTable
 
 WORLD: ProcessGroup | None = None
 
@@ -17,10 +16,9 @@ __all__ = [
     "WORLD",
     "CartesianGroup",
     "Coalescing",
-    "DirectGroup",
+    "GpuRule",
     "Prepared",
     "ProcessGroup",
-    "WayTable",
     "group_of",
     "make_cartesian",
     "make_group",

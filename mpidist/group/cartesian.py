@@ -39,8 +39,14 @@ class CartesianGroup(ProcessGroup):
 
     repeatable = (*ProcessGroup.repeatable, "neighbor_all_gather", "neighbor_all_to_all")
 
-    def __init__(self, comm: MPI.Cartcomm, name: str, timeout: Timeout = None) -> None:
-        super().__init__(comm, name, timeout)
+    def __init__(
+        self,
+        comm: MPI.Cartcomm,
+        name: str,
+        timeout: Timeout = None,
+        device: int | None = None,
+    ) -> None:
+        super().__init__(comm, name, timeout, device)
         self._grid = comm
         shape, periodic, coordinates = comm.Get_topo()
         self.shape = tuple(int(length) for length in shape)
@@ -186,4 +192,4 @@ def make_cartesian(
         raise ValueError(f"periodic={around} does not fit a grid of {lengths}: one answer each")
     with together(f"making group {name!r}", parent.comm.Get_group()):
         comm = parent.comm.Create_cart(lengths, around, reorder)
-    return CartesianGroup(comm, name, timeout)
+    return CartesianGroup(comm, name, timeout, parent.device)

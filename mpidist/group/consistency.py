@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpidist.arrays import Array
+from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import RESERVED_TAGS, Op, Signature, in_words
 from mpidist.reduce_op import ReduceOp
 from mpidist.runtime import Backoff
@@ -54,6 +55,8 @@ def signature_of(op: Op, nonblocking: bool) -> Signature:
 
     Ragged operations have the size -1, because their sizes differ between members.
     """
+    if isinstance(op, GpuOp):
+        return op.gpu_signature
     array: Array | None = None
     kind = ""
     if op.name == "reduce_scatter":

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpidist.errors import DistBackendError
-from mpidist.group.direct import DirectGroup
 from mpidist.group.process_group import ProcessGroup
 from mpidist.runtime import together
 from mpidist.work import Timeout
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
 def make_group(
     parent: ProcessGroup, ranks: Sequence[int], name: str, timeout: Timeout = None
 ) -> ProcessGroup | None:
-    """Collective over the new members. A group of some members of another (MPI 4.1, 7.4.2).
+    """Collective over the new members. Return a group of some members of another (MPI 4.1, 7.4.2).
 
-    That of a :class:`DirectGroup` is one, too.
+    A rank has the same GPU in both groups.
 
     Args:
-        parent: Whose members they are.
-        ranks: World ranks, in the order of their group ranks; the same on all.
-        name: For messages.
+        parent: The group that has the members.
+        ranks: World ranks, in the order of their group ranks; equal on all members.
+        name: Name of the new group, for messages.
         timeout: Time limit of every operation.
 
     Returns:
-        The group; None, at once, on a rank that is not among them.
+        The group. Other ranks get None at once.
 
     Raises:
         ValueError: A rank is there twice, or is not a member of the parent.
@@ -39,8 +38,7 @@ def make_group(
         raise ValueError(f"a group needs distinct ranks, at least one, not {list(ranks)}")
     if parent.rank() not in positions:
         return None
-    kind = DirectGroup if isinstance(parent, DirectGroup) else ProcessGroup
-    return group_of(parent.comm, positions, name, timeout, kind)
+    return group_of(parent.comm, positions, name, timeout, parent.device)
 
 
 def group_of(
@@ -48,16 +46,16 @@ def group_of(
     positions: Sequence[int],
     name: str,
     timeout: Timeout = None,
-    kind: type[ProcessGroup] = ProcessGroup,
+    device: int | None = None,
 ) -> ProcessGroup:
-    """Collective over the new members. A group of some ranks of a communicator.
+    """Collective over the new members. Return a group of some ranks of a communicator.
 
     Args:
         comm: The communicator.
-        positions: Ranks in it, this one among them; the same on all.
-        name: For messages.
+        positions: Ranks in the communicator, this rank among them; equal on all members.
+        name: Name of the new group, for messages.
         timeout: Time limit of every operation.
-        kind: Of group.
+        device: Index of the GPU of this rank, or None.
     """
     from mpi4py import MPI
 
@@ -74,16 +72,16 @@ def group_of(
         finally:
             members.Free()
             whole.Free()
-    return kind(made, name, timeout)
+    return ProcessGroup(made, name, timeout, device)
 
 
 def split(
     parent: ProcessGroup, lists: Sequence[Sequence[int]], name: str, timeout: Timeout = None
 ) -> list[ProcessGroup | None]:
-    """Collective over the members of the lists. A group for each list of world ranks.
+    """Collective over the members of the lists. Make a group for each list of world ranks.
 
     Returns:
-        For each list its group, or None where this rank is not in it.
+        The group of each list, or None if this rank is not in the list.
 
     Raises:
         ValueError: A rank is in two lists, twice in one, or is not a member of the parent.

@@ -45,7 +45,8 @@ Their dtypes are not compared: MPI has no types for some, which move as bytes.
 
 Signature = tuple[object, ...]
 """The facts of a collective that are equal on all members, as :mod:`marshal` takes them: name,
-reduction, root, shape or size, type character, and whether MPI's nonblocking call is used."""
+reduction, root, shape or size, type character, and whether MPI's nonblocking call is used. The last
+two are a name of the dtype and of the backend if a backend for GPUs runs the collective."""
 _NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
 
 
@@ -176,7 +177,7 @@ def in_words(signature: Signature, group: GroupInfo) -> str:
     """Return a collective as a call, for messages."""
     name, reduction, root, shape, kind, nonblocking = signature
     words = []
-    if name in SHAPED or name == "reduce_scatter":
+    if name in SHAPED or name in ("reduce_scatter", "reduce_scatter_tensor"):
         assert isinstance(reduction, int)
         wraps = reduction == WrappingSum.SUM
         words.append(ReduceOp.SUM.name if wraps else ReduceOp(reduction).name)
@@ -189,7 +190,9 @@ def in_words(signature: Signature, group: GroupInfo) -> str:
         words.append(f"{np.dtype(kind)}[{', '.join(map(str, lengths))}]")
     elif shape != -1:
         words.append(f"{shape} bytes")
-    if nonblocking:
+    if isinstance(nonblocking, str):
+        words.append(f"on GPUs by {nonblocking}")
+    elif nonblocking:
         words.append("nonblocking")
     return f"{name}({', '.join(words)})"
 

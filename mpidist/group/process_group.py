@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, cast
 
@@ -24,8 +25,13 @@ from mpidist.array_lists import (
 )
 from mpidist.arrays import Array, Finish, apart, host_view, movable, to_move
 from mpidist.config import config
+from mpidist.cuda import bus_id
+from mpidist.cuda.nccl import nccl_problem
 from mpidist.group.checks import check_list, check_multiple, list_of_root, list_of_root_objects
 from mpidist.group.coalescing import Coalescing, begin_together, coalesce, returning
+from mpidist.group.device_memory import device_memory, device_memory_op
+from mpidist.group.gpu_operation import MOVING, REDUCING, gpu_op
+from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuFacts, GpuRule, choose
 from mpidist.group.monitored_barrier import MonitoredBarrier
 from mpidist.group.operation import LARGEST_COUNT, MIN_MESSAGE_BYTES, RESERVED_TAGS, GroupInfo, Op
 from mpidist.group.pickled_objects import (
@@ -82,11 +88,14 @@ class ProcessGroup:
         comm: The communicator; the group owns it from now on.
         name: Used in messages.
         timeout: Time limit of every operation, in seconds or as a timedelta; None for none.
+        device: Index of the GPU of this rank. None stages arrays on GPUs through the host.
 
     Attributes:
         name: Used in messages.
         number: Unique, and equal on all members.
         ranks: World rank of each member, by group rank.
+        device: Index of the GPU of this rank, or None.
+        gpu_rule: The backend for arrays on GPUs, and the reason; ``print`` shows it.
     """
 
     repeatable: ClassVar[tuple[str, ...]] = (
@@ -99,7 +108,13 @@ class ProcessGroup:
     Not exscan: its first rank receives nothing.
     """
 
-    def __init__(self, comm: MPI.Intracomm, name: str, timeout: Timeout = None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        name: str,
+        timeout: Timeout = None,
+        device: int | None = None,
+    ) -> None:
         from mpi4py import MPI
 
         if comm == MPI.COMM_NULL or comm.Is_inter():
@@ -110,8 +125,10 @@ class ProcessGroup:
         here = world()
         self._comm = comm
         with together(f"making group {name!r}", comm.Get_group()):
-            first = next(_counter) * here.size + here.rank, config.debug
-            number, debug = comm.bcast(first)
+            gpu = None if device is None else (bus_id(device), nccl_problem())
+            own = next(_counter) * here.size + here.rank, config.debug, gpu
+            told = comm.allgather(own)
+        number, debug, _ = told[0]
         group = comm.Get_group()
         translated = group.Translate_ranks(list(range(comm.size)), here.comm.Get_group())
         group.Free()
@@ -122,7 +139,16 @@ class ProcessGroup:
         self.name: str = name
         self.number: int = number
         self.ranks = ranks
-        self._submission = Submission(comm, self._info, seconds(timeout), debug)
+        facts = [
+            gpu and GpuFacts(here.nodes[rank], *gpu)
+            for rank, (_, _, gpu) in zip(ranks, told, strict=True)
+        ]
+        self.device = device
+        self.gpu_rule: GpuRule = choose(facts, ranks, config.gpu_mpi)
+        self._uses_gpus = self.gpu_rule.backend != "staged"
+        self._submission = Submission(
+            comm, self._info, seconds(timeout), debug, self.gpu_rule, device
+        )
         self._submit = self._submission.submit
         self._objects = ObjectCollectives(self._info, self._submission)
         self._monitored_barrier = MonitoredBarrier(self._info, self._submission)
@@ -200,6 +226,10 @@ class ProcessGroup:
         Returns:
             A Work if ``async_op``, else None.
         """
+        if self._uses_gpus:
+            record = self._gpu_op("all_reduce", [array], (array, op), op)
+            if record is not None:
+                return self._submit(record, async_op, [array])
         buffer, mpi_op, finish = to_reduce(array, op, self._size)
         return self._submit(
             Op("all_reduce", self._info, None, buffer, mpi_op, -1, 0, finish), async_op, [array]
@@ -228,6 +258,10 @@ class ProcessGroup:
             A Work if ``async_op``, else None.
         """
         root = self._peer("dst", dst, group_dst)
+        if self._uses_gpus:
+            record = self._gpu_op("reduce", [array], (array, None, op, False, root), op, root)
+            if record is not None:
+                return self._submit(record, async_op, [array])
         is_root = self._rank == root
         buffer, mpi_op, finish = to_reduce(array, op, self._size, write=is_root)
         send, recv = (None, buffer) if is_root else (buffer, None)
@@ -302,6 +336,11 @@ class ProcessGroup:
         Returns:
             A Work if ``async_op``, else None.
         """
+        if self._uses_gpus:
+            args = output, input, op
+            record = self._gpu_op("reduce_scatter_tensor", [output, input], args, op)
+            if record is not None:
+                return self._submit(record, async_op, [output])
         target, source = host_view(output, read=False), host_view(input)
         check_multiple(self._info, "reduce_scatter_tensor", source, target)
         return self._reduce_scatter(target, apart(source, target), op, async_op, output)
@@ -359,6 +398,10 @@ class ProcessGroup:
             A Work if ``async_op``, else None.
         """
         root = self._peer("src", src, group_src)
+        if self._uses_gpus:
+            record = self._gpu_op("broadcast", [array], (array, None, False, root), root=root)
+            if record is not None:
+                return self._submit(record, async_op, [array])
         buffer, finish = to_move(array, write=self._rank != root)
         record = Op("broadcast", self._info, None, buffer, root=root, finish=finish)
         return self._submit(record, async_op, [array])
@@ -413,6 +456,10 @@ class ProcessGroup:
         Returns:
             A Work if ``async_op``, else None.
         """
+        if self._uses_gpus:
+            record = self._gpu_op("all_gather_into_tensor", [output, input], (output, input))
+            if record is not None:
+                return self._submit(record, async_op, [output])
         target, own = host_view(output, read=False), host_view(input)
         check_multiple(self._info, "all_gather_into_tensor", target, own)
         gathered, finish = to_move(target, write=True)
@@ -635,12 +682,17 @@ class ProcessGroup:
         Returns:
             A Work if ``async_op``, else None.
         """
+        unequal = are_given(input_split_sizes) or are_given(output_split_sizes)
+        if self._uses_gpus and not unequal:
+            record = self._gpu_op("all_to_all_single", [output, input], (output, input))
+            if record is not None:
+                return self._submit(record, async_op, [output])
         target, source = host_view(output, read=False), host_view(input)
         if target.dtype != source.dtype:
             raise ValueError(f"all_to_all_single of {source.dtype} cannot write {target.dtype}")
         send = movable(apart(source, target))
         recv, finish = to_move(target, write=True)
-        if are_given(input_split_sizes) or are_given(output_split_sizes):
+        if unequal:
             # An array that MPI has no type for, or cannot reach by its type, moves as bytes.
             given_unit = source.itemsize // send.itemsize
             taken_unit = target.itemsize // recv.itemsize
@@ -987,6 +1039,38 @@ class ProcessGroup:
 
     # Inside
 
+    def _gpu_op(
+        self,
+        name: str,
+        arrays: Sequence[Any],
+        args: tuple[Any, ...],
+        op: Reduction | str = ReduceOp.SUM,
+        root: int = -1,
+    ) -> Op | None:
+        """Return a collective for the backend of GPUs; None if MPI runs it on host memory.
+
+        Args:
+            name: The method.
+            arrays: The array that receives and, if it is another, the array that is read.
+            args: The arguments of the method that make the same operation on host memory.
+            op: The reduction or its name.
+            root: Group rank of the root; -1 if there is none.
+        """
+        if self._submission.is_collecting():
+            return None
+        if self.gpu_rule.backend == "mpi":
+            return device_memory_op(self._info, name, arrays[0], op, root)
+        assert self.device is not None
+        stage = partial(self._op_on_host, name, args)
+        return gpu_op(self._info, self.gpu_rule, self.device, name, arrays, op, root, stage)
+
+    def _op_on_host(self, name: str, args: tuple[Any, ...]) -> Op:
+        """Return a collective on host memory, without submitting it."""
+        with self._submission.collecting() as ops:
+            getattr(self, name)(*args)
+        (op,) = ops
+        return op
+
     def _peer(
         self, name: str, rank: int | None, group_rank: int | None, default: int | None = None
     ) -> int:
@@ -1127,7 +1211,9 @@ class ProcessGroup:
         peer = self._peer("dst", dst, group_dst)
         self._check_not_self(peer, "send to")
         _check_tag(tag)
-        buffer, _ = to_move(array, write=False)
+        buffer = self._memory_for_mpi(array, write=False)
+        if buffer is None:
+            buffer, _ = to_move(array, write=False)
         return Op("send", self._info, buffer, None, root=peer, tag=tag)
 
     def _recv_op(
@@ -1141,11 +1227,20 @@ class ProcessGroup:
         peer = self._peer("src", src, group_src, default=-1)
         self._check_not_self(peer, "receive from")
         _check_tag(tag)
-        # A view with its values: elements beyond a shorter message keep theirs.
-        buffer, finish = to_move(host_view(array), write=True)
+        finish = None
+        buffer = self._memory_for_mpi(array, write=True)
+        if buffer is None:
+            # A view with its values: elements beyond a shorter message keep theirs.
+            buffer, finish = to_move(host_view(array), write=True)
         record = Op("recv", self._info, None, buffer, root=peer, tag=tag, finish=finish)
         record.limit = seconds(timeout)
         return record
+
+    def _memory_for_mpi(self, array: Any, *, write: bool) -> Any:
+        """Return the memory of an array on a GPU if MPI is to take it, else None."""
+        if self.gpu_rule.backend != "mpi" or array.__class__ is np.ndarray:
+            return None
+        return device_memory(array, write=write)
 
     def _check_not_self(self, peer: int, verb: str) -> None:
         if peer == self._rank:
@@ -1161,6 +1256,14 @@ class ProcessGroup:
         self, name: str, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Op, bool], Any]:
         """Return a function that runs or starts a prepared collective."""
+        nbytes = max((buffer.nbytes for buffer, _ in op.buffers()), default=0)
+        if (
+            self.gpu_rule.backend == "ipc"
+            and name in (*MOVING, *REDUCING)
+            and nbytes >= IPC_MIN_BYTES
+        ):
+            # Members that call it plainly tell each other first where their arrays lie.
+            return lambda _, async_op: getattr(self, name)(*args, **kwargs, async_op=async_op)
         return self._submit
 
 

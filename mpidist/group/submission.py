@@ -20,7 +20,11 @@ from mpidist.group.consistency import (
     Comparison,
     signature_of,
 )
+from mpidist.group.gpu_operation import GpuOp
+from mpidist.group.gpu_rule import GpuRule
+from mpidist.group.ipc_backend import IpcBackend
 from mpidist.group.mpi_backend import MpiBackend, backend_error
+from mpidist.group.nccl_backend import NcclBackend
 from mpidist.group.operation import SHAPED, SIZED, GroupInfo, Op, Signature
 from mpidist.runtime import Waits, exits, fork, together
 from mpidist.work import Work, gather_works
@@ -40,6 +44,8 @@ class Submission:
         info: The facts about the group.
         limit: Time limit of every operation, in seconds; None for none.
         debug: The group's ``MPIDIST_DEBUG``: ``"off"``, ``"info"`` or ``"detail"``.
+        rule: The rule for arrays on GPUs.
+        device: Index of this rank's GPU, or None.
 
     Attributes:
         limit: Time limit of every operation, in seconds; None for none.
@@ -47,7 +53,13 @@ class Submission:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, info: GroupInfo, limit: float | None, debug: str
+        self,
+        comm: MPI.Intracomm,
+        info: GroupInfo,
+        limit: float | None,
+        debug: str,
+        rule: GpuRule,
+        device: int | None,
     ) -> None:
         self.limit = limit
         self.freed = False
@@ -67,6 +79,8 @@ class Submission:
         self._backend: Backend = MpiBackend(comm, self._waits, self._pending)
         self._error = self._backend.error
         self._run_by_backend = self._backend.run
+        self._rule, self._device = rule, device
+        self._gpu_backend: NcclBackend | IpcBackend | None = None  # made by the first operation
         # MPI requires the collectives of a group in one order, whichever thread calls them.
         self._turn = threading.Lock()
         self._collecting: dict[int, list[Op]] = {}  # by thread
@@ -287,6 +301,11 @@ class Submission:
         self.check_alive()
         pending = [work for work in list(self._pending.values()) if not work.is_completed()]
         self.freed = self._refusing = True
+        if self._gpu_backend is not None:
+            if pending or self._torn is not None:
+                self._gpu_backend.abandon()
+            else:
+                self._gpu_backend.free()
         with together(f"freeing group {self._info.name!r}", self._comm.Get_group()):
             if not pending and self._torn is None:
                 self._backend.free()
@@ -297,7 +316,10 @@ class Submission:
         key = id(op)
         self._current[key] = op
         try:
-            self._run_by_backend(op)
+            if op.__class__ is GpuOp:
+                self._backend_for_gpus().run(op)
+            else:
+                self._run_by_backend(op)
         except BaseException as error:  # an interrupt between two messages, too
             if op.halfway and op.sequence:
                 self.tear(op.name)
@@ -314,13 +336,32 @@ class Submission:
         fork.check_mpi()
         self.check_alive()  # Open MPI's nonblocking calls may crash where blocking ones fail
         try:
-            return self._backend.start(op)
+            backend = self._backend_for_gpus() if op.__class__ is GpuOp else self._backend
+            return backend.start(op)
         except BaseException as error:
             if op.halfway and op.sequence:
                 self.tear(op.name)
             if isinstance(error, self._error):
                 raise backend_error(op, error) from error
             raise
+
+    def _backend_for_gpus(self) -> NcclBackend | IpcBackend:
+        """Return the backend that the group's rule names. Collective at the first call."""
+        if self._gpu_backend is None:
+            assert self._device is not None
+            try:
+                if self._rule.backend == "nccl":
+                    self._gpu_backend = NcclBackend(
+                        self._comm, self._device, self._pending, self.tear
+                    )
+                else:
+                    self._gpu_backend = IpcBackend(
+                        self._comm, self._device, self._waits, self._pending, self.tear
+                    )
+            except BaseException as error:
+                self.tear("first operation on GPUs", error)
+                raise
+        return self._gpu_backend
 
     def _sweep(self) -> None:
         """Test some of the pending works, in turn, for callers that do not wait for theirs."""

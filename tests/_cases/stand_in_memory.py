@@ -134,27 +134,3 @@ def device_of_handle(handle):
     """Whose memory it is, by process and device."""
     process, _, device, _, _ = _HANDLE.unpack(handle)
     return process, device
-
-
-class Driver:
-    """What libcuda tells of pointers; functions give statuses, 1 for what they do not know."""
-
-    @staticmethod
-    def cuMemGetAddressRange_v2(base, size, ptr):
-        """Where the memory begins that an address lies in, and how long it is."""
-        allocation = find(ptr)
-        if allocation is None:
-            return 1
-        base._obj.value, size._obj.value = allocation.start, allocation.nbytes
-        return 0
-
-    @staticmethod
-    def cuPointerGetAttribute(data, attribute, ptr):
-        """One of: a number of its own, whether it is managed, whether it can have a handle."""
-        allocation = find(ptr)
-        if allocation is None:
-            return 1
-        answers = {7: allocation.number, 8: allocation.kind == "managed"}
-        answers[10] = allocation.kind == "device"
-        data._obj.value = answers[attribute]
-        return 0

@@ -49,7 +49,7 @@ def test_arguments_that_contradict_the_launcher(world):
         ({"init_method": "tcp://host:1"}, "needs no rendezvous"),
         ({"store": object()}, "store has no meaning here"),
         ({"pg_options": 1}, "pg_options has no meaning here"),
-        ({"device_id": 0}, "device_id has no meaning here"),
+        ({"device_id": 0}, "device_id 0 cannot be used: there is no CuPy"),
         ({"timeout": -1.0}, "cannot be negative"),
     ]
     for arguments, text in cases:

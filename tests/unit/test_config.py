@@ -24,9 +24,12 @@ TEXTS = {
 }
 CHOICES = {
     "MPIDIST_DEBUG": ("info", "off", "detail"),
-    "MPIDIST_GPU_MPI": ("auto", "0", "1"),
-    "MPIDIST_GPU_WAY": ("auto", "staged", "nccl", "ipc", "mpi", "pieces"),
 }
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", False), ("1", True), ("", False)])
+def test_gpu_mpi(text, value):
+    assert Config.from_env({"MPIDIST_GPU_MPI": text}).gpu_mpi is value
 
 
 def test_defaults():
@@ -78,7 +81,7 @@ def test_the_process_has_read_its_own():
 
 def test_every_variable_is_in_the_table():
     text = mpidist.config.__doc__
-    known = [*NUMBERS, *TEXTS, *CHOICES]
+    known = [*NUMBERS, *TEXTS, *CHOICES, "MPIDIST_GPU_MPI"]
     assert sorted(re.findall(r"``(MPIDIST_\w+)``", text)) == sorted(known)
 
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from mpidist.cuda import DeviceArray
-from mpidist.cuda.ways.reductions import (
-    MOST,
+from mpidist.cuda.reductions import (
+    MOST_ARRAYS,
+    as_numbers,
     can_reduce,
     combine,
     divided,
     is_half,
-    numbers,
     numbers_at,
     widened,
 )
@@ -79,7 +79,7 @@ def test_they_are_numpys(xp, dtype, op, count):
         pytest.skip("each takes a compiler, and they differ in length only")
     data = [values(dtype, seed) for seed in range(count)]
     held = [on_device(xp, one) for one in data]
-    parts = [numbers(taken) for taken, _ in held]
+    parts = [as_numbers(taken.packed(), taken.dtype) for taken, _ in held]
     combine(parts, parts[-1], dtype, op)
     check(xp.asnumpy(held[-1][1]), expected(data, op))
     for (_, array), one in zip(held[:-1], data[:-1], strict=True):
@@ -87,10 +87,12 @@ def test_they_are_numpys(xp, dtype, op, count):
 
 
 def test_as_many_as_there_may_be(xp):
-    data = [values(np.dtype("f4"), seed) for seed in range(MOST)]
+    data = [values(np.dtype("f4"), seed) for seed in range(MOST_ARRAYS)]
     held = [on_device(xp, one) for one in data]
     out = xp.empty(1000, np.dtype("f4"))
-    combine([numbers(taken) for taken, _ in held], out, np.dtype("f4"), "MAX")
+    combine(
+        [as_numbers(taken.packed(), taken.dtype) for taken, _ in held], out, np.dtype("f4"), "MAX"
+    )
     check(xp.asnumpy(out), np.max(data, 0))
 
 
@@ -98,17 +100,22 @@ def test_as_many_as_there_may_be(xp):
 def test_halves_there_and_back(xp, dtype):
     data = values(dtype, 1)
     taken, array = on_device(xp, data)
-    wide = widened(numbers(taken), dtype)
+    wide = widened(as_numbers(taken.packed(), taken.dtype), dtype)
     check(xp.asnumpy(wide), data.astype("f4"))
     wide *= 3
-    divided(wide, numbers(taken), dtype, 7)
+    divided(wide, as_numbers(taken.packed(), taken.dtype), dtype, 7)
     check(xp.asnumpy(array), (data.astype("f4") * 3 / np.float32(7)).astype(dtype))
 
 
 def test_every_bfloat16_there_and_back(xp):
     data = np.arange(1 << 16, dtype=np.uint16).view(BF16)
     taken, array = on_device(xp, data)
-    divided(widened(numbers(taken), BF16), numbers(taken), BF16, 1)
+    divided(
+        widened(as_numbers(taken.packed(), taken.dtype), BF16),
+        as_numbers(taken.packed(), taken.dtype),
+        BF16,
+        1,
+    )
     got = xp.asnumpy(array).view(BF16)
     np.testing.assert_array_equal(got.astype("f4"), data.astype("f4"))
     assert np.isnan(got).any()

@@ -16,7 +16,7 @@ BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 FACTS = {
     "ranks": 2, "thread_level": "multiple", "sums_are_right": True,
     "one_sided_is_right": True, "all_reduce_us": 3.25, "broadcast_gib_s": 9.5,
-    "device_memory": {"usable": False, "reason": "MPICH does not say so", "remedy": ""},
+    "gpu_rule": "arrays on GPUs are staged through pinned host memory",
 }  # fmt: skip
 
 
@@ -26,7 +26,6 @@ def machine(monkeypatch):
     said = {
         "library": (0, "4.1.2 MPICH Version: 5.0.2, more\nand more\0", ""),
         "ranks": (0, f"noise\n{json.dumps(FACTS)}\n", ""),
-        "way": (0, json.dumps({"table": "no nccl: some share a GPU"}), ""),
     }
 
     def child(command, limit_s):
@@ -145,20 +144,10 @@ def test_ranks_that_do_not_work(machine, answer, name, text):
     assert findings[name].remedy
 
 
-@pytest.mark.parametrize(
-    ("usable", "remedy", "verdict", "way"),
-    [
-        (True, "", "ok", "MPI takes it"),
-        (False, "", "ok", "by way of the host"),
-        (False, "MPIDIST_GPU_MPI=0 has no trial", "warning", "by way of the host"),
-    ],
-)
-def test_whether_mpi_takes_device_memory(machine, usable, remedy, verdict, way):
-    told = {"usable": usable, "reason": "the library says so, but", "remedy": remedy}
-    machine["ranks"] = (0, json.dumps(FACTS | {"device_memory": told}), "")
+@pytest.mark.usefixtures("machine")
+def test_the_rule_for_gpus():
     finding = found()["GPU memory"]
-    assert (finding.verdict, finding.remedy) == (verdict, remedy)
-    assert finding.fact == f"{way}: the library says so, but"
+    assert (finding.verdict, finding.fact) == ("ok", FACTS["gpu_rule"])
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
@@ -180,23 +169,6 @@ def test_cupy(machine, monkeypatch, answer, fact, gpus):
     bad = "problem" if gpus else "warning"
     assert finding.verdict == ("ok" if fact.startswith("copies") else bad)
     assert ("nvidia-smi" in finding.remedy) == (finding.verdict != "ok")
-
-
-@pytest.mark.usefixtures("machine")
-def test_the_ways_between_gpus(machine, monkeypatch):
-    monkeypatch.setattr(accelerators, "_count_gpus", lambda: 1)
-    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "cupy" or None)
-    machine["gpu"] = 0, "CuPy 14.2.0: copies to and from 1 GPUs arrive\n", ""
-    table = "all_reduce of 64 KiB: ipc 30 us, staged 90 us\nno nccl: some share one"
-    machine["way"] = 0, json.dumps({"table": table}), ""
-    way = found()["GPU to GPU"]
-    assert way.verdict == "ok"
-    assert way.fact == "all_reduce of 64 KiB: ipc 30 us, staged 90 us; no nccl: some share one"
-    machine["way"] = 1, "", "DistBackendError: GPU 0 is lost\n"
-    way = found()["GPU to GPU"]
-    assert (way.verdict, way.remedy) == ("problem", "DistBackendError: GPU 0 is lost")
-    machine["gpu"] = 1, "", "no GPU can be used\n"
-    assert "GPU to GPU" not in found()
 
 
 def test_gpus_without_cupy(monkeypatch):

@@ -1,8 +1,7 @@
-"""What a way has queued on devices and not yet seen end, with a thread that looks after it.
+"""A thread that watches the work of a stream, which the host does not wait for.
 
-The host does not wait for such work: a kernel that waits for a rank that never comes would hang
-without a word. Work that is given up ends with wrong values on the streams, which nobody there can
-tell: so the thread's error ends the job.
+A kernel of NCCL that waits for a rank that never comes would hang without a word. Work that is
+aborted leaves wrong values on the streams, where no caller can notice, so the error ends the job.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ _PERIOD_S = 0.1
 
 
 class _Step:
-    """Something that may not end: a call of the host, or what is before an event."""
+    """A call on the host, or the work before an event, that may not end."""
 
-    def __init__(self, doing: str, event: Any) -> None:
-        self.doing = doing
+    def __init__(self, text: str, event: Any) -> None:
+        self.text = text
         self.event = event
         self.since = time.monotonic()
-        self.told = False
+        self.reported = False
 
 
-class Tail:
-    """Local. Looks after what is queued; the first call starts its thread.
+class StreamWatchdog:
+    """Watches queued work. The first call starts its thread.
 
     Args:
-        where: Whose it is, for messages: ``"NCCL, rank 1 of 4, GPU 1"``.
-        number: Of the device.
-        look: Raises if something has failed that events do not show.
-        give_up: Ends what is under way, whatever its state.
+        where: The owner, for messages: ``"NCCL, rank 1 of 4, GPU 1"``.
+        device: Index of the GPU.
+        check: Raises if something has failed that events do not show.
+        abort: Ends the work under way, whatever its state.
     """
 
     def __init__(
-        self, where: str, number: int, look: Callable[[], None], give_up: Callable[[], None]
+        self, where: str, device: int, check: Callable[[], None], abort: Callable[[], None]
     ) -> None:
         self._where = where
-        self._number = number
-        self._look = look
-        self._give_up = give_up
+        self._device = device
+        self._check_owner = check
+        self._abort = abort
         self._call: _Step | None = None
         self._steps: deque[_Step] = deque()
         self._lock = threading.Lock()
@@ -58,11 +57,14 @@ class Tail:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def calling(self, doing: str) -> Iterator[None]:
-        """Local. Look after a call that may block; one at a time.
+    def calling(self, text: str) -> Iterator[None]:
+        """Watch a call that may block; one at a time.
+
+        Args:
+            text: The call, for messages.
 
         Raises:
-            DistBackendError: Something before it has failed or was given up.
+            DistBackendError: Earlier work has failed or was aborted.
         """
         self.check()
         if self._thread is None:
@@ -70,26 +72,26 @@ class Tail:
                 target=self._watch, name="mpidist-gpu-watchdog", daemon=True
             )
             self._thread.start()
-        self._call = _Step(doing, None)
+        self._call = _Step(text, None)
         try:
             yield
         finally:
             self._call = None
 
-    def append(self, doing: str, event: Any) -> None:
-        """Local. Look after what is queued before an event."""
-        step = _Step(doing, event)
+    def append(self, text: str, event: Any) -> None:
+        """Watch the work that was queued before an event."""
+        step = _Step(text, event)
         with self._lock:
-            self._forget()
+            self._remove_ended()
             self._steps.append(step)
 
     def check(self) -> None:
-        """Local. DistBackendError if anything has failed or was given up."""
+        """Raise DistBackendError if any work has failed or was aborted."""
         if self._error is not None:
             raise DistBackendError(str(self._error)) from self._error
 
     def fail(self, error: Exception | str) -> DistBackendError:
-        """Local. Refuse all calls from now on; returns the error to raise."""
+        """Refuse all calls from now on. Return the error to raise."""
         if self._error is None:
             self._error = DistBackendError(f"{self._where}: {error}")
             if isinstance(error, Exception):
@@ -97,13 +99,13 @@ class Tail:
         return self._error
 
     def pending(self) -> str | None:
-        """Local. The first of what has not ended, in words; None if all has."""
+        """Return the first work that has not ended, in words, or None."""
         with self._lock:
-            self._forget()
-            return self._steps[0].doing if self._steps else None
+            self._remove_ended()
+            return self._steps[0].text if self._steps else None
 
     def finish(self) -> None:
-        """Local. Wait until all has ended; what takes too long is given up by the thread.
+        """Wait until all work has ended. The thread aborts work that takes too long.
 
         Raises:
             DistBackendError: See :meth:`check`.
@@ -115,22 +117,22 @@ class Tail:
         self.check()
 
     def stop(self) -> None:
-        """Local. End the thread."""
+        """End the thread."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _forget(self) -> None:
+    def _remove_ended(self) -> None:
         try:
             while self._steps and has_come(self._steps[0].event):
                 self._steps.popleft()
-        except errors_of_cuda() as error:  # the user's next call of CUDA tells it, too
-            doing = self._steps[0].doing
+        except errors_of_cuda() as error:  # the caller's next call of CUDA raises it, too
+            text = self._steps[0].text
             self._steps.clear()
-            self.fail(f"{doing}, or what was queued before it, has failed: {error}")
+            self.fail(f"{text}, or work that was queued before it, has failed: {error}")
 
     def _watch(self) -> None:
-        make_current(self._number)
+        make_current(self._device)
         while not self._stop.wait(_PERIOD_S):
             self.pending()
             if self._error is None:
@@ -138,29 +140,29 @@ class Tail:
 
     def _observe(self, now: float) -> None:
         try:
-            self._look()
+            self._check_owner()
         except Exception as error:
             self._end(f"it has failed: {error}")
         step = self._call or next(iter(self._steps.copy()), None)
         if step is None:
             return
         waited = now - step.since
-        if waited > config.stall_s and not step.told:
-            step.told = True
+        if waited > config.stall_s and not step.reported:
+            step.reported = True
             logger.warning(
-                "%s: %s has not ended after %.0f s; other ranks have not made the call, or what "
-                "was queued before it does not end",
+                "%s: %s has not ended after %.0f s; other ranks have not made the call, or work "
+                "that was queued before it does not end",
                 self._where,
-                step.doing,
+                step.text,
                 waited,
             )
         if waited > config.stall_abort_s:
             self._end(
-                f"{step.doing} has not ended after {waited:.0f} s, the limit set by "
-                "MPIDIST_STALL_ABORT_S, and was given up; what depends on it has wrong values"
+                f"{step.text} has not ended after {waited:.0f} s, the limit set by "
+                "MPIDIST_STALL_ABORT_S, and was aborted; later values on its streams are wrong"
             )
 
     def _end(self, reason: str) -> None:
         error = self.fail(reason)
-        self._give_up()
+        self._abort()
         raise error

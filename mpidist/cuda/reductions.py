@@ -1,20 +1,19 @@
-"""Kernels that make one array of those of several ranks, in one pass, in order of rank."""
+"""Kernels that reduce the arrays of several ranks in one pass, in order of rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpidist.cuda.kernels import HALVES_TEXT
 from mpidist.cuda.library import cupy
 
-if TYPE_CHECKING:
-    from mpidist.cuda.device_array import DeviceArray
+MOST_ARRAYS = 64
+"""Arrays that one kernel can reduce: CUDA limits the size of its parameters."""
 
-MOST = 64  # arrays in one kernel: more parameters would not fit
 _INTEGERS = "bhilqBHILQ"
 _FLOATS = "efd"
 _SIGNS = {"SUM": "+", "AVG": "+", "PRODUCT": "*"}
@@ -22,11 +21,11 @@ _NAMES = {"MIN": "min", "MAX": "max"}
 
 
 def can_reduce(dtype: np.dtype[Any], op: str) -> bool:
-    """Local. Whether there is a kernel that reduces arrays of a dtype.
+    """Return whether :func:`combine` reduces arrays of a dtype.
 
     Args:
-        dtype: Which.
-        op: SUM, AVG, PRODUCT, MIN or MAX; of others there is none.
+        dtype: The dtype of the elements.
+        op: Name of a :class:`mpidist.ReduceOp`.
     """
     if op not in _SIGNS and op not in _NAMES:
         return False
@@ -40,33 +39,33 @@ def can_reduce(dtype: np.dtype[Any], op: str) -> bool:
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Local. Whether it is that of ml_dtypes."""
+    """Return whether a dtype is the bfloat16 of ml_dtypes."""
     return bool(dtype.name == "bfloat16")
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Local. Whether it is reduced in float32."""
+    """Return whether a dtype is reduced in float32."""
     return dtype.char == "e" or is_bfloat16(dtype)
 
 
-def numbers(array: DeviceArray) -> Any:
-    """Local. The numbers of a contiguous array, as kernels take them.
+def as_numbers(bits: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a flat CuPy array as kernels take it, over the same memory.
 
-    Returns:
-        A flat CuPy array over its memory: of complex numbers twice as many floats, of bools uint8,
-        of bfloat16 its bits.
+    Args:
+        bits: Unsigned integers, see :meth:`mpidist.cuda.DeviceArray.packed`.
+        dtype: The dtype of the elements.
     """
-    return array.flat.view(stored_as(array.dtype))
+    return bits.view(stored_as(dtype))
 
 
 def numbers_at(pointer: int, nbytes: int, dtype: np.dtype[Any], device: int) -> Any:
-    """Local. The same of memory that may be another process's; the caller keeps it.
+    """Return memory as a flat CuPy array that kernels take; the caller keeps the memory.
 
     Args:
-        pointer: Its address, in this process.
-        nbytes: How long it is.
-        dtype: Of the elements.
-        device: The one that works with it, wherever it lies.
+        pointer: Address in this process; the memory may belong to another process.
+        nbytes: Size of the memory.
+        dtype: The dtype of the elements.
+        device: Index of the GPU that works with it, wherever it lies.
     """
     cuda, dtype = cupy().cuda, stored_as(dtype)
     memory = cuda.UnownedMemory(pointer, nbytes, None, device)
@@ -75,7 +74,10 @@ def numbers_at(pointer: int, nbytes: int, dtype: np.dtype[Any], device: int) -> 
 
 
 def stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Local. The dtype of which kernels take the elements of another."""
+    """Return the dtype of the numbers that kernels read for elements of a dtype.
+
+    Complex numbers are pairs of floats, bools are uint8, and bfloat16 are bits.
+    """
     if dtype.char in "FD":
         return np.dtype(dtype.char.lower())
     if dtype.char == "?" or is_bfloat16(dtype):
@@ -84,19 +86,19 @@ def stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def combine(parts: Sequence[Any], out: Any, dtype: np.dtype[Any], op: str) -> None:
-    """Local. Reduce arrays of the current device, on the current stream.
+    """Reduce arrays of the current device in order, in one kernel on the current stream.
 
     Args:
-        parts: As :func:`numbers` gives them; at most ``MOST``.
-        out: Such an array; one of the parts, or one that overlaps none.
-        dtype: Of the elements.
+        parts: Flat arrays of numbers, see :func:`as_numbers`; at most ``MOST_ARRAYS``.
+        out: Receives the result; one of the parts, or an array that overlaps none of them.
+        dtype: The dtype of the elements.
         op: See :func:`can_reduce`.
 
     Raises:
         CompileException: The kernel cannot be compiled.
     """
     names = _elements("a", len(parts), dtype)
-    if dtype.char == "?":  # not bitwise: whatever is not 0 is true
+    if dtype.char == "?":  # by logic, not by bits
         op = {"SUM": "MAX", "PRODUCT": "MIN"}.get(op, op)
     if op in _SIGNS:
         value = f" {_SIGNS[op]} ".join(names)
@@ -111,7 +113,7 @@ def combine(parts: Sequence[Any], out: Any, dtype: np.dtype[Any], op: str) -> No
 
 
 def widened(part: Any, dtype: np.dtype[Any]) -> Any:
-    """Local. Halves, as :func:`numbers` gives them, in a new array of float32."""
+    """Return float16 or bfloat16 numbers in a new array of float32."""
     (name,) = _elements("a", 1, dtype)
     out = cupy().empty(part.shape, np.dtype("f4"))
     _kernel(1, f"out = {name}", f"widen_{dtype.name}")(part, out)
@@ -119,13 +121,13 @@ def widened(part: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def divided(part: Any, out: Any, dtype: np.dtype[Any], count: int) -> None:
-    """Local. Numbers through how many ranks there are, and back to halves from float32.
+    """Divide numbers, and convert float32 back to float16 or bfloat16.
 
     Args:
-        part: Of the dtype, as :func:`numbers` gives them; of halves, float32.
-        out: As :func:`numbers` gives it; may be the part.
-        dtype: Of the elements.
-        count: 1 leaves the values as they are.
+        part: Numbers of the dtype; float32 for float16 and bfloat16.
+        out: Numbers of the dtype; may be the part.
+        dtype: The dtype of the elements.
+        count: The divisor; 1 only converts.
     """
     value = f"a0 / {count}" if count > 1 else "a0"
     kernel = _kernel(1, _stored(value, dtype), f"divide_{count}_{dtype.name}")
@@ -143,7 +145,7 @@ def _stored(value: str, dtype: np.dtype[Any]) -> str:
 
 @cache
 def _kernel(count: int, operation: str, name: str) -> Any:
-    """CuPy compiles it when it is called, and keeps it on disk, too."""
+    """Return a kernel. CuPy compiles it at its first call and caches it on disk."""
     inputs = ", ".join(f"T a{number}" for number in range(count))
     preamble = HALVES_TEXT if "bfloat16" in name else ""
     return cupy().ElementwiseKernel(

@@ -1,4 +1,4 @@
-"""NCCL as CuPy has it, where it has it, and communicators."""
+"""NCCL as CuPy has it, if it has it, and its communicators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mpidist.cuda.streams import logger
 from mpidist.errors import DeadlineExceededError, DistBackendError, FailedPreconditionError
 
 
-def why_not() -> str | None:
-    """Local. Why NCCL cannot be used in this process; None if it can."""
+def nccl_problem() -> str:
+    """Return the reason why this process cannot use NCCL; "" if it can."""
     try:
         cupy()
-        if _nccl().available:
-            return None
+        if _module().available:
+            return ""
         importlib.import_module("cupy_backends.cuda.libs.nccl")
     except (FailedPreconditionError, ImportError) as error:
         reason = str(error)
@@ -34,48 +34,51 @@ def why_not() -> str | None:
 
 
 def unique_id() -> bytes:
-    """Local. What makes the ranks of one communicator find each other; of one rank, for all.
+    """Return the id by which the ranks of a new communicator find each other.
 
     Raises:
-        FailedPreconditionError: See :func:`why_not`.
+        FailedPreconditionError: See :func:`nccl_problem`.
         DistBackendError: NCCL failed.
     """
-    nccl = usable()
+    nccl = nccl_module()
     try:
-        return bytes(number & 0xFF for number in nccl.get_unique_id())  # signed, before CuPy 13
+        return bytes(number & 0xFF for number in nccl.get_unique_id())  # signed before CuPy 13
     except nccl_errors(nccl) as error:
         raise DistBackendError(f"NCCL cannot make an id for a communicator: {error}") from error
 
 
-def usable() -> Any:
-    """Local. CuPy's module.
+def nccl_module() -> Any:
+    """Return CuPy's module.
 
     Raises:
-        FailedPreconditionError: See :func:`why_not`.
+        FailedPreconditionError: See :func:`nccl_problem`.
     """
-    reason = why_not()
-    if reason is not None:
+    reason = nccl_problem()
+    if reason:
         raise FailedPreconditionError(reason)
-    return _nccl()
+    return _module()
 
 
 def nccl_errors(nccl: Any) -> tuple[type[Exception], ...]:
-    """Local. What CuPy raises where NCCL fails: it has no names for the newer statuses."""
+    """Return the exceptions that CuPy raises if NCCL fails.
+
+    CuPy has no names for the newer statuses of NCCL, and raises KeyError for them.
+    """
     return nccl.NcclError, KeyError
 
 
-def connected(size: int, unique: bytes, rank: int, device: int, where: str) -> Any:
-    """Collective. A communicator of NCCL, for the device.
+def connect(size: int, unique: bytes, rank: int, device: int, where: str) -> Any:
+    """Collective. Return a communicator of NCCL.
 
     Args:
-        size: How many ranks there are.
+        size: Number of ranks.
         unique: See :func:`unique_id`.
-        rank: Of this process.
-        device: Its number.
-        where: Whose it is, for messages.
+        rank: Rank of this process.
+        device: Index of its GPU.
+        where: The owner, for messages.
 
     Raises:
-        DeadlineExceededError: Not all ranks came before ``MPIDIST_STALL_ABORT_S``.
+        DeadlineExceededError: Not all ranks came within ``MPIDIST_STALL_ABORT_S``.
         DistBackendError: NCCL or CUDA failed.
     """
     made: list[Any] = []
@@ -84,10 +87,10 @@ def connected(size: int, unique: bytes, rank: int, device: int, where: str) -> A
         try:
             make_current(device)
             made.append(_communicator(size, unique, rank))
-        except BaseException as error:  # it is raised where somebody can take it
+        except BaseException as error:  # raised below, on the caller's thread
             made.append(error)
 
-    # On a thread: nothing bounds how long NCCL waits.
+    # On a thread, because NCCL has no time limit here.
     thread = threading.Thread(target=make, name="mpidist-nccl", daemon=True)
     thread.start()
     waited = 0.0
@@ -112,8 +115,8 @@ def connected(size: int, unique: bytes, rank: int, device: int, where: str) -> A
 
 
 def _communicator(size: int, unique: bytes, rank: int) -> Any:
-    """CuPy 14 takes the id as bytes, older ones as a tuple of numbers, signed ones at first."""
-    make = _nccl().NcclCommunicator
+    # CuPy 14 takes the id as bytes, older versions as a tuple of numbers, the oldest signed.
+    make = _module().NcclCommunicator
     try:
         return make(size, unique, rank)
     except TypeError:
@@ -124,10 +127,10 @@ def _communicator(size: int, unique: bytes, rank: int) -> Any:
         return make(size, tuple(numbers.view(np.int8).tolist()), rank)
 
 
-def _nccl() -> Any:
+def _module() -> Any:
     name = "cupy.cuda.nccl"
     if name in sys.modules:
         return sys.modules[name]
-    with warnings.catch_warnings():  # where there is no library CuPy warns, and goes on
+    with warnings.catch_warnings():  # CuPy warns if the library is missing
         warnings.simplefilter("ignore")
         return importlib.import_module(name)

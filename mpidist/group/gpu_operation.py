@@ -1,0 +1,166 @@
+"""Collectives that can run on the memory of GPUs, without a copy on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import Array, check_usable, host_view
+from mpidist.cuda import DeviceArray, lies_on_gpu
+from mpidist.cuda.reductions import can_reduce
+from mpidist.errors import FailedPreconditionError
+from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuRule
+from mpidist.group.operation import GroupInfo, Op, Signature
+from mpidist.reduce_op import ReduceOp, Reduction
+
+REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter_tensor"))
+MOVING = frozenset(("broadcast", "all_gather_into_tensor", "all_to_all_single"))
+
+
+class GpuOp(Op):
+    """A collective of arrays on GPUs.
+
+    Args:
+        name: The method of :class:`mpidist.ProcessGroup`.
+        group: The group.
+        arrays: The arrays that are on GPUs: output and input, which are one array in all_reduce,
+            reduce and broadcast.
+        on_gpu: Whether all arrays of this rank are on a GPU.
+        writes: Whether this rank receives a result.
+        op: The reduction; SUM where there is none.
+        root: Group rank of the root; -1 if there is none.
+        signature: The signature for the comparison between members.
+        stage: Returns the same operation on host memory; called on the thread that runs it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: GroupInfo,
+        arrays: Sequence[DeviceArray],
+        on_gpu: bool,
+        writes: bool,
+        op: ReduceOp,
+        root: int,
+        signature: Signature,
+        stage: Callable[[], Op],
+    ) -> None:
+        super().__init__(name, group, root=root)
+        self.arrays = arrays
+        self.on_gpu = on_gpu
+        self.writes = writes
+        self.op = op
+        self.gpu_signature = signature
+        self.stage = stage
+
+    @property
+    def output(self) -> DeviceArray:
+        """The array that receives, if all arrays are on a GPU."""
+        return self.arrays[0]
+
+    @property
+    def input(self) -> DeviceArray:
+        """The array that is read, if all arrays are on a GPU."""
+        return self.arrays[-1]
+
+    def packed(self) -> tuple[Any, Any]:
+        """Return input and output, see :meth:`mpidist.cuda.DeviceArray.packed`.
+
+        An input that may share memory with an output is copied.
+        """
+        output = self.output.packed()
+        if self.input is self.output:
+            return output, output
+        overlaps = np.may_share_memory(self.input.header, self.output.header)
+        return self.input.packed(copy=overlaps), output
+
+    def unpack(self, output: Any) -> None:
+        """Copy a packed output back, if the array is strided and receives a result."""
+        if self.writes:
+            self.output.unpack(output)
+
+
+def gpu_op(
+    info: GroupInfo,
+    rule: GpuRule,
+    device: int,
+    name: str,
+    arrays: Sequence[Any],
+    op: Reduction | str,
+    root: int,
+    stage: Callable[[], Op],
+) -> GpuOp | None:
+    """Return a collective for the group's GPU backend; None if the host's path takes it.
+
+    All members must decide alike, so the decision depends on the operation, the reduction, the
+    dtype, the size and, with NCCL, on where the arrays lie. The host's path also reports wrong
+    arguments.
+
+    Args:
+        info: The group.
+        rule: The rule of the group.
+        device: Index of this rank's GPU.
+        name: The method of the group.
+        arrays: The array that receives and, if it is another, the array that is read.
+        op: The reduction or its name.
+        root: Group rank of the root; -1 if there is none.
+        stage: See :class:`GpuOp`.
+
+    Raises:
+        ValueError: With NCCL, an array lies on another GPU than the group's.
+    """
+    reduction = ReduceOp.of(op)
+    on_gpu = all(array.__class__ is not np.ndarray and lies_on_gpu(array) for array in arrays)
+    if not isinstance(reduction, ReduceOp) or (rule.backend == "nccl" and not on_gpu):
+        return None
+    try:
+        devices = [DeviceArray(array) if lies_on_gpu(array) else None for array in arrays]
+        views = [
+            host_view(array) if one is None else one
+            for array, one in zip(arrays, devices, strict=True)
+        ]
+    except (FailedPreconditionError, TypeError, ValueError):
+        return None  # the host's path raises it
+    dtype = views[0].dtype
+    # The header of an array on a GPU has its address, shape and strides.
+    headers = [view.header if isinstance(view, DeviceArray) else view for view in views]
+    nbytes = max(header.nbytes for header in headers)
+    if rule.backend == "ipc" and nbytes < IPC_MIN_BYTES:
+        return None
+    if name in REDUCING and not can_reduce(dtype, reduction.name):
+        return None
+    if rule.backend == "nccl" and name in REDUCING and dtype.kind in "iu" and dtype.itemsize == 2:
+        return None  # NCCL has no integers of 16 bits
+    reads_only = (name, root == info.rank) in (("broadcast", True), ("reduce", False))
+    if any(view.dtype != dtype for view in views) or not _fit(name, headers, info.size):
+        return None
+    check_usable(headers[0], write=not reads_only)
+    if rule.backend == "nccl":
+        for one in devices:
+            if one is not None and one.number != device:
+                raise ValueError(
+                    f"{name} of {one}, but group {info.name!r} uses GPU {device} on rank "
+                    f"{info.ranks[info.rank]}: make the array there, or give device_id to "
+                    "init_process_group"
+                )
+    shape = headers[0].shape if name in REDUCING else (nbytes,)
+    kind = dtype.name if name in REDUCING else "uint8"
+    code = +reduction if name in REDUCING else 0
+    signature = name, code, root, shape, kind, rule.backend
+    there = [one for one in devices if one is not None]
+    return GpuOp(name, info, there, on_gpu, not reads_only, reduction, root, signature, stage)
+
+
+def _fit(name: str, headers: Sequence[Array], members: int) -> bool:
+    """Return whether the sizes fit; if not, the host's path raises the error."""
+    taken, given = headers[0], headers[-1]
+    if name == "all_gather_into_tensor":
+        return taken.nbytes == members * given.nbytes
+    if name == "reduce_scatter_tensor":
+        return given.nbytes == members * taken.nbytes
+    if name == "all_to_all_single":
+        rows = [header.shape[0] if header.shape else 1 for header in headers]
+        return taken.nbytes == given.nbytes and not any(row % members for row in rows)
+    return True
