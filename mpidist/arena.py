@@ -1,4 +1,4 @@
-"""Pieces of one stretch of memory, and whether the system has the pages for them."""
+"""An allocator within one memory region, which also commits the pages."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Bytes = NDArray[np.uint8]
 _ALIGNMENT = 64  # a cache line
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14; Python does not name it
 _REMOVE = 9  # MADV_REMOVE
-# What is left to others where free space can only be looked up: they take theirs meanwhile.
+# Left to other processes if the free space can only be looked up, since they allocate meanwhile.
 _MARGIN_BYTES = 16 << 20
 
 
 class Arena:
-    """Pieces carved from one stretch of memory: first fit, neighbours joined when freed.
+    """A first-fit allocator of blocks in one memory region. Free neighbours are joined.
 
     Args:
-        nbytes: Length of the stretch.
-        memory: The stretch itself, flat uint8. If it is given, a piece has all its pages when it
-            is carved: writing to it cannot fail any more.
+        nbytes: Size of the region.
+        memory: The region, flat uint8. If it is given, the pages of a block are committed with the
+            allocation, so that writing to it cannot fail.
     """
 
     def __init__(self, nbytes: int, memory: Bytes | None = None) -> None:
@@ -44,16 +44,16 @@ class Arena:
         self._carved: dict[int, int] = {}
 
     def carve(self, nbytes: int) -> int:
-        """Local. Reserve a piece.
+        """Allocate a block.
 
         Args:
-            nbytes: Its length, at least 0.
+            nbytes: Size of the block, at least 0.
 
         Returns:
-            Its offset, a multiple of 64.
+            The offset of the block, a multiple of 64.
 
         Raises:
-            ResourceExhaustedError: No free piece is long enough, or the system has no pages for it.
+            ResourceExhaustedError: No free block is large enough, or the system has no pages.
         """
         length = padded(nbytes)
         for index, (start, free) in enumerate(self._free):
@@ -70,10 +70,10 @@ class Arena:
         )
 
     def free(self, offset: int) -> None:
-        """Local. Give a piece back.
+        """Free a block.
 
         Raises:
-            KeyError: No piece begins there.
+            KeyError: No block begins at the offset.
         """
         length = self._carved.pop(offset)
         index = bisect.bisect(self._free, (offset, 0))
@@ -95,22 +95,22 @@ class Arena:
 
 
 def padded(nbytes: int) -> int:
-    """Local. What a piece of so many bytes takes from its arena."""
+    """Return the size that a block of some bytes takes in its arena."""
     return max(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _ALIGNMENT)
 
 
 def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
-    """Local. Have the pages of a stretch of sparse memory, or an error in place of SIGBUS.
+    """Commit the pages of sparse memory, so that a shortage is an error and not a SIGBUS.
 
-    Linux before 5.14 cannot be asked for pages. There the free space of the file system is looked
-    up, with a margin of 16 MiB: no proof, since others may take it before it is written to.
+    Linux before 5.14 has no such call. There the free space of the file system is looked up, with a
+    margin of 16 MiB. That is no proof, because other processes may take the space.
 
     Args:
-        memory: Flat uint8, in a mapping that this process may write to.
-        path: The file system that shared memory lives in.
+        memory: Flat uint8, in a writable mapping.
+        path: The file system for shared memory.
 
     Raises:
-        ResourceExhaustedError: The system does not have them; those that it had are given back.
+        ResourceExhaustedError: The system lacks pages; the committed ones are released.
     """
     if not memory.nbytes:
         return
@@ -124,28 +124,28 @@ def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
         return
     if problem not in (errno.EINVAL, errno.EFAULT, errno.ENOMEM):
         raise OSError(problem, f"cannot commit memory: {os.strerror(problem)}")
-    # Whole pages of this stretch alone: those at its ends may hold what lies beside it.
+    # Only whole pages of this range, because the pages at its ends may hold neighbours.
     inner = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     behind = (memory.ctypes.data + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if behind > inner:
-        _madvise(inner, behind - inner, _REMOVE)  # private memory refuses, and needs it not
+        _madvise(inner, behind - inner, _REMOVE)  # fails for private memory, which does not need it
     raise ResourceExhaustedError(
-        f"the system has no {memory.nbytes} bytes of memory left for a piece of an arena: "
+        f"the system has no {memory.nbytes} bytes of memory left for a block of an arena: "
         f"{path} has {free >> 20} MiB free of {total >> 20}"
     )
 
 
 def arena_bytes(wanted: int, owners: int, path: str = SHARED_MEMORY) -> int:
-    """Local. How large an arena each of several ranks of this node can have.
+    """Return the size of the arena that each of several ranks of this node can have.
 
     Args:
-        wanted: Bytes that each would like.
-        owners: How many ranks of the node have one.
-        path: The file system that shared memory lives in.
+        wanted: The size that each rank requests, in bytes.
+        owners: Number of ranks of the node that have an arena.
+        path: The file system for shared memory.
 
     Returns:
-        At most half of what is free there, divided by the owners, in whole pages; a cut below
-        what is wanted is logged.
+        At most half of the free space divided by the owners, in whole pages. A smaller size than
+        requested is logged.
     """
     free, _ = shared_memory_space(path)
     limit = free // 2 // owners
@@ -162,10 +162,10 @@ def arena_bytes(wanted: int, owners: int, path: str = SHARED_MEMORY) -> int:
 
 
 def populate(address: int, nbytes: int) -> int:
-    """Local. Ask for all pages of a mapping, of which some may have been taken already.
+    """Commit all pages of a mapping, some of which may be committed already.
 
     Returns:
-        0, or the number of the error: EFAULT where there are none left, EINVAL before Linux 5.14.
+        0, or the error number: EFAULT if none are left, EINVAL before Linux 5.14.
     """
     return _madvise(address, nbytes, _POPULATE_WRITE)
 
@@ -178,5 +178,5 @@ def _libc() -> Any:
 
 
 def _madvise(address: int, nbytes: int, advice: int) -> int:
-    """0, or the number of the error."""
+    """Return 0, or the error number."""
     return ctypes.get_errno() if _libc().madvise(address, nbytes, advice) else 0

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 PER_NODE, COLOCATED = "per_node", "colocated"
-"""What a job layout may say in place of how many tasks a job has."""
+"""Values of a job layout in place of a number of tasks."""
 _SWITCH = ("0", "1")
 _DEBUG = ("info", "off", "detail")
 
@@ -59,17 +59,17 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Config:
-        """Local. Read and check the variables.
+        """Read and check the variables.
 
         Args:
             env: Usually ``os.environ``.
 
         Returns:
-            The settings, with defaults for what is unset or empty.
+            The settings, with defaults for unset and empty variables.
 
         Raises:
-            ValueError: A number does not parse, or is not positive, or a word is none of those that
-                are known; the message names the variable.
+            ValueError: A number does not parse or is not positive, or a word is unknown. The
+                message names the variable.
         """
 
         def number(name: str, default: float) -> float:
@@ -114,7 +114,7 @@ class Config:
 
 @cache
 def distribution_version() -> str:
-    """Local. Version of the installed mpidist; ``"unknown"`` if it only lies in the path."""
+    """Return the version of the installed mpidist; ``"unknown"`` if it is only in the path."""
     from importlib.metadata import PackageNotFoundError, version  # slow
 
     try:

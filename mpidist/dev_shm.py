@@ -1,4 +1,4 @@
-"""The file system that shared memory of a node lives in."""
+"""The file system for the shared memory of a node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ REMEDY = (
 
 
 def shared_memory_space(path: str = SHARED_MEMORY) -> tuple[int, int]:
-    """Local. Bytes free and bytes in all of the file system that shared memory lives in."""
+    """Return the free bytes and the total bytes of the file system for shared memory."""
     stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize

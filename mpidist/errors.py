@@ -7,7 +7,7 @@
     |   `-- GroupBrokenError             a timed-out collective is still pending on the group
     |-- DistNetworkError                 an address or a connection is bad
     |-- DistStoreError                   a key-value store failed
-    |   `-- QueueEmptyError              a queue of a store is empty, and nobody is to wait
+    |   `-- QueueEmptyError              a queue of a store is empty, and the caller does not wait
     `-- OpError                          a server, or a call to one, failed; TensorFlow's names
         |-- CancelledError
         |-- UnknownError
@@ -26,14 +26,14 @@
         |-- DataLossError
         `-- UnauthenticatedError         (PermissionError)
 
-Each message says what happened, where (rank, job, task) and what to do. ``code`` of an
+Each message tells the event, the place (rank, job, task) and the remedy. ``code`` of an
 :class:`OpError` is the canonical status code (google.rpc.Code), so that an error raised by a
 handler arrives at the caller as the same class.
 """
 
 
 def type_name(value: object) -> str:
-    """Local. What kind of thing a value is, for messages: ``"int"``, ``"cupy.ndarray"``."""
+    """Return the name of a value's type, for messages: ``"int"``, ``"cupy.ndarray"``."""
     kind = type(value)
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
@@ -69,7 +69,7 @@ class OpError(Error):
     """A server, or a call to one, failed.
 
     Args:
-        message: What happened, where, and what to do.
+        message: The event, the place, and the remedy.
 
     Attributes:
         code: The canonical status code of the class.
@@ -93,13 +93,13 @@ class CancelledError(OpError):
 
 
 class UnknownError(OpError):
-    """A failure of no better-known kind."""
+    """A failure of unknown kind."""
 
     code = 2
 
 
 class InvalidArgumentError(OpError, ValueError):
-    """An argument is wrong whatever the state of the system."""
+    """An argument is wrong in every state of the system."""
 
     code = 3
 
@@ -111,13 +111,13 @@ class DeadlineExceededError(OpError, TimeoutError):
 
 
 class NotFoundError(OpError, LookupError):
-    """Something that was asked for does not exist."""
+    """A requested object does not exist."""
 
     code = 5
 
 
 class AlreadyExistsError(OpError):
-    """Something to be created exists already."""
+    """An object that was to be created exists already."""
 
     code = 6
 
@@ -141,7 +141,7 @@ class FailedPreconditionError(OpError):
 
 
 class AbortedError(OpError):
-    """The call was given up, usually because others interfered."""
+    """The call was aborted, usually because of a concurrent call."""
 
     code = 10
 
@@ -177,7 +177,7 @@ class DataLossError(OpError):
 
 
 class UnauthenticatedError(OpError, PermissionError):
-    """The caller did not prove who it is."""
+    """The caller has no valid credentials."""
 
     code = 16
 
@@ -188,13 +188,10 @@ _BY_CODE: dict[int, type[OpError]] = {
 
 
 def from_code(code: int, message: str) -> OpError:
-    """Local. The error of a canonical status code.
+    """Return an error of the class with a canonical status code.
 
     Args:
         code: 1 to 16; any other number gives :class:`UnknownError`.
-        message: Its text.
-
-    Returns:
-        An instance of the class with that code.
+        message: The text of the error.
     """
     return _BY_CODE.get(code, UnknownError)(message)

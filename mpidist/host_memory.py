@@ -1,7 +1,7 @@
-"""How much memory there is for this process: of its host, and of what it is allowed.
+"""The memory that is left for this process, on its host and within its limits.
 
-Linux grants memory that it does not have, and ends a process when it is used. Whoever is about to
-take much asks here first, and can say what does not fit.
+Linux grants memory that it does not have, and kills a process that uses it. A large allocation
+checks here first, and can report the shortage.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from mpidist.errors import ResourceExhaustedError
 
 _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")
-# By the version of control groups: names of the limit, the use, and the part of a name in
-# memory.stat before that of the lists of file pages, which are given back when memory is short.
+# By version of control groups: file names of limit and use, and the prefix of the file pages in
+# memory.stat, which the kernel reclaims when memory is short.
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
 _FILES[2] = ("memory.max", "memory.current", "")
 
 
 def check_free(nbytes: int, remedy: str) -> None:
-    """Local. See that so many bytes can be had now.
+    """Raise an error if less memory is free.
 
     Args:
-        nbytes: How many.
-        remedy: What to do otherwise.
+        nbytes: The memory that is needed, in bytes.
+        remedy: The remedy, for the message.
 
     Raises:
-        ResourceExhaustedError: The host, or the container or batch job, has no more so many.
+        ResourceExhaustedError: The host, container or batch job has less free memory.
     """
-    left, whose = free_memory()
+    left, owner = free_memory()
     if nbytes > left:
-        raise ResourceExhaustedError(f"its {whose} has {left >> 20} MiB of memory left: {remedy}")
+        raise ResourceExhaustedError(f"its {owner} has {left >> 20} MiB of memory left: {remedy}")
 
 
 def free_memory() -> tuple[int, str]:
-    """Local. How many bytes can be had now, and who has no more: ``"host"``, or what limits us."""
+    """Return the free memory in bytes, and its limit: ``"host"``, or a name of another limit."""
     return min([(_free_of_host(), "host"), *_free_of_groups()])
 
 
 def _free_of_host() -> int:
-    """What can be had without writing to a disk that is there for want of memory."""
+    """Return the memory that is free without swapping."""
     try:
         facts = dict(line.split(":") for line in (_PROC / "meminfo").read_text().splitlines())
         return int(facts["MemAvailable"].split()[0]) << 10
-    except (OSError, ValueError, LookupError):  # an old kernel, or one that tells less
+    except (OSError, ValueError, LookupError):  # an old kernel, or one without this file
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_of_groups() -> Iterator[tuple[int, str]]:
-    """What is left of the limits of control groups, by which containers and batch jobs are held."""
+    """Yield the rest of each limit of control groups, which hold containers and batch jobs."""
     for group, (limit_name, use_name, prefix) in _control_groups():
         try:
             limit = int((group / limit_name).read_text())
             used = int((group / use_name).read_text())
-        except (OSError, ValueError):  # it has none, or is not to be seen in a container
+        except (OSError, ValueError):  # no limit, or not visible in a container
             continue
         yield max(limit - used + _file_pages(group, prefix), 0), "container or batch job"
 
@@ -71,7 +71,7 @@ def _file_pages(group: Path, prefix: str) -> int:
 
 
 def _control_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """The groups of this process that limit memory, with those that they are in."""
+    """Yield the control groups of this process that limit memory, and their parents."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
     except (OSError, ValueError):  # a system without control groups

@@ -1,4 +1,4 @@
-"""Memory that is lent out as arrays, and comes back by itself."""
+"""Callbacks for the time when the last view of an array is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[Any]
 
 
 class _Lease(weakref.ref[Array]):
-    """Dies with the array that was handed out, and with every view of it."""
+    """A weak reference to an array, which dies with the array and every view of it."""
 
     __slots__ = ("memory",)
 
@@ -20,10 +20,10 @@ class _Lease(weakref.ref[Array]):
 
 
 class Leases:
-    """Tells when the last view of an array is gone.
+    """Lends memory as arrays, and reclaims it when the last view of an array is gone.
 
     Args:
-        take_back: Called then, on any thread, with what was lent.
+        take_back: Called with the memory, on any thread.
     """
 
     def __init__(self, take_back: Callable[[Any], None]) -> None:
@@ -31,18 +31,18 @@ class Leases:
         self._leases: dict[int, _Lease] = {}
 
     def lend(self, array: Array, memory: Any) -> None:
-        """Local. Watch an array.
+        """Watch an array.
 
         Args:
-            array: Made from foreign memory: views of it keep it alive, not what it was made from.
-            memory: What is given back.
+            array: An array over foreign memory. Its views keep the array alive.
+            memory: The argument of the callback.
         """
         lease = _Lease(array, self._ended)
         lease.memory = memory
         self._leases[id(lease)] = lease
 
     def lent(self) -> list[Any]:
-        """Local. What is lent now."""
+        """Return the memory of all arrays that are alive."""
         return [lease.memory for lease in list(self._leases.values())]
 
     def __len__(self) -> int:

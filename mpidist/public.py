@@ -2,7 +2,10 @@
 
 from mpidist import errors, group
 from mpidist.arena import Arena
-from mpidist.arrays import host_view
+from mpidist.buffers.compiling import can_compile, compiled, compiled_fence
+from mpidist.buffers.copying import copy_array, put_rows, take_rows
+from mpidist.buffers.host_view import host_view
+from mpidist.buffers.reduce_op import ReduceOp
 from mpidist.cluster import ClusterSpec, Server, started_server
 from mpidist.collectives import (
     Backend,
@@ -72,9 +75,7 @@ from mpidist.collectives import (
     split_group,
     supports_complex,
 )
-from mpidist.compiling import can_compile, compiled, compiled_fence
 from mpidist.config import config as settings
-from mpidist.copying import copy_array, put_rows, take_rows
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
@@ -86,7 +87,6 @@ from mpidist.errors import (
     QueueEmptyError,
 )
 from mpidist.group import CartesianGroup, GpuRule, Prepared, ProcessGroup
-from mpidist.reduce_op import ReduceOp
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
 from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store

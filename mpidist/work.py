@@ -1,4 +1,4 @@
-"""The one handle of everything asynchronous."""
+"""The handle of asynchronous operations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 Timeout = float | timedelta | None
 
-_SLICE_S = 2e-4  # for which the thread of futures waits for one work of several
+_SLICE_S = 2e-4  # wait of the futures' thread for one of several works
 _SEEN = "_mpidist_seen"  # an attribute of errors
 
 
 def seconds(timeout: Timeout) -> float | None:
-    """Local. A time limit in seconds.
+    """Return a time limit in seconds.
 
     Args:
         timeout: Seconds, a timedelta, or None for no limit.
@@ -34,8 +34,8 @@ def seconds(timeout: Timeout) -> float | None:
         Seconds, or None.
 
     Raises:
-        TypeError: It is none of these.
-        ValueError: The limit is negative, or no number.
+        TypeError: The limit has another type.
+        ValueError: The limit is negative or NaN.
     """
     if timeout is None:
         return None
@@ -51,16 +51,16 @@ def seconds(timeout: Timeout) -> float | None:
 
 
 class Work:
-    """A handle of an operation that goes on; any number of threads may wait for it.
+    """The handle of an asynchronous operation. Any number of threads may wait for it.
 
     Args:
-        name: What it is, for messages: ``"all_reduce"``, ``"ps/Push to ps 0"``.
-        drive: Called as ``drive(work, deadline)`` by a waiting thread; makes the operation
-            progress and returns when the work is complete or ``time.monotonic()`` passes
+        name: The operation, for messages: ``"all_reduce"``, ``"ps/Push to ps 0"``.
+        drive: Called as ``drive(work, deadline)`` by a waiting thread. It makes the operation
+            progress, and returns when the work has ended or ``time.monotonic()`` passes
             ``deadline``. Without it, another thread completes the work.
     """
 
-    # What most works never set: to have it here makes them cheaper.
+    # Class attributes for values that most works never set make a Work cheaper.
     _event: threading.Event | None = None
     _future: WorkFuture | None = None
     _callbacks: tuple[Callable[[Work], None], ...] = ()
@@ -68,7 +68,7 @@ class Work:
     _value: Any = None
     _error: BaseException | None = None
     limit: float | None = None
-    """Seconds after which ``wait()`` gives up if it is not told another number; None for never."""
+    """Default timeout of ``wait()`` in seconds; None for no limit."""
 
     def __init__(self, name: str, drive: Callable[[Work, float], None] | None = None) -> None:
         self._name = name
@@ -77,50 +77,51 @@ class Work:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """The operation, for messages."""
         return self._name
 
     def is_completed(self) -> bool:
-        """Local. True once the operation has ended, well or badly; never blocks."""
+        """Return whether the operation has ended, with success or an error; never blocks."""
         return self._done
 
     def is_success(self) -> bool:
-        """Local. True once the operation has ended well."""
+        """Return whether the operation has ended without an error; never blocks."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error with which the operation ended; None if it goes on or went well."""
+        """Return the error of the operation; None if it is pending or has succeeded."""
         if self._error is not None:
             self._error.__dict__[_SEEN] = True
         return self._error
 
     @property
     def error(self) -> BaseException | None:
-        """The error, as of :meth:`exception`, which then still counts as not seen."""
+        """The error, or None. Unlike :meth:`exception`, reading it does not mark it as seen."""
         return self._error
 
     @property
     def is_seen(self) -> bool:
-        """Whether the error was raised somewhere, or read from this Work or one made of it.
+        """True if the error was raised, or read from this Work or a Work made from it.
 
-        Pushes to parameter servers raise an error that nobody has seen at a later operation.
+        An error of a push that the caller has not seen is raised by a later operation.
         """
         error = self._error
         return error is not None and (error.__traceback__ is not None or _SEEN in error.__dict__)
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Local. Block until the operation has ended.
+        """Block until the operation has ended.
 
         Args:
-            timeout: Seconds or a timedelta; by default the time limit of the group, or of the
-                call, if it has one. It counts from here.
+            timeout: Seconds or a timedelta from now; by default the time limit of the group or of
+                the call, if it has one.
 
         Returns:
             True.
 
         Raises:
-            DeadlineExceededError: It has not ended in time. It goes on; wait may be called again.
-            Exception: What the operation failed with.
+            DeadlineExceededError: The operation has not ended in time. It stays pending, and wait
+                may be called again.
+            Exception: The error of the operation.
         """
         if not self._done:
             limit = seconds(timeout)
@@ -128,8 +129,8 @@ class Work:
             self.block(float("inf") if limit is None else time.monotonic() + limit)
             if not self._done:
                 raise DeadlineExceededError(
-                    f"{self.name} has not completed within {limit:g} s; it goes on, "
-                    "and wait() may be called again"
+                    f"{self.name} has not completed within {limit:g} s; it stays pending, and "
+                    "wait() may be called again"
                 )
         if self._error is not None:
             raise self._error
@@ -139,19 +140,19 @@ class Work:
         """Wait, and return the result of the operation; raises as :meth:`wait`.
 
         Returns:
-            For a collective, a list of the arrays that receive, as torch returns them: empty on
-            ranks where none does. For ``irecv``, the world rank of the sender.
+            For a collective, a list of the output arrays, as in torch; empty on ranks that receive
+            nothing. For ``irecv``, the world rank of the sender.
         """
         self.wait(timeout)
         return self._value
 
     def get_future(self) -> WorkFuture:
-        """Return a future that ends as this work does, with its result."""
+        """Return a future with the result or the error of this work."""
         with self._lock:
             if self._future is not None:
                 return self._future
             future = WorkFuture()
-            future.set_running_or_notify_cancel()  # a work cannot be cancelled, so nor can this
+            future.set_running_or_notify_cancel()  # a work cannot be cancelled
             self._future = future
         self.add_done_callback(_settle)
         if self._drive is not None and not self._done:
@@ -159,15 +160,16 @@ class Work:
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """In a coroutine, ``await work`` lets others run until it has ended; gives its result."""
+        """Let other coroutines run until the work has ended, and return its result."""
         import asyncio
 
         return asyncio.wrap_future(self.get_future()).__await__()
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Local. Call ``callback(work)`` once the work has ended, at once if it has already.
+        """Call ``callback(work)`` once the work has ended, or at once if it has ended already.
 
-        It runs on the thread that completes the work, and must not wait; what it raises is logged.
+        The callback runs on the thread that completes the work, and must not block. Its exceptions
+        are logged.
         """
         with self._lock:
             if not self._done:
@@ -178,19 +180,19 @@ class Work:
     def _call(self, callback: Callable[[Work], None]) -> None:
         try:
             callback(self)
-        except Exception:  # whoever waits for the work has nothing to do with it
+        except Exception:  # the callers that wait for the work are not affected
             logger.exception("a callback of %r failed", self)
 
     def complete(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Local. End the work; for those who carry the operation out. A second call is ignored."""
+        """End the work; called by the code that runs the operation. Later calls are ignored."""
         with self._lock:
             if self._done:
                 return
             self._value, self._error, self._done = value, error, True
-            self._drive = None  # which may know this work: nothing else would break the circle
+            self._drive = None  # breaks a reference cycle, if it refers to this work
             event, callbacks = self._event, self._callbacks
             if callbacks:
-                self._callbacks = ()  # they may hold much
+                self._callbacks = ()  # they may keep much memory
         if event is not None:
             event.set()
         interrupt: BaseException | None = None
@@ -203,11 +205,11 @@ class Work:
             raise interrupt
 
     def then(self, transform: Callable[[Any], Any]) -> Work:
-        """Local. A Work that ends with this one; its result is ``transform`` of this one's.
+        """Return a Work with the result ``transform(result)`` of this one.
 
         Args:
-            transform: Runs on the thread that completes this work, and must not wait. What it
-                raises becomes the error of the new work.
+            transform: Runs on the thread that completes this work, and must not block. Its
+                exception becomes the error of the new work.
         """
 
         def ended(work: Work) -> None:
@@ -216,14 +218,14 @@ class Work:
                 return
             try:
                 following.complete(transform(work._value))
-            except BaseException as error:  # of a signal's handler, too
+            except BaseException as error:  # of a signal handler, too
                 following.complete(error=error)
                 if not isinstance(error, Exception):
                     raise
 
         def drive(following: Work, deadline: float) -> None:
             self.block(deadline)
-            if self._done:  # perhaps on another thread, which is about to end the new work too
+            if self._done:  # perhaps on another thread, which ends the new work next
                 following.wait_for_event(deadline)
 
         following = _Following(self.name, drive, [self])
@@ -237,10 +239,10 @@ class Work:
         yield
 
     def block(self, deadline: float) -> None:
-        """Local. Let the operation progress until it has ended or the deadline passes.
+        """Make the operation progress until it has ended or the deadline passes.
 
         Args:
-            deadline: On the clock of ``time.monotonic()``.
+            deadline: A time of ``time.monotonic()``.
         """
         drive = self._drive
         if drive is not None:
@@ -249,10 +251,10 @@ class Work:
             self.wait_for_event(deadline)
 
     def wait_for_event(self, deadline: float) -> None:
-        """Local. Block until another thread completes the work, or the deadline passes.
+        """Block until another thread completes the work, or the deadline passes.
 
         Args:
-            deadline: On the clock of ``time.monotonic()``.
+            deadline: A time of ``time.monotonic()``.
         """
         with self._lock:
             if self._done:
@@ -265,7 +267,7 @@ class Work:
 
     def __repr__(self) -> str:
         if not self._done:
-            state = "going on"
+            state = "pending"
         else:
             state = "done" if self._error is None else f"failed: {self._error!r}"
         return f"<Work {self.name}: {state}>"
@@ -289,11 +291,11 @@ class WorkFuture(Future[Any]):
         return self.result()
 
     def then(self, callback: Callable[[WorkFuture], Any]) -> WorkFuture:
-        """Return a future that ends with what a function of this one returns, or raises.
+        """Return a future with the result or the exception of a function of this future.
 
         Args:
-            callback: It gets this future, once that has ended, and runs on the thread that ends it;
-                at once, on this thread, if it has ended already. It must not wait for others.
+            callback: Called with this future when it has ended, on the thread that ends it, or at
+                once on this thread if it has ended already. It must not block.
         """
         following = WorkFuture()
         following.set_running_or_notify_cancel()
@@ -303,7 +305,7 @@ class WorkFuture(Future[Any]):
                 value = callback(self)
             except BaseException as error:
                 following.set_exception(error)
-                if not isinstance(error, Exception):  # of a signal's handler
+                if not isinstance(error, Exception):  # of a signal handler
                     raise
             else:
                 following.set_result(value)
@@ -313,7 +315,7 @@ class WorkFuture(Future[Any]):
 
 
 class _Following(Work):
-    """A Work that ends with others; to look at it is to look at them."""
+    """A Work that ends with other works. Testing it tests them."""
 
     def __init__(
         self, name: str, drive: Callable[[Work, float], None], parts: Sequence[Work]
@@ -336,18 +338,18 @@ class _Following(Work):
 
 
 def completed(name: str, value: Any = None) -> Work:
-    """Local. A work that has ended well already."""
+    """Return a work that has ended with a value."""
     work = Work(name)
     work.complete(value)
     return work
 
 
 def gather_works(name: str, works: list[Work]) -> Work:
-    """Local. One handle for several: it ends when all have ended, with the list of their values.
+    """Return one handle for several works, with the list of their results.
 
     Args:
-        name: What the whole is, for messages.
-        works: The parts; the first error among them, in order, becomes the error of the whole.
+        name: The name of the whole, for messages.
+        works: The works. The first error among them, in order, becomes the error of the whole.
     """
 
     def drive(whole: Work, deadline: float) -> None:
@@ -355,12 +357,12 @@ def gather_works(name: str, works: list[Work]) -> Work:
             if not part.is_completed():
                 part.block(deadline)
         if all(part.is_completed() for part in works):
-            whole.wait_for_event(deadline)  # another thread is about to end it
+            whole.wait_for_event(deadline)  # another thread ends it next
 
     ended = itertools.count(1)
 
     def part_ended(_: Work) -> None:
-        # To ask the others would end them here, one within the other.
+        # Testing the other works here would end them in nested calls.
         if next(ended) == len(works):
             error = next((p.error for p in works if p.error is not None), None)
             whole.complete([part._value for part in works], error)

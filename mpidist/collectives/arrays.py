@@ -8,9 +8,9 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from mpidist.buffers.reduce_op import ReduceOp, Reduction, ReductionName, is_direct
 from mpidist.collectives.default import Group, acting
 from mpidist.group import Coalescing
-from mpidist.reduce_op import ReduceOp, Reduction, ReductionName, is_direct
 from mpidist.work import Timeout, Work
 
 # Each function calls the method of the group directly: a shared wrapper would add a Python frame to

@@ -14,7 +14,7 @@ from mpidist.cuda.failures import place as place_of
 from mpidist.cuda.library import cupy, explained, on_device
 from mpidist.cuda.parts import in_parts
 from mpidist.cuda.streams import current_stream, mark, stream_of, used, wait_for
-from mpidist.foreign import check_tensor, dtype_of_tensor
+from mpidist.tensors import check_tensor, dtype_of_tensor
 
 _CUDA = (2, 13)  # DLPack's numbers: memory of a device, and managed memory
 _WIDTHS = (1, 2, 4, 8, 16)

@@ -1,4 +1,4 @@
-"""A group whose members stand on a grid."""
+"""A process group on a Cartesian grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist.arrays import apart, host_view, movable, to_move
+from mpidist.buffers.host_view import host_view
+from mpidist.buffers.packing import as_mpi_buffer, as_mpi_input, copy_if_overlapping
 from mpidist.group.operation import Op
 from mpidist.group.process_group import ProcessGroup
 from mpidist.runtime import together
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
 class CartesianGroup(ProcessGroup):
     """Collective. A process group on a grid, whose neighbours exchange arrays (MPI 4.1, 8.5, 8.6).
 
-    Each member has two neighbours along each dimension: in order, the one before and the one
-    behind it along dimension 0, those along dimension 1, and so on. At the edge of a dimension
-    that is not periodic one is missing: its part of an output stays as it is.
+    Each member has two neighbours along each dimension. Their order is: the previous and the next
+    member along dimension 0, then along dimension 1, and so on. At the edge of a dimension that is
+    not periodic a neighbour is missing, and its part of an output keeps its values.
 
     Args:
-        comm: The communicator, with its grid; the group owns it from now on.
-        name: For messages.
+        comm: The communicator with its grid; the group owns it from now on.
+        name: Used in messages.
         timeout: Time limit of every operation, in seconds or as a timedelta.
+        device: See :class:`mpidist.ProcessGroup`.
 
     Attributes:
         shape: Members along each dimension.
-        periodic: Whether the last along each dimension is a neighbour of the first.
-        coordinates: This rank's place.
+        periodic: For each dimension, whether the last member is a neighbour of the first.
+        coordinates: The coordinates of this rank.
     """
 
     repeatable = (*ProcessGroup.repeatable, "neighbor_all_gather", "neighbor_all_to_all")
@@ -54,13 +56,13 @@ class CartesianGroup(ProcessGroup):
         self.coordinates = tuple(int(place) for place in coordinates)
 
     def rank_at(self, coordinates: Sequence[int]) -> int:
-        """Local. Group rank of the member at a place.
+        """Return the group rank of the member at some coordinates.
 
         Args:
-            coordinates: One number a dimension; along periodic ones any.
+            coordinates: One number for each dimension, which wraps around if that is periodic.
 
         Raises:
-            ValueError: There is no such place.
+            ValueError: The coordinates are outside the grid.
         """
         places = [int(place) for place in coordinates]
         inside = len(places) == len(self.shape) and all(
@@ -73,21 +75,21 @@ class CartesianGroup(ProcessGroup):
         return int(self._grid.Get_cart_rank(places))
 
     def coordinates_of(self, group_rank: int) -> tuple[int, ...]:
-        """Local. The place of a member; ValueError if there is no such group rank."""
+        """Return the coordinates of a member; raise ValueError if there is no such group rank."""
         if not 0 <= group_rank < self._size:
             raise ValueError(f"group rank {group_rank} is not in a group of {self._size}")
         self._submission.check_alive()
         return tuple(int(place) for place in self._grid.Get_coords(group_rank))
 
     def shift(self, dimension: int, steps: int = 1) -> tuple[int | None, int | None]:
-        """Local. Who sends to this rank, and to whom it sends, if all send so many steps on.
+        """Return source and destination of this rank in a shift of all members (MPI 4.1, 8.5.6).
 
         Args:
-            dimension: Along which they send.
-            steps: How far; negative ones go back.
+            dimension: The dimension of the shift.
+            steps: The distance; negative for the other direction.
 
         Returns:
-            Group ranks of the source and of the destination; None beyond an edge.
+            Group ranks of the source and of the destination, each None beyond an edge.
 
         Raises:
             ValueError: There is no such dimension.
@@ -103,9 +105,9 @@ class CartesianGroup(ProcessGroup):
 
         Args:
             output: Writable, of shape ``(2 * dimensions, *input.shape)`` and the dtype of
-                ``input``; one part a neighbour.
+                ``input``, with one part for each neighbour.
             input: Same shape and dtype on all members.
-            async_op: Return at once.
+            async_op: Return a Work instead of waiting for the result.
 
         Returns:
             A Work if ``async_op``, else None.
@@ -120,14 +122,14 @@ class CartesianGroup(ProcessGroup):
     def neighbor_all_to_all(self, output: Any, input: Any, async_op: bool = False) -> Work | None:
         """Collective. Send each neighbour its part of ``input``, and receive one from each.
 
-        Where both neighbours along a dimension are the same member, what it sends to the one side
-        arrives from the other.
+        If both neighbours along a dimension are one member, a part that it sends to one side
+        arrives from the other side.
 
         Args:
-            output: Writable, of the shape and dtype of ``input``; one part a neighbour.
-            input: Of shape ``(2 * dimensions, ...)``, the same on all members; one part a
+            output: Writable, of the shape and dtype of ``input``, with one part for each neighbour.
+            input: Shape ``(2 * dimensions, ...)``, equal on all members, with one part for each
                 neighbour.
-            async_op: Return at once.
+            async_op: Return a Work instead of waiting for the result.
 
         Returns:
             A Work if ``async_op``, else None. Raises as :meth:`neighbor_all_gather`.
@@ -151,12 +153,9 @@ class CartesianGroup(ProcessGroup):
     ) -> Work | None:
         if target.dtype != source.dtype:
             raise ValueError(f"{name} needs one dtype, not {target.dtype} and {source.dtype}")
-        recv, finish = to_move(target, write=True)
-        return self._submit(
-            Op(name, self._info, movable(apart(source, target)), recv, finish=finish),
-            async_op,
-            [output],
-        )
+        send = as_mpi_input(copy_if_overlapping(source, target))
+        recv, finish = as_mpi_buffer(target, write=True)
+        return self._submit(Op(name, self._info, send, recv, finish=finish), async_op, [output])
 
 
 def make_cartesian(
@@ -167,15 +166,15 @@ def make_cartesian(
     name: str,
     timeout: Timeout = None,
 ) -> CartesianGroup:
-    """Collective over the parent. A group of all its members on a grid.
+    """Collective over the parent. Make a group of all its members on a grid.
 
     Args:
-        parent: Whose members.
-        shape: Members along each dimension; their product is the parent's size.
-        periodic: Whether the last along a dimension is a neighbour of the first; one answer for
-            all dimensions, or one each.
-        reorder: Let MPI give other ranks to the members, so that neighbours are close.
-        name: For messages.
+        parent: The group that has the members.
+        shape: Number of members along each dimension; the product is the size of the parent.
+        periodic: Whether the last member along a dimension is a neighbour of the first; one value
+            for all dimensions, or one for each.
+        reorder: Let MPI give the members other ranks, so that neighbours are close.
+        name: Name of the new group, for messages.
         timeout: Time limit of every operation.
 
     Raises:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.array_lists import host_views
-from mpidist.arrays import Array
+from mpidist.buffers.host_view import Array
+from mpidist.buffers.lists import host_views
 from mpidist.group.operation import GroupInfo
 
 

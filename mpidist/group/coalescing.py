@@ -1,4 +1,4 @@
-"""Several operations of a group, begun together; small ones become one."""
+"""Several operations of a group that start together; small operations are fused."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.array_lists import collect, hand_out, overlaps, own_memory
-from mpidist.arrays import Array, Upload
+from mpidist.buffers.host_view import Array
+from mpidist.buffers.lists import are_distinct_owners, flatten, overlaps, unflatten_into
+from mpidist.buffers.packing import Upload
 from mpidist.cuda import layout_of
 from mpidist.group.operation import Op
 from mpidist.group.submission import Submission
 from mpidist.work import Timeout, Work, gather_works
 
-# Bytes. Larger arrays gain less by travelling together than it costs to copy them.
-_WORTH_OWN_CALL = 256 << 10
+# Larger arrays gain less from one common call than the copies cost.
+_LARGE_BYTES = 256 << 10
 _ELEMENTWISE = frozenset(("all_reduce", "broadcast"))
 
 
 class Coalescing:
-    """What a coalescing manager gives: the handle of all that it has begun.
+    """The handle of the operations that one ``with`` block has started.
 
     Attributes:
-        work: The Work of all operations, where the manager was asked for one.
+        work: The Work of all operations, with ``async_ops=True``.
     """
 
     def __init__(self) -> None:
         self.work: Work | None = None
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Local. Block until all operations have ended; see :meth:`mpidist.Work.wait`.
+        """Block until all operations have ended; see :meth:`mpidist.Work.wait`.
 
         Raises:
-            ValueError: The operations have not begun, or the manager was not asked for a Work.
+            ValueError: The operations have not started, or ``async_ops`` is False.
         """
         if self.work is None:
             raise ValueError(
@@ -49,35 +50,35 @@ def coalesce(submission: Submission, name: str, async_ops: bool) -> Iterator[Coa
 
     Args:
         submission: The submission of the group.
-        name: For messages.
-        async_ops: Whether to give a Work.
+        name: Name of the operations, for messages.
+        async_ops: Whether the block ends at once.
     """
     begun = Coalescing()
     with submission.collecting() as ops:
         yield begun
-    begun.work = begin_together(submission, name, ops, async_ops)
+    begun.work = launch_coalesced(submission, name, ops, async_ops)
 
 
-def begin_together(
+def launch_coalesced(
     submission: Submission, name: str, ops: Sequence[Op], async_op: bool
 ) -> Work | None:
-    """Collective. Begin several operations, and wait for them if no Work is wanted.
+    """Collective. Start several operations, and wait for them unless ``async_op``.
 
     Args:
         submission: The submission of the group.
-        name: For messages.
-        ops: The operations; no memory that one writes is used by another.
-        async_op: Whether to give a Work.
+        name: Name of the operations, for messages.
+        ops: The operations; none uses memory that another one writes.
+        async_op: Return a Work instead of waiting for the results.
 
     Returns:
-        A Work of all if ``async_op``, unless a block of another manager collects them; else None.
+        A Work of all if ``async_op``, unless an outer block collects them; else None.
     """
     check_distinct(ops)
     limit = submission.limit
     at_once = limit is None and not async_op
-    works = [submission.submit(op, not at_once) for op in merged(ops)]
+    works = [submission.submit(op, not at_once) for op in fuse(ops)]
     under_way: list[Work] = [work for work in works if work is not None]
-    if at_once or len(under_way) < len(works):  # in a block of another manager none begins
+    if at_once or len(under_way) < len(works):  # an outer block collects them
         return None
     if async_op:
         return gather_works(name, under_way)
@@ -87,19 +88,19 @@ def begin_together(
 
 
 def returning(work: Work | None, outputs: Sequence[Any]) -> Work | None:
-    """Return a Work whose result is a list of output arrays; None where there is no Work."""
+    """Return a Work whose result is a list of output arrays; None if there is no Work."""
     return None if work is None else work.then(lambda _: list(outputs))
 
 
 def check_distinct(ops: Sequence[Op]) -> None:
-    """Local. ValueError if what one operation writes is read or written by another."""
+    """Raise ValueError if an operation uses memory that another one writes."""
     used = [
         (number, op, buffer, writes)
         for number, op in enumerate(ops)
         for buffer, writes in _places(op)
         if buffer.size
     ]
-    if own_memory([buffer for _, _, buffer, _ in used]):
+    if are_distinct_owners([buffer for _, _, buffer, _ in used]):
         return
     spans = []
     for position, (_, _, buffer, _) in enumerate(used):
@@ -115,23 +116,26 @@ def check_distinct(ops: Sequence[Op]) -> None:
 
 
 def _places(op: Op) -> list[tuple[Array, bool]]:
-    """Where what an operation uses lies, on GPUs too, each with whether it writes it."""
+    """Return the layouts of the arrays of an operation, each with whether it is written.
+
+    Arrays on GPUs have their layouts there.
+    """
     places = [(layout_of(buffer), writes) for buffer, writes in op.buffers()]
     if isinstance(op.finish, Upload):
         places.append((op.finish.layout, True))
     return places
 
 
-def merged(ops: Sequence[Op]) -> list[Op]:
-    """Local. The operations, with small ones made one that share a kind, a root and a dtype.
+def fuse(ops: Sequence[Op]) -> list[Op]:
+    """Return the operations, with small ones of one name, root and dtype as one.
 
-    The dtypes of broadcasts, which only move bytes, may differ.
+    Broadcasts only move bytes, so their dtypes may differ.
     """
     kinds: dict[tuple[object, ...], list[Op]] = {}
     for number, op in enumerate(ops):
         buffer = op.recv
-        if op.name in _ELEMENTWISE and buffer is not None and buffer.nbytes <= _WORTH_OWN_CALL:
-            # What is only moved may be bytes here and numbers there.
+        if op.name in _ELEMENTWISE and buffer is not None and buffer.nbytes <= _LARGE_BYTES:
+            # One rank may send numbers that another one receives as bytes.
             dtype = None if op.name == "broadcast" else buffer.dtype
             key: tuple[object, ...] = (op.name, op.reduce, op.root, dtype)
         else:
@@ -147,13 +151,13 @@ def _as_one(ops: list[Op]) -> Op:
     buffers = [op.recv for op in ops if op.recv is not None]
     if first.name == "broadcast":
         buffers = [buffer.reshape(-1).view(np.uint8) for buffer in buffers]
-    together = collect(buffers)
+    together = flatten(buffers)
     receives = first.name != "broadcast" or first.group.rank != first.root
     is_copy = not np.may_share_memory(together, buffers[0])
 
     def finish() -> None:
         if receives and is_copy:
-            hand_out(together, buffers)
+            unflatten_into(together, buffers)
         for op in ops:
             if op.finish is not None:
                 op.finish()

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpidist.arrays import Array
+from mpidist.buffers.host_view import Array
+from mpidist.buffers.reduce_op import ReduceOp
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import RESERVED_TAGS, Op, Signature, in_words
-from mpidist.reduce_op import ReduceOp
 from mpidist.runtime import Backoff
 
 if TYPE_CHECKING:

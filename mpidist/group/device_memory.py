@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import NATIVE
+from mpidist.buffers.packing import NATIVE
+from mpidist.buffers.reduce_op import ReduceOp, Reduction, is_direct
 from mpidist.cuda import DeviceArray, lies_on_gpu, mark, on_device, wait_for
 from mpidist.group.operation import LARGEST_COUNT, GroupInfo, Op
-from mpidist.reduce_op import ReduceOp, Reduction, is_direct
 
 
 class DeviceMemory:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import Array, check_usable, host_view
+from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.reduce_op import ReduceOp, Reduction
 from mpidist.cuda import DeviceArray, lies_on_gpu
 from mpidist.cuda.reductions import can_reduce
 from mpidist.errors import FailedPreconditionError
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuRule
 from mpidist.group.operation import GroupInfo, Op, Signature
-from mpidist.reduce_op import ReduceOp, Reduction
 
 REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter_tensor"))
 MOVING = frozenset(("broadcast", "all_gather_into_tensor", "all_to_all_single"))

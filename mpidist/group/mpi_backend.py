@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mpidist.arrays import one_after_the_other
+from mpidist.buffers.packing import chain_callbacks
 from mpidist.config import config
 from mpidist.errors import DistBackendError
 from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
@@ -129,7 +129,7 @@ class MpiBackend:
                     "several senders might mix: name the sender, or receive without async_op and "
                     "a time limit"
                 )
-            op.finish = one_after_the_other([*[one.finish for one in segments], op.finish])
+            op.finish = chain_callbacks([*[one.finish for one in segments], op.finish])
             op.segments = segments  # not all of MPI's requests keep their arrays
         for segment in segments:
             requests.append(self._start[op.name](segment))  # noqa: PERF401

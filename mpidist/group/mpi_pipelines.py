@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist.arrays import Array
+from mpidist.buffers.host_view import Array
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_counts
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpidist.arrays import Array, Finish
-from mpidist.reduce_op import MpiReduction, ReduceOp, WrappingSum
+from mpidist.buffers.host_view import Array
+from mpidist.buffers.packing import OnComplete
+from mpidist.buffers.reduce_op import MpiReduction, ReduceOp, WrappingSum
 
 if TYPE_CHECKING:
     from mpidist.work import Work
@@ -117,7 +118,7 @@ class Op:
         reduce: MpiReduction = ReduceOp.SUM,
         root: int = -1,
         tag: int = 0,
-        finish: Finish = None,
+        finish: OnComplete = None,
     ) -> None:
         self.name = name
         self.group = group

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import Array
+from mpidist.buffers.host_view import Array
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, GroupInfo, Op
 from mpidist.group.submission import Submission
 

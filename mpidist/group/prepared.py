@@ -1,4 +1,4 @@
-"""One operation, made ready once and repeated.
+"""One operation that is checked once and repeated.
 
 MPI's own persistent operations (MPI 4.1, 6.13) are not used: measured with MPICH 5.0 they take as
 long as plain ones, and with Open MPI 5.0 three times as long from 4 KiB on.
@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import Array, host_view
+from mpidist.buffers.host_view import Array, host_view
+from mpidist.buffers.reduce_op import PremulSum
 from mpidist.group.operation import LARGEST_COUNT, Op
-from mpidist.reduce_op import PremulSum
 from mpidist.work import Work
 
 
 class Prepared:
-    """An operation of a group that is carried out again and again on the same arrays.
+    """An operation of a group that is repeated on the same arrays.
 
     Made by :meth:`mpidist.ProcessGroup.prepare`.
 
     Args:
         op: The operation.
-        submit: Called as ``submit(op, async_op)``; carries it out, or begins it.
+        submit: Called as ``submit(op, async_op)``; runs or starts the operation.
     """
 
     def __init__(self, op: Op, submit: Callable[[Op, bool], Work | None]) -> None:
@@ -34,23 +34,23 @@ class Prepared:
         self._work: Work | None = None
 
     def __call__(self) -> None:
-        """Collective, or point to point. Carry the operation out once.
+        """Collective, or point to point. Run the operation once.
 
         Raises:
-            DeadlineExceededError: The group's time limit passed; the operation is under way.
-            GroupBrokenError: An earlier operation of the group is past its limit, and pending.
-            ValueError: It was begun, and is still under way.
+            DeadlineExceededError: The group's time limit passed; the operation stays pending.
+            GroupBrokenError: An earlier operation of the group is past its limit and pending.
+            ValueError: The operation is still pending after :meth:`start`.
         """
         self._check()
         self._submit(self._op, False)
 
     def start(self) -> Work:
-        """Collective, or point to point. Begin the operation.
+        """Collective, or point to point. Start the operation; raises as a call does.
 
-        It can begin again once its Work has ended.
+        The operation can start again once its Work has ended.
 
         Returns:
-            Its Work. Raises as a call does.
+            The Work.
         """
         self._check()
         work = self._submit(self._op, True)
@@ -63,21 +63,21 @@ class Prepared:
         for work in (self._work, self._op.late):
             if work is not None and not work.is_completed():
                 raise ValueError(
-                    f"{self._op.describe()} is still under way: wait for its Work first, or until "
-                    "what is late has come"
+                    f"{self._op.describe()} is still pending: wait for its Work first, or until "
+                    "the late ranks have come"
                 )
-        self._op.root = self._other_side  # receiving from any has set it to the sender
+        self._op.root = self._other_side  # a receive from any rank has set it to the sender
 
     def __repr__(self) -> str:
         return f"<Prepared {self._op!r}>"
 
 
 def check_repeatable(op: Op, arguments: Iterable[Any]) -> None:
-    """Local. ValueError if an operation works on copies, which were made only once.
+    """Raise ValueError if an operation works on copies, which were made only once.
 
     Args:
         op: The operation.
-        arguments: What it was made from.
+        arguments: The arguments of the call that made it.
     """
     given = list(_arrays_in(arguments))
     copied = [buffer for buffer, _ in op.buffers() if buffer.size and not _lies_in(buffer, given)]
@@ -104,5 +104,5 @@ def _arrays_in(arguments: Iterable[Any]) -> Iterable[Array]:
             continue
         try:
             yield host_view(one)
-        except TypeError:  # a number, a name, nothing
+        except TypeError:  # a number, a name, or None
             continue

@@ -11,24 +11,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, cast
 
 import numpy as np
 
-from mpidist.array_lists import (
-    apart_lists,
-    are_plain_and_apart,
+from mpidist.buffers.host_view import Array, host_view
+from mpidist.buffers.lists import (
+    all_direct,
+    as_mpi_parts,
+    as_single_buffer,
     check_outputs,
-    collect,
-    flat_parts,
+    copy_overlapping_inputs,
+    flat_buffers,
+    flat_output,
+    flatten,
     host_views,
-    lies_at,
-    parts_to_move,
-    rows_like,
-    spread,
+    shares_start,
 )
-from mpidist.arrays import Array, Finish, apart, host_view, movable, to_move
+from mpidist.buffers.packing import OnComplete, as_mpi_buffer, as_mpi_input, copy_if_overlapping
+from mpidist.buffers.reduce_op import (
+    NAMED,
+    ReduceOp,
+    Reduction,
+    is_direct,
+    to_reduce,
+    to_reduce_into,
+)
 from mpidist.config import config
 from mpidist.cuda import bus_id
 from mpidist.cuda.nccl import nccl_problem
 from mpidist.group.checks import check_list, check_multiple, list_of_root, list_of_root_objects
-from mpidist.group.coalescing import Coalescing, begin_together, coalesce, returning
+from mpidist.group.coalescing import Coalescing, coalesce, launch_coalesced, returning
 from mpidist.group.device_memory import device_memory, device_memory_op
 from mpidist.group.gpu_operation import MOVING, REDUCING, gpu_op
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuFacts, GpuRule, choose
@@ -46,7 +55,6 @@ from mpidist.group.pickled_objects import (
 )
 from mpidist.group.prepared import Prepared, check_repeatable
 from mpidist.group.submission import Submission
-from mpidist.reduce_op import NAMED, ReduceOp, Reduction, is_direct, to_reduce, to_reduce_into
 from mpidist.runtime import together, world
 from mpidist.work import Timeout, Work, seconds
 
@@ -286,7 +294,7 @@ class ProcessGroup:
         for array in arrays:
             buffer, mpi_op, finish = to_reduce(array, op, self._size)
             ops.append(Op("all_reduce", self._info, None, buffer, mpi_op, -1, 0, finish))
-        work = begin_together(self._submission, "all_reduce_coalesced", ops, async_op)
+        work = launch_coalesced(self._submission, "all_reduce_coalesced", ops, async_op)
         return returning(work, list(arrays))
 
     def reduce_scatter(
@@ -309,13 +317,13 @@ class ProcessGroup:
         """
         if type(op) is str:
             op = NAMED.get(op, op)
-        rows = rows_like(input_list, output, self._size)
+        rows = as_single_buffer(input_list, output, self._size)
         if rows is not None and is_direct(rows.dtype, op):
             record = Op("reduce_scatter", self._info, rows, output, cast("ReduceOp", op))
             return self._submit(record, async_op, [output])
         target, inputs = host_view(output, read=False), host_views(input_list)
         check_list(self._info, "reduce_scatter", inputs, target)
-        source = apart(collect(inputs), target)
+        source = copy_if_overlapping(flatten(inputs), target)
         return self._reduce_scatter(target, source, op, async_op, output)
 
     def reduce_scatter_tensor(
@@ -343,7 +351,9 @@ class ProcessGroup:
                 return self._submit(record, async_op, [output])
         target, source = host_view(output, read=False), host_view(input)
         check_multiple(self._info, "reduce_scatter_tensor", source, target)
-        return self._reduce_scatter(target, apart(source, target), op, async_op, output)
+        return self._reduce_scatter(
+            target, copy_if_overlapping(source, target), op, async_op, output
+        )
 
     def scan(
         self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
@@ -402,7 +412,7 @@ class ProcessGroup:
             record = self._gpu_op("broadcast", [array], (array, None, False, root), root=root)
             if record is not None:
                 return self._submit(record, async_op, [array])
-        buffer, finish = to_move(array, write=self._rank != root)
+        buffer, finish = as_mpi_buffer(array, write=self._rank != root)
         record = Op("broadcast", self._info, None, buffer, root=root, finish=finish)
         return self._submit(record, async_op, [array])
 
@@ -419,7 +429,7 @@ class ProcessGroup:
         Returns:
             A Work if ``async_op``, else None.
         """
-        rows = rows_like(array_list, array, self._size)
+        rows = as_single_buffer(array_list, array, self._size)
         if rows is not None:
             if array.nbytes < MIN_MESSAGE_BYTES:
                 record = Op("all_gather", self._info, array, rows)
@@ -427,7 +437,7 @@ class ProcessGroup:
             return self._all_gather_parts(array, array_list, None, async_op, array_list)
         if (
             len(array_list) == self._size
-            and are_plain_and_apart((array,), array_list)
+            and all_direct((array,), array_list)
             and array.nbytes >= MIN_MESSAGE_BYTES
             and not [other for other in array_list if other.shape != array.shape]
         ):
@@ -437,8 +447,8 @@ class ProcessGroup:
         if own.nbytes >= MIN_MESSAGE_BYTES:
             part, taken, finish = self._parts_to_gather(own, outputs)
             return self._all_gather_parts(part, taken, finish, async_op, array_list)
-        memory, finish = spread(outputs)
-        part, gathered = movable(apart(own, memory)), movable(memory)
+        memory, finish = flat_output(outputs)
+        part, gathered = as_mpi_input(copy_if_overlapping(own, memory)), as_mpi_input(memory)
         return self._submit(
             Op("all_gather", self._info, part, gathered, finish=finish), async_op, array_list
         )
@@ -462,13 +472,13 @@ class ProcessGroup:
                 return self._submit(record, async_op, [output])
         target, own = host_view(output, read=False), host_view(input)
         check_multiple(self._info, "all_gather_into_tensor", target, own)
-        gathered, finish = to_move(target, write=True)
+        gathered, finish = as_mpi_buffer(target, write=True)
         if own.nbytes >= MIN_MESSAGE_BYTES:
             rows = self._equal_parts(gathered)
             row = rows[self._rank]
-            part = row if lies_at(own, row) else movable(apart(own, target))
+            part = row if shares_start(own, row) else as_mpi_input(copy_if_overlapping(own, target))
             return self._all_gather_parts(part, rows, finish, async_op, [output])
-        part = movable(apart(own, target))
+        part = as_mpi_input(copy_if_overlapping(own, target))
         return self._submit(
             Op("all_gather", self._info, part, gathered, finish=finish), async_op, [output]
         )
@@ -524,15 +534,15 @@ class ProcessGroup:
                 f"{[str(dtype) for dtype, _ in facts]} by group rank"
             )
         outputs = [np.empty(shape, own.dtype) for _, shape in facts]
-        if sum(movable(output).size for output in outputs) > LARGEST_COUNT:
+        if sum(as_mpi_input(output).size for output in outputs) > LARGEST_COUNT:
             record = Op("all_gather", self._info)  # more than one call of MPI can count
-            record.send_parts = dict.fromkeys(range(self._size), movable(own))
-            record.recv_parts = {rank: movable(output) for rank, output in enumerate(outputs)}
+            record.send_parts = dict.fromkeys(range(self._size), as_mpi_input(own))
+            record.recv_parts = {rank: as_mpi_input(output) for rank, output in enumerate(outputs)}
             record.recv_counts = [output.size for output in outputs]
         else:
-            memory, finish = spread(outputs)
-            gathered = movable(memory)
-            record = Op("all_gather_v", self._info, movable(own), gathered, finish=finish)
+            memory, finish = flat_output(outputs)
+            gathered = as_mpi_input(memory)
+            record = Op("all_gather_v", self._info, as_mpi_input(own), gathered, finish=finish)
             record.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
         self._submission.submit_for_result(record, continues=True)
         return outputs
@@ -560,7 +570,7 @@ class ProcessGroup:
         root = self._peer("dst", dst, group_dst, default=0)
         receivers = gather_list or ()
         if gather_list is not None and self._rank == root:
-            rows = rows_like(gather_list, array, self._size)
+            rows = as_single_buffer(gather_list, array, self._size)
             if rows is not None:
                 if array.nbytes < MIN_MESSAGE_BYTES:
                     record = Op("gather", self._info, array, rows, root=root)
@@ -572,7 +582,7 @@ class ProcessGroup:
         outputs = list_of_root(self._info, "gather_list", gather_list, root, read=False)
         own = host_view(array)
         if outputs is None:
-            part = movable(own)
+            part = as_mpi_input(own)
             if part.nbytes >= MIN_MESSAGE_BYTES:
                 return self._exchange("gather", {root: part}, {}, None, async_op, receivers, root)
             return self._submit(Op("gather", self._info, part, root=root), async_op, receivers)
@@ -581,9 +591,9 @@ class ProcessGroup:
             part, parts, finish = self._parts_to_gather(own, outputs)
             taken = dict(enumerate(parts))
             return self._exchange("gather", {root: part}, taken, finish, async_op, receivers, root)
-        memory, finish = spread(outputs)
-        part = movable(apart(own, memory))
-        record = Op("gather", self._info, part, movable(memory), root=root, finish=finish)
+        memory, finish = flat_output(outputs)
+        part = as_mpi_input(copy_if_overlapping(own, memory))
+        record = Op("gather", self._info, part, as_mpi_input(memory), root=root, finish=finish)
         return self._submit(record, async_op, receivers)
 
     def scatter(
@@ -608,7 +618,7 @@ class ProcessGroup:
         """
         root = self._peer("src", src, group_src, default=0)
         if scatter_list is not None and self._rank == root:
-            rows = rows_like(scatter_list, array, self._size)
+            rows = as_single_buffer(scatter_list, array, self._size)
             if rows is not None:
                 if array.nbytes < MIN_MESSAGE_BYTES:
                     record = Op("scatter", self._info, rows, array, root=root)
@@ -622,11 +632,11 @@ class ProcessGroup:
         if inputs is not None:
             check_list(self._info, "scatter", inputs, own)
         if own.nbytes >= MIN_MESSAGE_BYTES:
-            parts, (part,), finish = parts_to_move(inputs or [], [own])
+            parts, (part,), finish = as_mpi_parts(inputs or [], [own])
             given = dict(enumerate(parts))
             return self._exchange("scatter", given, {root: part}, finish, async_op, [array], root)
-        send = None if inputs is None else movable(apart(collect(inputs), own))
-        recv, finish = to_move(own, write=True)
+        send = None if inputs is None else as_mpi_input(copy_if_overlapping(flatten(inputs), own))
+        recv, finish = as_mpi_buffer(own, write=True)
         return self._submit(
             Op("scatter", self._info, send, recv, root=root, finish=finish), async_op, [array]
         )
@@ -650,7 +660,7 @@ class ProcessGroup:
                     f"all_to_all of group {self.name!r} needs {self._size} {kind} arrays, not "
                     f"{len(arrays)}"
                 )
-        if are_plain_and_apart(input_list, output_list):
+        if all_direct(input_list, output_list):
             self._check_own_part(input_list[self._rank].size, output_list[self._rank].size)
             return self._all_to_all(input_list, output_list, None, async_op, output_list)
         outputs, inputs = host_views(output_list, read=False), host_views(input_list)
@@ -659,7 +669,7 @@ class ProcessGroup:
             kinds = sorted({str(array.dtype) for array in (*outputs, *inputs)})
             raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
         self._check_own_part(inputs[self._rank].size, outputs[self._rank].size)
-        return self._all_to_all(*parts_to_move(inputs, outputs), async_op, output_list)
+        return self._all_to_all(*as_mpi_parts(inputs, outputs), async_op, output_list)
 
     def all_to_all_single(
         self,
@@ -690,8 +700,8 @@ class ProcessGroup:
         target, source = host_view(output, read=False), host_view(input)
         if target.dtype != source.dtype:
             raise ValueError(f"all_to_all_single of {source.dtype} cannot write {target.dtype}")
-        send = movable(apart(source, target))
-        recv, finish = to_move(target, write=True)
+        send = as_mpi_input(copy_if_overlapping(source, target))
+        recv, finish = as_mpi_buffer(target, write=True)
         if unequal:
             # An array that MPI has no type for, or cannot reach by its type, moves as bytes.
             given_unit = source.itemsize // send.itemsize
@@ -1126,7 +1136,7 @@ class ProcessGroup:
         name: str,
         given: Mapping[int, Array],
         taken: Mapping[int, Array],
-        finish: Finish,
+        finish: OnComplete,
         async_op: bool,
         outputs: Sequence[Any],
         root: int = -1,
@@ -1140,7 +1150,7 @@ class ProcessGroup:
         self,
         given: Sequence[Array],
         taken: Sequence[Array],
-        finish: Finish,
+        finish: OnComplete,
         async_op: bool,
         outputs: Sequence[Any],
     ) -> Work | None:
@@ -1152,7 +1162,7 @@ class ProcessGroup:
         self,
         part: Array,
         rows: Sequence[Array],
-        finish: Finish,
+        finish: OnComplete,
         async_op: bool,
         outputs: Sequence[Any],
     ) -> Work | None:
@@ -1162,12 +1172,16 @@ class ProcessGroup:
 
     def _parts_to_gather(
         self, own: Array, rows: Sequence[Array]
-    ) -> tuple[Array, list[Array], Finish]:
+    ) -> tuple[Array, list[Array], OnComplete]:
         """Return the part to send, the rows that MPI can write, and a call for after MPI."""
         check_outputs(rows)
-        taken, finish = flat_parts(rows, write=True)
+        taken, finish = flat_buffers(rows, write=True)
         row = taken[self._rank]
-        part = row if lies_at(own, row) else movable(apart_lists([own], taken)[0])
+        part = (
+            row
+            if shares_start(own, row)
+            else as_mpi_input(copy_overlapping_inputs([own], taken)[0])
+        )
         return part, taken, finish
 
     def _equal_parts(self, whole: Array) -> list[Array]:
@@ -1213,7 +1227,7 @@ class ProcessGroup:
         _check_tag(tag)
         buffer = self._memory_for_mpi(array, write=False)
         if buffer is None:
-            buffer, _ = to_move(array, write=False)
+            buffer, _ = as_mpi_buffer(array, write=False)
         return Op("send", self._info, buffer, None, root=peer, tag=tag)
 
     def _recv_op(
@@ -1231,7 +1245,7 @@ class ProcessGroup:
         buffer = self._memory_for_mpi(array, write=True)
         if buffer is None:
             # A view with its values: elements beyond a shorter message keep theirs.
-            buffer, finish = to_move(host_view(array), write=True)
+            buffer, finish = as_mpi_buffer(host_view(array), write=True)
         record = Op("recv", self._info, None, buffer, root=peer, tag=tag, finish=finish)
         record.limit = seconds(timeout)
         return record

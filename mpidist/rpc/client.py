@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mpidist.buffers.copying import copy_array
 from mpidist.config import config
-from mpidist.copying import copy_array
 from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableError, from_code
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.codec import as_bytes

@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 
 from mpidist.arena import Arena, Bytes
-from mpidist.copying import copy_array
+from mpidist.buffers.copying import copy_array
 from mpidist.errors import ResourceExhaustedError
 from mpidist.leases import Leases
 from mpidist.rpc.codec import UINT8, BadFrameError, as_bytes, split

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.arrays import host_view, written
-from mpidist.copying import copy_array
+from mpidist.buffers.copying import copy_array
+from mpidist.buffers.host_view import host_view
+from mpidist.buffers.packing import with_upload
 from mpidist.errors import FailedPreconditionError
 from mpidist.runtime import Backoff, fork, together
 from mpidist.window import memory
@@ -148,7 +149,7 @@ class Window:
         else:
             assert self._win is not None
             self._in_chunks(self._win.Get, rank, offset, target)
-        finish = written(view)
+        finish = with_upload(view)
         if finish is not None:
             finish()
 

@@ -222,7 +222,7 @@ def case_deadline_of_a_call_that_is_never_answered(client, address, key):
         work.wait()
     assert work.is_completed()
     patient = client.call(address, "test/Never", timeout=LIMIT_S)
-    with pytest.raises(errors.DeadlineExceededError, match="it goes on"):
+    with pytest.raises(errors.DeadlineExceededError, match="it stays pending"):
         patient.wait(0.02)
     assert not patient.is_completed()
     assert ask(client, address, "Echo", b"still there").body == b"still there"

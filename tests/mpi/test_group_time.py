@@ -63,7 +63,7 @@ def test_work_goes_on_until_the_other_side_comes(group, world):
     if group.rank() == 0:
         work = group.all_reduce(array, async_op=True)
         before = (work.is_completed(), work.is_success(), work.exception())
-        with pytest.raises(errors.DeadlineExceededError, match="it goes on, and wait"):
+        with pytest.raises(errors.DeadlineExceededError, match="it stays pending, and wait"):
             work.wait(0.02)
         with pytest.raises(TimeoutError):
             work.wait(timedelta(milliseconds=20))

@@ -11,7 +11,7 @@ import pytest
 
 import mpidist as dist
 from mpidist import ReduceOp, errors
-from mpidist.group.coalescing import merged
+from mpidist.group.coalescing import fuse
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_small_ones_become_one(group):
         group.broadcast(small[0], 0)
         group.broadcast(small[1], 1)
         group.broadcast(small[2], 0)
-    assert [(op.name, op.recv.size) for op in merged(ops)] == [
+    assert [(op.name, op.recv.size) for op in fuse(ops)] == [
         ("all_reduce", 20),
         ("all_reduce", 1 << 20),
         ("broadcast", 8 * 4),  # as bytes
@@ -454,7 +454,7 @@ def test_what_cannot_be_repeated(group):
     if group.rank() == 0:
         work = step.start()
         for use in (step, step.start):
-            with pytest.raises(ValueError, match="still under way"):
+            with pytest.raises(ValueError, match="still pending"):
                 use()
         group.send(np.zeros(1), 1)
     else:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mpidist import ReduceOp, host_view
-from mpidist.arrays import to_move
-from mpidist.reduce_op import WrappingSum, to_reduce
+from mpidist.buffers.packing import as_mpi_buffer
+from mpidist.buffers.reduce_op import WrappingSum, to_reduce
 
 # What mpi4py takes without help, in the byte order of the machine.
 MPI_TYPES = "bBhHiIlLqQfdgFDG"
@@ -77,8 +77,8 @@ def test_moving(data, shape, name):
     source = draw(data, shape, dtype, layouts)
     target = laid_out(np.zeros(shape, source.dtype), data.draw(st.sampled_from(LAYOUTS)))
     before = source.copy()
-    send, nothing = to_move(source, write=False)
-    recv, finish = to_move(target, write=True)
+    send, nothing = as_mpi_buffer(source, write=False)
+    recv, finish = as_mpi_buffer(target, write=True)
     assert nothing is None
     assert is_fit_for_mpi(send)
     assert is_fit_for_mpi(recv)
@@ -93,7 +93,7 @@ def test_moving(data, shape, name):
 @pytest.mark.parametrize("dtype", [*NUMBERS, "longdouble", "complex128"])
 def test_what_mpi_knows_moves_and_reduces_without_a_copy(dtype):
     for values in (np.ones((2, 3), dtype), np.ones((), dtype), np.empty((0, 2), dtype)):
-        direct, finish = to_move(values, write=True)
+        direct, finish = as_mpi_buffer(values, write=True)
         assert (direct is values, finish) == (True, None)
         direct, op, finish = to_reduce(values, ReduceOp.SUM, 2)
         small = np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize <= 2
@@ -187,14 +187,14 @@ def test_results_need_memory_that_can_be_written():
     values = np.zeros(3)
     values.flags.writeable = False
     for use in (
-        lambda: to_move(values, write=True),
+        lambda: as_mpi_buffer(values, write=True),
         lambda: to_reduce(values, ReduceOp.SUM, 2),
-        lambda: to_move(np.broadcast_to(np.zeros(1), 3), write=True),
-        lambda: to_move(b"bytes", write=True),
+        lambda: as_mpi_buffer(np.broadcast_to(np.zeros(1), 3), write=True),
+        lambda: as_mpi_buffer(b"bytes", write=True),
     ):
         with pytest.raises(ValueError, match="read-only"):
             use()
-    direct, _ = to_move(values, write=False)
+    direct, _ = as_mpi_buffer(values, write=False)
     assert direct is values
 
 
@@ -202,7 +202,7 @@ def test_results_need_memory_that_can_be_written():
 def test_python_objects_do_not_move(dtype):
     values = np.zeros(2, dtype)
     for use in (
-        lambda: to_move(values, write=False),
+        lambda: as_mpi_buffer(values, write=False),
         lambda: to_reduce(values, ReduceOp.SUM, 2),
     ):
         with pytest.raises(TypeError, match="holds Python objects"):
@@ -264,7 +264,7 @@ def test_dlpack_that_says_it_is_read_only():
     memory = np.zeros(3)
     memory.flags.writeable = False
     with pytest.raises(ValueError, match="read-only; pass a writable copy"):
-        to_move(Foreign(memory), write=True)
+        as_mpi_buffer(Foreign(memory), write=True)
 
 
 @pytest.mark.parametrize("package", ["jax", "jaxlib._jax"])
@@ -276,7 +276,7 @@ def test_arrays_that_cannot_change(package):
     assert np.shares_memory(view, memory)
     assert memory.flags.writeable
     for use in (
-        lambda: to_move(array, write=True),
+        lambda: as_mpi_buffer(array, write=True),
         lambda: to_reduce(array, ReduceOp.SUM, 2),
     ):
         with pytest.raises(ValueError, match="read-only; pass a writable copy"):

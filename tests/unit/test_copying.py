@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist import can_compile, compiling, copy_array, copying, put_rows, take_rows
+from mpidist import can_compile, copy_array, put_rows, take_rows
+from mpidist.buffers import compiling, copying
 
 pytest.importorskip("numba")
-from mpidist.compiled_copies import copy_past_caches, put_compiled, take_ahead
+from mpidist.buffers.compiled_copies import copy_past_caches, put_compiled, take_ahead
 
 LARGE = copying.LARGE_BYTES
 

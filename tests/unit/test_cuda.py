@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import Window, errors, host_view
-from mpidist.array_lists import check_outputs, spread
-from mpidist.arrays import to_move, written
+from mpidist.buffers.lists import check_outputs, flat_output
+from mpidist.buffers.packing import as_mpi_buffer, with_upload
+from mpidist.buffers.reduce_op import ReduceOp, to_reduce, to_reduce_into
 from mpidist.cuda import blocks, device_count, mirror, pinned_pool, streams
 from mpidist.cuda.blocks import BlockPool, pinned_bytes, size_class
-from mpidist.reduce_op import ReduceOp, to_reduce, to_reduce_into
 
 LAYOUTS = {
     "contiguous": lambda a: a,
@@ -36,7 +36,7 @@ def numbers(shape=(4, 6), dtype="f4"):
 
 def bring(view):
     """What was written, on its way to the device."""
-    finish = written(view)
+    finish = with_upload(view)
     assert finish is not None
     finish()
 
@@ -135,7 +135,7 @@ def test_every_way_to_write_ends_on_the_device(xp, way, dtype, layout):
     whole = xp.asarray(np.zeros((4, 6), dtype))
     array = LAYOUTS[layout](whole)
     if way == "to_move":
-        memory, finish = to_move(array, write=True)
+        memory, finish = as_mpi_buffer(array, write=True)
         memory = memory.reshape(-1).view(dtype)
     elif way == "to_reduce":
         memory, _, finish = to_reduce(array, ReduceOp.SUM, 2)
@@ -143,7 +143,7 @@ def test_every_way_to_write_ends_on_the_device(xp, way, dtype, layout):
         source = np.ones(array.shape, dtype)
         _, memory, _, finish = to_reduce_into(source, host_view(array), ReduceOp.SUM, 2)
     else:
-        memory, finish = spread([host_view(array, read=False)])
+        memory, finish = flat_output([host_view(array, read=False)])
     memory[...] = 1
     finish()
     expected = np.zeros((4, 6), dtype)
@@ -153,7 +153,7 @@ def test_every_way_to_write_ends_on_the_device(xp, way, dtype, layout):
 
 def test_lists_on_devices(xp):
     arrays = [xp.zeros((n, 2), "f4") for n in range(1, 4)]
-    memory, finish = spread([host_view(array, read=False) for array in arrays])
+    memory, finish = flat_output([host_view(array, read=False) for array in arrays])
     memory[...] = np.arange(12)
     finish()
     got = np.concatenate([xp.asnumpy(array).ravel() for array in arrays])
@@ -175,7 +175,7 @@ def test_elements_that_share_memory_cannot_receive(xp):
     wide = xp.ndarray((3, 4), np.dtype("f4"), xp.cuda.MemoryPointer(memory, 0), strides=(0, 4))
     np.testing.assert_array_equal(host_view(wide), np.zeros((3, 4)))
     with pytest.raises(ValueError, match="elements of it share memory"):
-        to_move(wide, write=True)
+        as_mpi_buffer(wide, write=True)
     with pytest.raises(ValueError, match="elements of it share memory"):
         Window.private(100).get(0, 0, wide)
 
@@ -208,7 +208,7 @@ def test_arrays_of_other_frameworks(xp):
             view = host_view(Foreign(part(array), read_only=False))
             np.testing.assert_array_equal(view, part(numbers() + 1))
     with pytest.raises(ValueError, match="read-only"):
-        to_move(Foreign(array, read_only=True), write=True)
+        as_mpi_buffer(Foreign(array, read_only=True), write=True)
 
 
 def test_the_stream_that_a_framework_names(xp):

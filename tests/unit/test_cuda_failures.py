@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import errors, host_view
-from mpidist.arrays import written
+from mpidist.buffers.packing import with_upload
 from mpidist.cuda import (
     Delivery,
     blocks,
@@ -51,7 +51,7 @@ def rank(monkeypatch):
 
 
 def bring(view):
-    written(view)()
+    with_upload(view)()
 
 
 def fails(kind, text, call, *args):

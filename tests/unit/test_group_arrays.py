@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.array_lists import (
-    apart_lists,
-    are_plain_and_apart,
+from mpidist.buffers.lists import (
+    all_direct,
+    as_single_buffer,
     check_outputs,
-    collect,
-    lies_at,
-    rows_like,
-    spread,
+    copy_overlapping_inputs,
+    flat_output,
+    flatten,
+    shares_start,
 )
-from mpidist.arrays import to_move
+from mpidist.buffers.packing import as_mpi_buffer
+from mpidist.buffers.reduce_op import ReduceOp, to_reduce, to_reduce_into
 from mpidist.group import operation as ops
 from mpidist.group.operation import GroupInfo, Op, split_op
-from mpidist.reduce_op import ReduceOp, to_reduce, to_reduce_into
 
 LARGE = 1 << 15  # elements of 8 bytes that are worth a look
 
@@ -26,10 +26,10 @@ LARGE = 1 << 15  # elements of 8 bytes that are worth a look
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4))
 def test_collect_and_spread(shapes):
     arrays = [np.random.default_rng(n).random(shape) for n, shape in enumerate(shapes)]
-    flat = collect(arrays)
+    flat = flatten(arrays)
     assert flat.tolist() == [value for array in arrays for value in array.ravel()]
     outputs = [np.zeros(shape) for shape in shapes]
-    memory, finish = spread(outputs)
+    memory, finish = flat_output(outputs)
     memory[:] = flat
     if finish is not None:
         finish()
@@ -42,27 +42,27 @@ def test_rows_stay_writable_whatever_their_owner_is(kind):
     bases = [np.zeros(96, np.uint8), np.zeros((4, 24), np.uint8), np.zeros((24, 4), "u1").T.copy()]
     for base in bases:
         rows = list(base.reshape(-1).view(np.uint8)[: 2 * 48].view(kind).reshape(2, -1))
-        flat = collect(rows)
+        flat = flatten(rows)
         assert np.shares_memory(flat, base)
         assert flat.flags.writeable
         for row in rows:
             row.flags.writeable = False
-        assert not collect(rows).flags.writeable
+        assert not flatten(rows).flags.writeable
 
 
 @pytest.mark.parametrize("dtype", [">f4", "<i8", "bfloat16", "float8_e4m3fn", "i2,f8", "?"])
 def test_every_dtype_stays_what_it_is(dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     parts = [np.ones(n, kind) for n in (3, 1, 2)]
-    flat = collect(parts)
+    flat = flatten(parts)
     assert flat.dtype == kind
     assert flat.tobytes() == b"".join(part.tobytes() for part in parts)
 
 
 def test_rows_of_one_array_need_no_copy():
     whole = np.zeros((3, LARGE))
-    assert np.shares_memory(collect(list(whole)), whole)
-    memory, finish = spread(list(whole))
+    assert np.shares_memory(flatten(list(whole)), whole)
+    memory, finish = flat_output(list(whole))
     memory[:] = np.arange(3 * LARGE)
     assert finish is None
     assert (whole.ravel() == np.arange(3 * LARGE)).all()
@@ -82,7 +82,7 @@ def test_rows_of_one_array_need_no_copy():
 def test_what_is_not_one_stretch(arrays):
     whole = np.random.default_rng(0).random((3, LARGE))
     parts = arrays(whole)
-    flat = collect(parts)
+    flat = flatten(parts)
     assert not np.shares_memory(flat, whole)
     np.testing.assert_array_equal(flat, np.concatenate(parts))
 
@@ -91,7 +91,7 @@ def test_an_output_that_is_read_only():
     array = np.zeros(3)
     array.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        spread([np.zeros(3), array])
+        flat_output([np.zeros(3), array])
 
 
 def shared_memory(name):
@@ -116,7 +116,7 @@ def test_outputs_that_overlap(name):
         with pytest.raises(ValueError, match="have memory in common"):
             check_outputs(order)
         with pytest.raises(ValueError, match="have memory in common"):
-            spread(order)
+            flat_output(order)
 
 
 def test_outputs_that_lie_side_by_side():
@@ -142,21 +142,21 @@ def test_an_output_whose_elements_share_memory(count):
         tiled(base, (3, 2), (8, 16)),
     ):
         with pytest.raises(ValueError, match="elements of it share memory"):
-            spread([view] + [np.zeros(view.shape)] * (count - 1))
+            flat_output([view] + [np.zeros(view.shape)] * (count - 1))
     for view in (base[::-1], base.reshape(3, 4).T, tiled(base, (3, 2), (16, 24)), base[:0]):
-        spread([view])
+        flat_output([view])
 
 
 def test_inputs_are_copied_where_they_lie_in_outputs():
     whole, other = np.arange(12.0).reshape(4, 3), np.zeros((4, 3))
     rows = list(whole)
-    assert apart_lists(rows, list(other)) is rows
-    apart = apart_lists(list(whole), [other[0], whole[1, 1:], other[1]])
+    assert copy_overlapping_inputs(rows, list(other)) is rows
+    apart = copy_overlapping_inputs(list(whole), [other[0], whole[1, 1:], other[1]])
     assert [np.shares_memory(array, whole) for array in apart] == [True, False, True, True]
     np.testing.assert_array_equal(apart, whole)
     buffers = [np.frombuffer(bytearray(24)) for _ in range(2)]
-    assert np.shares_memory(apart_lists(buffers, [np.zeros(3)])[0], buffers[0])
-    assert not np.shares_memory(apart_lists(buffers, [buffers[0][1:]])[0], buffers[0])
+    assert np.shares_memory(copy_overlapping_inputs(buffers, [np.zeros(3)])[0], buffers[0])
+    assert not np.shares_memory(copy_overlapping_inputs(buffers, [buffers[0][1:]])[0], buffers[0])
 
 
 THREE = GroupInfo("three", 0, (0, 1, 2), 0, 3)
@@ -183,8 +183,8 @@ def test_unequal_parts_that_are_too_many(monkeypatch):
 
 def test_rows_that_need_no_care():
     whole = np.zeros((4, 2, 3))
-    assert rows_like(list(whole), np.zeros((2, 3)), 4) is whole
-    some = rows_like(list(whole[1:3]), np.zeros((2, 3)), 2)
+    assert as_single_buffer(list(whole), np.zeros((2, 3)), 4) is whole
+    some = as_single_buffer(list(whole[1:3]), np.zeros((2, 3)), 2)
     some[...] = 1
     assert whole.sum(axis=(1, 2)).tolist() == [0, 6, 6, 0]
 
@@ -220,15 +220,15 @@ WHOLE = np.zeros((2, 3))
     ],
 )
 def test_rows_that_need_care(arrays, like, count):
-    assert rows_like(arrays, like, count) is None
+    assert as_single_buffer(arrays, like, count) is None
 
 
 def test_a_part_that_lies_in_its_row():
     whole = np.arange(12.0).reshape(4, 3)
-    assert lies_at(whole[2], whole[2])
-    assert not lies_at(whole[1], whole[2])
-    assert not lies_at(whole[1, ::2], whole[1])
-    assert not lies_at(whole[2, :0], whole[2])
+    assert shares_start(whole[2], whole[2])
+    assert not shares_start(whole[1], whole[2])
+    assert not shares_start(whole[1, ::2], whole[1])
+    assert not shares_start(whole[2, :0], whole[2])
 
 
 STRETCHES = st.tuples(
@@ -247,7 +247,7 @@ def test_lists_that_need_no_care(targets, sources):
         ]
 
     written, read = views(targets), views(sources)
-    if are_plain_and_apart(read, written):
+    if all_direct(read, written):
         assert all(array.flags.c_contiguous for array in (*read, *written))
         assert not [
             (one, other)
@@ -259,22 +259,22 @@ def test_lists_that_need_no_care(targets, sources):
 
 def test_lists_that_are_plain_and_apart():
     whole, other = np.zeros((4, 3)), np.zeros((4, 3))
-    assert are_plain_and_apart(list(whole), list(other))
-    assert are_plain_and_apart(list(whole[:2]), list(whole[2:]))
-    assert are_plain_and_apart([np.zeros(2), np.zeros(3)], [np.zeros(3), np.zeros(2)])
-    assert not are_plain_and_apart(list(whole), list(whole))
-    assert not are_plain_and_apart(list(whole), [other[:, 0]])
-    assert not are_plain_and_apart([other[:, 0]], list(whole))
-    assert not are_plain_and_apart([whole[0]], [other[0].astype(">f8")])
-    assert not are_plain_and_apart([whole[0]], [other.view(np.recarray)])
+    assert all_direct(list(whole), list(other))
+    assert all_direct(list(whole[:2]), list(whole[2:]))
+    assert all_direct([np.zeros(2), np.zeros(3)], [np.zeros(3), np.zeros(2)])
+    assert not all_direct(list(whole), list(whole))
+    assert not all_direct(list(whole), [other[:, 0]])
+    assert not all_direct([other[:, 0]], list(whole))
+    assert not all_direct([whole[0]], [other[0].astype(">f8")])
+    assert not all_direct([whole[0]], [other.view(np.recarray)])
     other.flags.writeable = False
-    assert not are_plain_and_apart(list(whole), list(other))
+    assert not all_direct(list(whole), list(other))
 
 
 def test_arrays_that_are_not_aligned():
     array = np.frombuffer(bytearray(65), np.uint8)[1:].view(np.float64)
     assert not array.flags.aligned
-    moved, finish = to_move(array, write=True)
+    moved, finish = as_mpi_buffer(array, write=True)
     assert moved.dtype == np.uint8
     assert finish is None
     assert np.shares_memory(moved, array)
@@ -291,4 +291,4 @@ def test_arrays_that_are_not_aligned():
     recv[...] = 5
     finish()
     assert array.tolist() == [5] * 8
-    assert not are_plain_and_apart([array], [target])
+    assert not all_direct([array], [target])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpidist import ReduceOp
-from mpidist.reduce_op import to_reduce, to_reduce_into
+from mpidist.buffers.reduce_op import to_reduce, to_reduce_into
 
 HALF = ReduceOp.PREMUL_SUM(0.5)
 

@@ -11,7 +11,7 @@ import pytest
 from _cases import stand_in_cupy, stand_in_nccl
 
 import mpidist as dist
-from mpidist.reduce_op import NAMED, ReductionName
+from mpidist.buffers.reduce_op import NAMED, ReductionName
 
 AVAILABLE = """
 import sys, mpidist

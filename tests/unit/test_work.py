@@ -37,7 +37,7 @@ def test_going_on_then_done():
     assert not work.is_completed()
     assert not work.is_success()
     assert work.exception() is None
-    assert repr(work) == "<Work op: going on>"
+    assert repr(work) == "<Work op: pending>"
     work.complete(5)
     assert work.is_completed()
     assert work.is_success()
@@ -74,7 +74,7 @@ def test_only_the_first_end_counts():
 def test_a_wait_that_ends_too_early_may_be_repeated(make, timeout):
     work = make()
     for _ in range(2):
-        with pytest.raises(DeadlineExceededError, match=r"within 0(\.01)? s; it goes on"):
+        with pytest.raises(DeadlineExceededError, match=r"within 0(\.01)? s; it stays pending"):
             work.wait(timeout)
     assert not work.is_completed()
     work.complete(3)

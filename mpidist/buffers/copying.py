@@ -1,8 +1,8 @@
-"""Copies within this process's memory, as fast as the machine can.
+"""Fast copies within the memory of this process.
 
-Large ones are made by compiled code where the extra ``fast`` is installed. The C library has stores
-that go past the caches, too, but for copies that are larger than its caches together; here they
-begin earlier, where it has been measured to pay.
+With the extra ``fast``, compiled code makes large copies by non-temporal stores. The C library uses
+such stores only for copies larger than all caches together, and smaller copies were measured to
+gain from them, too.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.compiling import can_compile
+from mpidist.buffers.compiling import can_compile
 
 Array = NDArray[Any]
 _Copy = Callable[[Array, Array], None]
 
 LARGE_BYTES = 8 << 20
-"""Below, who reads the copy next mostly finds it in the caches, if it has been put there."""
+"""Smaller copies go through the caches, where the next reader mostly finds them."""
 
-# Where asking ahead pays (measured): what the caches hold is had as fast without, and of longer
-# rows the machine itself fetches the rest.
+# Prefetching pays from these sizes (measured): smaller tables are in the caches, and the hardware
+# prefetches the rest of longer rows.
 _LARGE_TABLE_BYTES = 32 << 20
 _MANY_ROWS = 256
 _ROW_BYTES = range(64, 1025)
@@ -34,11 +34,12 @@ _choice: _Copy | None = None
 
 
 def copy_array(target: Array, source: Array) -> None:
-    """Local. Copy an array.
+    """Copy an array.
 
     Args:
-        target: Any shape and dtype.
-        source: Of the same shape; of a dtype that NumPy casts to the other's (``"same_kind"``).
+        target: Array of any shape and dtype.
+        source: Array of the same shape, of a dtype that NumPy casts to the target's
+            (``"same_kind"``).
     """
     if target.nbytes < LARGE_BYTES or not _are_plain(target, source):
         np.copyto(target, source)
@@ -47,20 +48,19 @@ def copy_array(target: Array, source: Array) -> None:
 
 
 def take_rows(table: Array, ids: NDArray[np.int64], out: Array) -> None:
-    """Local. Copy rows of a table.
+    """Copy rows out of a table.
 
     Args:
         table: Shape ``(rows, ...)``.
-        ids: Which rows, shape ``(n,)``; all must be there.
-        out: Shape ``(n, ...)``, of the table's dtype.
+        ids: Indices of the rows, shape ``(n,)``, each within the table.
+        out: Shape ``(n, ...)``, of the dtype of the table.
 
     Raises:
-        IndexError: Of many rows of a large table one is not there. Elsewhere it is taken to be the
-            first or the last.
+        IndexError: An index is outside a large table. In small tables such an index is clipped.
     """
     large = table.nbytes >= _LARGE_TABLE_BYTES and len(ids) >= _MANY_ROWS
     if large and out.flags.writeable and _are_plain_rows(table, ids, out) and can_compile():
-        from mpidist.compiled_copies import take_ahead
+        from mpidist.buffers.compiled_copies import take_ahead
 
         _check_rows(table, ids)
         take_ahead(table, ids, out)
@@ -69,19 +69,19 @@ def take_rows(table: Array, ids: NDArray[np.int64], out: Array) -> None:
 
 
 def put_rows(table: Array, ids: NDArray[np.int64], rows: Array) -> None:
-    """Local. Copy rows to their places in a table, of which the caches hold these best.
+    """Copy rows into a table.
 
     Args:
         table: Shape ``(n, ...)``.
-        ids: Which rows; all must be there. What several rows leave at one place is one of them.
-        rows: Shape ``(len(ids), ...)``, of the table's dtype.
+        ids: Indices of the rows. If an index occurs several times, one of the rows stays.
+        rows: Shape ``(len(ids), ...)``, of the dtype of the table.
 
     Raises:
-        IndexError: One is not there.
+        IndexError: An index is outside the table.
     """
     many = len(ids) >= _MANY_ROWS and table.flags.writeable
     if many and _are_plain_rows(table, ids, rows) and can_compile():
-        from mpidist.compiled_copies import put_compiled
+        from mpidist.buffers.compiled_copies import put_compiled
 
         _check_rows(table, ids)
         put_compiled(table, ids, rows)
@@ -93,11 +93,11 @@ def put_rows(table: Array, ids: NDArray[np.int64], rows: Array) -> None:
 
 def _check_rows(table: Array, ids: Array) -> None:
     if not 0 <= ids.min() <= ids.max() < len(table):
-        raise IndexError(f"the table has {len(table)} rows, and not all that are asked for")
+        raise IndexError(f"the table has {len(table)} rows, and an index is outside")
 
 
 def _are_plain(target: Array, source: Array) -> bool:
-    """Whether a copy is one of bytes that lie one behind the other, from here to there."""
+    """Return whether a copy is one of contiguous bytes."""
     return (
         target.dtype == source.dtype
         and target.shape == source.shape
@@ -123,7 +123,7 @@ def _are_plain_rows(table: Array, ids: Array, rows: Array) -> bool:
 
 
 def _choose() -> _Copy:
-    """What copies large arrays from now on: whichever is faster here."""
+    """Return the function that copies large arrays from now on: the faster one here."""
     global _choice
     with _lock:
         if _choice is None:
@@ -132,7 +132,7 @@ def _choose() -> _Copy:
 
 
 def _faster() -> _Copy:
-    from mpidist.compiled_copies import copy_past_caches
+    from mpidist.buffers.compiled_copies import copy_past_caches
 
     source, target = np.zeros((2, LARGE_BYTES), np.uint8)
     sides: tuple[_Copy, _Copy] = (copy_past_caches, np.copyto)

@@ -1,4 +1,4 @@
-"""Lists of arrays as one stretch of memory, and what of them overlaps."""
+"""Lists of arrays as one buffer, and arrays that overlap."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import (
+from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.packing import (
     NATIVE,
-    Array,
-    Finish,
-    check_usable,
-    host_view,
-    lies_plainly,
-    one_after_the_other,
-    to_move,
+    OnComplete,
+    as_mpi_buffer,
+    chain_callbacks,
+    is_contiguous,
 )
 from mpidist.cuda import Mirror, layout_of
 
 
 def host_views(arrays: Sequence[object], *, read: bool = True) -> list[Array]:
-    """Local. The memory of each array; see :func:`mpidist.host_view`."""
+    """Return the memory of each array; see :func:`mpidist.host_view`."""
     return [a if a.__class__ is np.ndarray else host_view(a, read=read) for a in arrays]
 
 
-def collect(arrays: Sequence[Array]) -> Array:
-    """Local. Arrays of one dtype behind each other, flat; a view where they lie like that."""
+def flatten(arrays: Sequence[Array]) -> Array:
+    """Return arrays of one dtype as one flat array; a view if they are adjacent in memory."""
     joined = _joined(arrays)
     if joined is not None:
         return joined
@@ -35,14 +33,14 @@ def collect(arrays: Sequence[Array]) -> Array:
     return np.concatenate([array.reshape(-1) for array in arrays], dtype=arrays[0].dtype)
 
 
-def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
-    """Local. Flat memory for what belongs into arrays of one dtype, one behind the other.
+def flat_output(arrays: Sequence[Array]) -> tuple[Array, OnComplete]:
+    """Return one flat array to receive the data of several arrays of one dtype.
 
     Args:
-        arrays: Writable, any strides; no two have memory in common.
+        arrays: Writable arrays of any strides that do not overlap.
 
     Returns:
-        The memory, and what copies it to the arrays (None where it is their own).
+        The flat array, and a callback that copies it to the arrays, or None if it is their memory.
 
     Raises:
         ValueError: An array is read-only, or overlaps another or itself.
@@ -54,53 +52,53 @@ def spread(arrays: Sequence[Array]) -> tuple[Array, Finish]:
     check_outputs(arrays)
     memory = np.empty(sum([array.size for array in arrays]), arrays[0].dtype)
 
-    def finish() -> None:
-        hand_out(memory, arrays)
+    def copy_out() -> None:
+        unflatten_into(memory, arrays)
         for array in on_devices:
             array.upload()
 
-    return memory, finish
+    return memory, copy_out
 
 
-def parts_to_move(
+def as_mpi_parts(
     sources: Sequence[Array], targets: Sequence[Array]
-) -> tuple[list[Array], list[Array], Finish]:
-    """Local. Two lists of arrays, each flat, as MPI can read and write them.
+) -> tuple[list[Array], list[Array], OnComplete]:
+    """Return flat arrays that MPI can read and write in place of two lists of arrays.
 
     Args:
-        sources: What is read; copied where it may lie where is written.
-        targets: What is written; not empty, and of one dtype with the sources.
+        sources: The arrays to read. Arrays that may overlap a target are copied.
+        targets: The arrays to write, at least one, of the dtype of the sources.
 
     Returns:
-        Both, and what is left to do once MPI is done.
+        Both lists, and a callback for the time when MPI has ended, or None.
 
     Raises:
         ValueError: A target is read-only, or overlaps another or itself.
     """
     check_outputs(targets)
-    given, _ = flat_parts(apart_lists(sources, targets), write=False)
-    taken, finish = flat_parts(targets, write=True)
-    return given, taken, finish
+    given, _ = flat_buffers(copy_overlapping_inputs(sources, targets), write=False)
+    taken, on_complete = flat_buffers(targets, write=True)
+    return given, taken, on_complete
 
 
-def flat_parts(arrays: Sequence[Array], *, write: bool) -> tuple[list[Array], Finish]:
-    """Local. Each array flat, as MPI can move it; see :func:`mpidist.arrays.to_move`."""
+def flat_buffers(arrays: Sequence[Array], *, write: bool) -> tuple[list[Array], OnComplete]:
+    """Return each array flat, as MPI can move it; see :func:`as_mpi_buffer`."""
     parts, steps = [], []
     for array in arrays:
-        part, finish = to_move(array, write=write)
+        part, on_complete = as_mpi_buffer(array, write=write)
         parts.append(part)
-        if finish is not None:
-            steps.append(finish)
-    return flat(parts), one_after_the_other(steps) if steps else None
+        if on_complete is not None:
+            steps.append(on_complete)
+    return flat(parts), chain_callbacks(steps) if steps else None
 
 
 def flat(arrays: Sequence[Array]) -> list[Array]:
-    """Local. Contiguous arrays, each in one dimension."""
+    """Return contiguous arrays in one dimension each."""
     return [array if array.ndim == 1 else array.reshape(-1) for array in arrays]
 
 
-def hand_out(memory: Array, arrays: Sequence[Array]) -> None:
-    """Local. Copy flat memory into the arrays that belong into it, one behind the other."""
+def unflatten_into(memory: Array, arrays: Sequence[Array]) -> None:
+    """Copy consecutive parts of a flat array into arrays."""
     start = 0
     for array in arrays:
         end = start + array.size
@@ -110,15 +108,15 @@ def hand_out(memory: Array, arrays: Sequence[Array]) -> None:
 
 
 def check_outputs(arrays: Sequence[Array]) -> None:
-    """Local. ValueError if an array is read-only, or overlaps another of the list or itself.
+    """Raise ValueError if an array is read-only, or overlaps another or itself.
 
     Args:
-        arrays: Of one dtype.
+        arrays: Arrays of one dtype.
     """
     if arrays[0].dtype.hasobject or [array for array in arrays if not _lies_writable(array)]:
         for array in arrays:
             check_usable(array, write=True)
-    if own_memory(arrays):
+    if are_distinct_owners(arrays):
         return
     arrays = [layout_of(array) for array in arrays]
     if _ascending(arrays):
@@ -128,7 +126,7 @@ def check_outputs(arrays: Sequence[Array]) -> None:
         if one != other and np.shares_memory(arrays[one], arrays[other]):
             raise ValueError(
                 f"arrays {min(one, other)} and {max(one, other)} of a list that receives have "
-                "memory in common: what arrives for one would overwrite the other"
+                "memory in common: the data of one would overwrite the other"
             )
 
 
@@ -137,7 +135,7 @@ def _lies_writable(array: Array) -> bool:
 
 
 def _ascending(arrays: Sequence[Array]) -> bool:
-    """Whether contiguous arrays lie one behind the other, perhaps with gaps."""
+    """Return whether arrays are contiguous and in ascending order of memory, gaps allowed."""
     address_of, end = address_function(), 0
     for array in arrays:
         if not array.flags.c_contiguous:
@@ -149,16 +147,16 @@ def _ascending(arrays: Sequence[Array]) -> bool:
     return True
 
 
-def are_plain_and_apart(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
-    """Local. Whether MPI can read and write two lists of arrays as they are, without further looks.
+def all_direct(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    """Return whether MPI can read and write two lists of arrays without copies.
 
-    It says so of most lists in one quick pass: of plain arrays of one dtype that are all on their
-    own, or where those that are written lie in ascending order, and none that is read lies between
-    them.
+    One quick pass finds most such lists: all arrays are MPI arrays of one dtype, and either each
+    owns its memory, or the targets are in ascending order and no source is between them. False
+    means only that a slower check has to decide.
 
     Args:
-        sources: What is read.
-        targets: What is written; not empty.
+        sources: The arrays to read.
+        targets: The arrays to write, at least one.
     """
     first = targets[0]
     if first.__class__ is not np.ndarray:
@@ -179,24 +177,24 @@ def are_plain_and_apart(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
     for array in sources:
         if array.__class__ is not np.ndarray or array.dtype is not dtype:
             return False
-        if not lies_plainly(array):
+        if not is_contiguous(array):
             return False
         start = address_of(array)
         ascending = ascending and (start >= high or start + array.nbytes <= low)
-    return ascending or own_memory((*sources, *targets))
+    return ascending or are_distinct_owners((*sources, *targets))
 
 
-def rows_like(arrays: Any, like: Any, count: int) -> Array | None:
-    """Local. The memory of a list of arrays, where MPI can use it without further looks.
+def as_single_buffer(arrays: Any, like: Any, count: int) -> Array | None:
+    """Return a list of arrays as one array, if MPI can use it without further checks.
 
     Args:
         arrays: The list that the caller gave, or None.
-        like: An array that all must be like.
-        count: How many there must be.
+        like: The shape and dtype that all must have.
+        count: The number of arrays that there must be.
 
     Returns:
-        One array of all rows, if they lie one behind the other, all are writable, plain arrays of
-        the shape and dtype of ``like``, and ``like`` lies elsewhere; else None.
+        One array of all rows, if the rows are adjacent in memory, all are writable MPI arrays of
+        the shape and dtype of ``like``, and ``like`` does not overlap them; else None.
     """
     if arrays.__class__ is not list or not arrays or like.__class__ is not np.ndarray:
         return None
@@ -228,9 +226,9 @@ def rows_like(arrays: Any, like: Any, count: int) -> Array | None:
     return _joined(arrays, write=True)
 
 
-def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[Array]:
-    """Local. What is read; copies of those arrays that may lie where is written."""
-    if own_memory((*sources, *targets)):
+def copy_overlapping_inputs(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[Array]:
+    """Return the sources, with copies of the arrays that may overlap a target."""
+    if are_distinct_owners((*sources, *targets)):
         return sources
     spans = [
         (*span, number)
@@ -244,23 +242,23 @@ def apart_lists(sources: Sequence[Array], targets: Sequence[Array]) -> Sequence[
     return [array.copy() if n in mixed else array for n, array in enumerate(sources)]
 
 
-def lies_at(own: Array, row: Array) -> bool:
-    """Local. Whether a part lies in its row, contiguous and as large, of what it is gathered in."""
+def shares_start(own: Array, row: Array) -> bool:
+    """Return whether a contiguous part begins where its row of the output begins."""
     return own.size > 0 and own.flags.c_contiguous and address(own) == address(row)
 
 
-def own_memory(arrays: Sequence[Array]) -> bool:
-    """Local. Whether each array is known to have memory of its own, without a look at addresses."""
+def are_distinct_owners(arrays: Sequence[Array]) -> bool:
+    """Return whether every array is a different owner of memory; addresses are not compared."""
     return len({id(array) for array in arrays if array.base is None}) == len(arrays)
 
 
 def overlaps(spans: Iterable[tuple[int, int, int]]) -> Iterable[tuple[int, int]]:
-    """Local. Numbers of stretches of memory that overlap, in pairs.
+    """Yield the numbers of memory ranges that overlap, in pairs, by a sweep over their starts.
 
     Args:
-        spans: Where each begins, where it ends, and its number.
+        spans: Start, end and number of each range.
     """
-    reaching: list[tuple[int, int]] = []  # ends and numbers of those that go on
+    reaching: list[tuple[int, int]] = []  # end and number of ranges that have not ended
     for start, end, number in sorted(spans):
         reaching = [(stop, other) for stop, other in reaching if stop > start]
         for _, other in reaching:
@@ -269,13 +267,13 @@ def overlaps(spans: Iterable[tuple[int, int, int]]) -> Iterable[tuple[int, int]]
 
 
 def address(array: Array) -> int:
-    """Local. Where the memory of a contiguous array begins."""
+    """Return the address of a contiguous array."""
     return address_function()(array)
 
 
 def address_function() -> Callable[[Array], int]:
-    """Local. What tells where the memory of a contiguous array begins."""
-    mpi = sys.modules.get("mpi4py.MPI")  # ten times as quick as NumPy's own attributes
+    """Return a function that returns the address of a contiguous array."""
+    mpi = sys.modules.get("mpi4py.MPI")  # ten times as fast as NumPy's own attributes
     return _numpys_address if mpi is None else mpi.Get_address
 
 
@@ -284,7 +282,7 @@ def _numpys_address(array: Array) -> int:
 
 
 def _span(array: Array) -> list[tuple[int, int]]:
-    """Where an array begins and ends; nothing if it is empty."""
+    """Return start and end of an array in a list, which is empty if the array is empty."""
     if not array.size:
         return []
     if array.flags.c_contiguous:
@@ -294,15 +292,15 @@ def _span(array: Array) -> list[tuple[int, int]]:
 
 
 def _joined(arrays: Sequence[Array], write: bool = False) -> Array | None:
-    """The memory of arrays that lie one behind the other, as those of a list of rows do.
+    """Return arrays that are adjacent in memory as one flat array; else None.
 
     Args:
-        arrays: Of one dtype.
+        arrays: Arrays of one dtype, such as the rows of an array.
         write: Whether all must be writable.
     """
     first = arrays[0]
     base = first.base
-    if base is None and len(arrays) > 1:  # what belongs to another is a neighbour by chance
+    if base is None and len(arrays) > 1:  # memory of another owner is adjacent by chance
         return None
     address_of = address_function()
     start = end = address_of(first) if first.flags.c_contiguous else 0

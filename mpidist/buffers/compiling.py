@@ -14,46 +14,42 @@ logger = logging.getLogger(__name__)
 
 @cache
 def can_compile() -> bool:
-    """Local. Whether numba is installed and works here; says so if only the second is not true."""
+    """Return whether numba can be imported. A broken installation is logged."""
     if find_spec("numba") is None:
         return False
     try:
         import_module("numba")  # takes half a second
     except ImportError as error:
         logger.warning(
-            "NumPy does what compiled code would do faster: numba cannot be imported: %s", error
+            "NumPy is used in place of faster compiled code: numba cannot be imported: %s", error
         )
         return False
     return True
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Local. Have a function compiled when it is first called; what comes of it is kept on disk.
+    """Compile a function at its first call, and cache the code on disk. A decorator.
 
-    It leaves the interpreter to other threads while it runs. Taken as a decorator.
+    The compiled function releases the GIL.
 
     Args:
-        function: Of the subset of Python that numba knows.
+        function: A function in the subset of Python that numba compiles.
     """
     import numba  # takes half a second
 
-    # NumPy's division does not look for zeros either; without that, loops become vector code.
+    # As in NumPy, division does not test for zeros. Without the test loops are vectorised.
     compile_function: Any = partial(numba.njit, error_model="numpy", nogil=True)
     result: Callable[..., Any]
     try:
         result = compile_function(cache=True)(function)
-    except RuntimeError:  # there is no folder that could be written to
+    except RuntimeError:  # no cache folder is writable
         result = compile_function()(function)
     return result
 
 
 @cache
 def compiled_fence() -> Any:
-    """Local. What orders loads and stores before it against those after it, in compiled code.
-
-    Returns:
-        A function without arguments, for functions that are compiled to call.
-    """
+    """Return a memory fence that compiled functions can call, without arguments."""
     from numba import types
     from numba.extending import intrinsic
 

@@ -8,16 +8,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from mpidist.arrays import (
-    NATIVE,
-    Array,
-    Finish,
-    check_usable,
-    copier,
-    host_view,
-    is_plain,
-    written,
-)
+from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.packing import NATIVE, OnComplete, copy_back, is_mpi_array, with_upload
 from mpidist.cuda import lies_on_gpu
 
 # Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
@@ -28,10 +20,10 @@ _WIDER = dict.fromkeys(
 
 
 class ReduceOp(enum.IntEnum):
-    """How values of several ranks become one; the names of torch.distributed, and MEAN for AVG.
+    """A reduction over ranks; the names of torch.distributed, and MEAN for AVG.
 
-    Wherever an operation is asked for, its name as a string serves too: ``"sum"``.
-    ``ReduceOp.PREMUL_SUM(factor)`` is the sum of each rank's values times that rank's factor.
+    Arguments also take the name as a string: ``"sum"``. ``ReduceOp.PREMUL_SUM(factor)`` is the sum
+    of each rank's values times that rank's factor.
     """
 
     SUM = 0
@@ -46,14 +38,14 @@ class ReduceOp(enum.IntEnum):
     PREMUL_SUM = 8
 
     def __call__(self, factor: float | Array) -> PremulSum:
-        """Local. PREMUL_SUM with its factor.
+        """Return PREMUL_SUM with a factor.
 
         Args:
-            factor: A number, or an array that broadcasts against those that are reduced; each
-                rank may have its own.
+            factor: A number, or an array that broadcasts against the reduced arrays. Each rank may
+                have its own.
 
         Raises:
-            TypeError: The operation takes no factor.
+            TypeError: The reduction takes no factor.
         """
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"{self.name} takes no factor; PREMUL_SUM does")
@@ -84,7 +76,7 @@ NAMED = {
 
 
 class WrappingSum(enum.IntEnum):
-    """The sum of 8- and 16-bit integers modulo 2^n, as NumPy has it; follows ReduceOp's numbers.
+    """The sum of 8- and 16-bit integers modulo 2^n, as in NumPy; its number follows ReduceOp's.
 
     MPI_SUM does not serve: the vector instructions of Open MPI saturate. In messages it is SUM.
     """
@@ -96,7 +88,7 @@ class PremulSum:
     """A sum of values that are multiplied first; made by ``ReduceOp.PREMUL_SUM(factor)``.
 
     Args:
-        factor: See there.
+        factor: The factor of this rank.
     """
 
     def __init__(self, factor: float | Array) -> None:
@@ -107,11 +99,11 @@ class PremulSum:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the reduction."""
         return "PREMUL_SUM"
 
     def times(self, values: Array) -> Array:
-        """Local. The values times the factor, in their dtype; a new array."""
+        """Return the values times the factor as a new array of their dtype."""
         factor = host_view(self.factor) if lies_on_gpu(self.factor) else self.factor
         return np.multiply(values, factor, out=np.empty_like(values), casting="same_kind")
 
@@ -156,20 +148,20 @@ def is_direct(dtype: np.dtype[Any], op: Reduction | str) -> bool:
 
 def to_reduce(
     array: Any, op: Reduction | str, count: int, *, write: bool = True
-) -> tuple[Array, MpiReduction, Finish]:
+) -> tuple[Array, MpiReduction, OnComplete]:
     """Return a contiguous array that MPI can reduce in place of this one.
 
     Args:
-        array: See :func:`host_view`; numbers or bools, any strides.
-        op: The reduction, or its name.
-        count: How many ranks take part, for AVG.
-        write: Whether the result goes into the array.
+        array: Numbers or bools of any strides, see :func:`host_view`.
+        op: The reduction or its name.
+        count: The number of ranks, for AVG.
+        write: Whether the array receives the result.
 
     Returns:
         The array for MPI, the reduction for MPI, and a function to call after MPI, or None.
 
     Raises:
-        TypeError: The dtype cannot be reduced so.
+        TypeError: The reduction does not take the dtype.
         ValueError: The array is read-only.
     """
     if type(op) is str:
@@ -192,29 +184,28 @@ def to_reduce(
     direct = np.require(memory, dtype, ("C", "A"))
     if isinstance(op, PremulSum):
         direct, op = op.times(direct), ReduceOp.SUM
-    finish = copier(memory, direct, count if op is ReduceOp.AVG else None) if write else None
-    if write:
-        finish = written(view, finish)
-    return _as_numbers(direct), _mpi_reduction(op, dtype), finish
+    divisor = count if op is ReduceOp.AVG else None
+    on_complete = with_upload(view, copy_back(memory, direct, divisor)) if write else None
+    return _as_numbers(direct), _mpi_reduction(op, dtype), on_complete
 
 
 def to_reduce_into(
     source: Array, target: Array, op: Reduction | str, count: int
-) -> tuple[Array, Array, MpiReduction, Finish]:
+) -> tuple[Array, Array, MpiReduction, OnComplete]:
     """Return contiguous arrays for a reduction that reads one array and writes another.
 
     Args:
-        source: Numbers or bools, any strides.
-        target: Writable, of the same dtype.
-        op: The reduction, or its name.
-        count: How many ranks take part, for AVG.
+        source: Numbers or bools of any strides.
+        target: A writable array of the same dtype.
+        op: The reduction or its name.
+        count: The number of ranks, for AVG.
 
     Returns:
         The arrays to read and to write, the reduction for MPI, and a function to call after MPI,
         or None.
 
     Raises:
-        TypeError: The dtype cannot be reduced so.
+        TypeError: The reduction does not take the dtype.
         ValueError: The target is read-only, or of another dtype.
     """
     op = ReduceOp.of(op)
@@ -222,8 +213,8 @@ def to_reduce_into(
     if (
         dtype is target.dtype
         and dtype.char in _DIRECT[op]
-        and is_plain(source)
-        and is_plain(target)
+        and is_mpi_array(source)
+        and is_mpi_array(target)
         and target.flags.writeable
     ):
         return source, target, cast("ReduceOp", op), None
@@ -238,8 +229,10 @@ def to_reduce_into(
     recv = target
     if dtype != target.dtype or not target.flags.carray:
         recv = np.empty(target.shape, dtype)
-    finish = written(target, copier(target, recv, count if op is ReduceOp.AVG else None))
-    return _as_numbers(send), _as_numbers(recv), _mpi_reduction(op, dtype), finish
+    on_complete = with_upload(
+        target, copy_back(target, recv, count if op is ReduceOp.AVG else None)
+    )
+    return _as_numbers(send), _as_numbers(recv), _mpi_reduction(op, dtype), on_complete
 
 
 def _as_numbers(array: Array) -> Array:

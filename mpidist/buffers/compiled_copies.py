@@ -1,4 +1,4 @@
-"""Copies that keep more of the memory busy, compiled by numba. Needs the extra ``fast``."""
+"""Copies with prefetching and non-temporal stores, compiled by numba; extra ``fast``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mpidist.compiling import compiled, compiled_fence
+from mpidist.buffers.compiling import compiled, compiled_fence
 
 _LINE = 64  # bytes of a cache line
-_AHEAD = 16  # rows under way; measured with rows of 256 bytes: 4 are too few, 32 no better
-# What a copy asks for ahead, in bytes: the next page, where the machine itself stops to fetch. So a
-# sixth faster; half of it is too little, more no better.
+_AHEAD = 16  # rows to prefetch; measured with rows of 256 bytes: 4 are too few, 32 no better
+# Distance of the prefetch in bytes: the next page, because the hardware stops at the end of a page.
+# A sixth faster (measured); half of it is too little, more is no better.
 _PAGE_AHEAD = 4096
 
 
 def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
-    """Copies a line between addresses, the first of which is a multiple of its length."""
+    """Generate code that copies a cache line to an aligned address."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         line = ir.VectorType(ir.IntType(8), _LINE)
@@ -35,7 +35,7 @@ def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
 
 
 def _prefetch_code(typing_context: Any, address: Any) -> Any:
-    """Asks for the line of an address; of one that is not there, nothing happens."""
+    """Generate code that prefetches the cache line of an address; a wrong one does no harm."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -50,7 +50,7 @@ def _prefetch_code(typing_context: Any, address: Any) -> Any:
 
 
 _copy_line: Any = intrinsic(_copy_line_code)
-# Stores past the caches keep no order among themselves: what follows must not pass them.
+# Non-temporal stores are not ordered, so later stores must not overtake them.
 _fence: Any = compiled_fence()
 _prefetch: Any = intrinsic(_prefetch_code)
 
@@ -92,44 +92,43 @@ def _put_rows(table: Any, ids: Any, rows: Any) -> None:
 
 
 def copy_past_caches(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Local. Copy an array, by stores that go past the caches.
+    """Copy an array by non-temporal stores.
 
-    A plain copy reads what it writes to from memory first, and what was in the caches is gone after
-    it; these do neither (Intel 64 and IA-32 Architectures Optimization Reference Manual, on
-    non-temporal stores).
+    An ordinary copy reads each target line before it writes it, and evicts other data from the
+    caches (Intel 64 and IA-32 Architectures Optimization Reference Manual, non-temporal stores).
 
     Args:
         target: C-contiguous.
-        source: C-contiguous, of the same shape and dtype, elsewhere in memory.
+        source: C-contiguous, of the same shape and dtype, not overlapping.
     """
     to, whence = (array.reshape(-1).view(np.uint8) for array in (target, source))
-    whence.flags.writeable = False  # code is compiled for one kind of array, not for two
+    whence.flags.writeable = False  # else numba compiles for two kinds of arrays
     _copy_bytes(to, whence)
 
 
 def take_ahead(table: NDArray[Any], ids: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Local. Copy rows of a table, and ask for the next ones meanwhile.
+    """Copy rows out of a table and prefetch later rows meanwhile.
 
-    Rows at places that cannot be foreseen come from memory one after the other, each after a look
-    at the page tables; so, many are under way (Chen et al., "Improving hash join performance
-    through prefetching", ACM TODS 32, 2007).
+    Rows in random order would arrive from memory one after the other. Prefetching keeps many loads
+    under way (Chen et al., "Improving hash join performance through prefetching", ACM TODS 32,
+    2007).
 
     Args:
-        table: C-contiguous, shape ``(rows, ...)``; not empty.
-        ids: Which rows; all must be there.
-        out: C-contiguous, shape ``(len(ids), ...)``, the table's dtype; not empty.
+        table: C-contiguous, shape ``(rows, ...)``, not empty.
+        ids: Indices of the rows, each within the table.
+        out: C-contiguous, shape ``(len(ids), ...)``, of the dtype of the table, not empty.
     """
     rows, to = _as_rows(table), _as_rows(out)
     _take_rows(rows, np.uintp(rows.ctypes.data), ids, to)
 
 
 def put_compiled(table: NDArray[Any], ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
-    """Local. Copy rows to their places in a table.
+    """Copy rows into a table.
 
     Args:
-        table: C-contiguous, shape ``(n, ...)``; not empty.
-        ids: Which rows; all must be there.
-        rows: C-contiguous, shape ``(len(ids), ...)``, the table's dtype; not empty.
+        table: C-contiguous, shape ``(n, ...)``, not empty.
+        ids: Indices of the rows, each within the table.
+        rows: C-contiguous, shape ``(len(ids), ...)``, of the dtype of the table, not empty.
     """
     _put_rows(_as_rows(table), ids, _as_rows(rows))
 
