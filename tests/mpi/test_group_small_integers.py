@@ -199,7 +199,7 @@ def test_prepared_sums_are_still_checked(group):
     step = group.prepare("all_reduce", array)
     if group.rank() == 0:
         work = step.start()
-        with pytest.raises(ValueError, match="still under way"):
+        with pytest.raises(ValueError, match="still pending"):
             step()
         group.send(np.zeros(1), 1)
         work.wait()
