@@ -1,16 +1,16 @@
-"""Host lists as Slurm writes them, ``n[1-3,07-09],login``, and lines of host files. Pure."""
+"""Host lists, host files and task counts, as batch systems and MPI launchers write them."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from mpidist.errors import InvalidArgumentError
+from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_NUMBERED = re.compile(r"(.*?)([0-9]+)")
 _ITEM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+")
 _SEPARATOR = re.compile(r"[,\s]+(?![^\[]*\])")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -18,7 +18,13 @@ _LINE = re.compile(
     r"([^\s:]+)(?:\s*:\s*([0-9]{1,9})|\s+slots\s*=\s*([0-9]{1,9}))?"
     r"(?:\s+max[-_]slots\s*=\s*[0-9]+)?[\s,]*"
 )
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _MOST_HOSTS = 1 << 16
+_MOST_TASKS = 1_000_000
+
+
+# Host lists
 
 
 def split_hosts(text: str) -> list[str]:
@@ -34,22 +40,25 @@ def split_hosts(text: str) -> list[str]:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Return the names of a host list, in its order, with repetitions.
+    """Return the host names of a Slurm host list, in its order, with repetitions.
+
+    ``n[1-3,07-09],login`` is n1, n2, n3, n07, n08, n09 and login.
 
     Args:
-        text: Names, with commas or blanks between. A name may have several brackets, of which the
-            last one counts fastest; numbers in brackets are padded to the width of their range's
-            first. Blanks in brackets are an error: ``scontrol`` takes ``n[1-3, 5]`` for n05.
+        text: Names, separated by commas or blanks. In a name with several brackets the last
+            bracket counts fastest. Numbers in brackets are padded to the width of the first number
+            of their range. Blanks in brackets are an error: ``scontrol`` takes ``n[1-3, 5]`` for
+            n05.
 
     Raises:
-        InvalidArgumentError: It is not such a list, or has more than 65,536 names; also a
+        InvalidArgumentError: The text is not a host list, or has more than 65,536 names; also a
             ValueError.
     """
     hosts: list[str] = []
     for item in split_hosts(text):
         if not _ITEM.fullmatch(item):
             raise InvalidArgumentError(f"{item!r} is not a name of a host list: {text!r}")
-        pieces = [_strings(piece, text) for piece in re.split(r"(\[[^\]]*\])", item)]
+        pieces = [_expand_piece(piece, text) for piece in re.split(r"(\[[^\]]*\])", item)]
         if len(hosts) + math.prod(map(len, pieces)) > _MOST_HOSTS:
             raise InvalidArgumentError(f"{text!r} has more than {_MOST_HOSTS} hosts")
         hosts += [check_host(host, text) for host in map("".join, itertools.product(*pieces))]
@@ -59,64 +68,19 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def check_host(name: str, source: str) -> str:
-    """Return the name of a host; InvalidArgumentError if it cannot be one.
+    """Return a host name; raise InvalidArgumentError if it is not valid.
 
     Args:
         name: The name.
-        source: Where it was found, for the message.
+        source: The text or variable that has the name, for the message.
     """
     if not _HOST.fullmatch(name):
         raise InvalidArgumentError(f"{name!r} is not a host name: {source!r}")
     return name
 
 
-def clean_lines(text: str) -> list[str]:
-    """Return the lines of a host file without comments, empty lines and a byte-order mark."""
-    lines = text.removeprefix("\ufeff").splitlines()
-    return [line for line in (line.partition("#")[0].strip() for line in lines) if line]
-
-
-def parse_host_line(line: str) -> tuple[list[str], int | None]:
-    """Return the hosts of a line of a host file, and the number of ranks for each.
-
-    Args:
-        line: ``a:2`` as in MPICH's files, ``a slots=2`` as in Open MPI's, or ``a``. The host may
-            be a list. Commas at the end are ignored.
-
-    Returns:
-        The hosts, and the number of ranks, None where the line has no number.
-
-    Raises:
-        InvalidArgumentError: The line has another form; also a ValueError.
-    """
-    matched = _LINE.fullmatch(line)
-    if matched is None:
-        raise InvalidArgumentError(f"{line!r} is neither HOST:N nor HOST slots=N")
-    number = matched[2] or matched[3]
-    return expand_hosts(matched[1]), int(number) if number else None
-
-
-def compress_hosts(hosts: Sequence[str]) -> str:
-    """Return a short host list of which :func:`expand_hosts` makes these names, in their order."""
-    items: list[tuple[str, list[tuple[str, str]]]] = []  # names before their ranges
-    for host in hosts:
-        numbered = _NUMBERED.fullmatch(host)
-        if numbered is None:
-            items.append((host, []))
-            continue
-        prefix, number = numbered.groups()
-        if not items or items[-1][0] != prefix or not items[-1][1]:
-            items.append((prefix, []))
-        ranges = items[-1][1]
-        if ranges and number == str(int(ranges[-1][1]) + 1).zfill(len(ranges[-1][0])):
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ",".join(prefix + _in_brackets(ranges) for prefix, ranges in items)
-
-
-def _strings(piece: str, text: str) -> Sequence[str]:
-    """Return the strings that a part of a name stands for: a literal, or numbers in brackets."""
+def _expand_piece(piece: str, text: str) -> Sequence[str]:
+    """Return the strings of one piece of a name: a literal, or numbers in brackets."""
     if not piece.startswith("["):
         return [piece]
     strings: list[str] = []
@@ -133,8 +97,112 @@ def _strings(piece: str, text: str) -> Sequence[str]:
     return strings
 
 
-def _in_brackets(ranges: list[tuple[str, str]]) -> str:
-    texts = [first if first == last else f"{first}-{last}" for first, last in ranges]
-    if ranges and (len(texts) > 1 or ranges[0][0] != ranges[0][1]):
-        return f"[{','.join(texts)}]"
-    return "".join(texts)
+# Host files
+
+
+def read_lines(path: str) -> list[str]:
+    """Return the lines of a host file, without comments and empty lines.
+
+    Raises:
+        FailedPreconditionError: The file cannot be read, or has no hosts.
+    """
+    try:
+        lines = clean_lines(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FailedPreconditionError(f"the host file {path} cannot be read: {error}") from None
+    if not lines:
+        raise FailedPreconditionError(f"the host file {path} names no hosts")
+    return lines
+
+
+def clean_lines(text: str) -> list[str]:
+    """Return the lines of a host file without comments, empty lines and a byte-order mark."""
+    lines = text.removeprefix("\ufeff").splitlines()
+    return [line for line in (line.partition("#")[0].strip() for line in lines) if line]
+
+
+def parse_host_lines(lines: Iterable[str]) -> list[tuple[str, int | None]]:
+    """Return the hosts of a host file, each with its number of ranks.
+
+    See :func:`parse_host_line` for the form of a line and for errors.
+    """
+    parsed = [parse_host_line(line) for line in lines]
+    return [(host, number) for hosts, number in parsed for host in hosts]
+
+
+def parse_host_line(line: str) -> tuple[list[str], int | None]:
+    """Return the hosts of a line of a host file, and the number of ranks on each.
+
+    Args:
+        line: ``a:2`` as in MPICH's files, ``a slots=2`` as in Open MPI's, or ``a``. The host may
+            be a host list. Commas at the end are ignored.
+
+    Returns:
+        The hosts, and the number of ranks, None where the line has no number.
+
+    Raises:
+        InvalidArgumentError: The line has another form; also a ValueError.
+    """
+    matched = _LINE.fullmatch(line)
+    if matched is None:
+        raise InvalidArgumentError(f"{line!r} is neither HOST:N nor HOST slots=N")
+    number = matched[2] or matched[3]
+    return expand_hosts(matched[1]), int(number) if number else None
+
+
+# Task counts of batch systems
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number of at most nine plain digits."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def parse_counts(text: str) -> list[int]:
+    """Return the number of tasks of each node, as Slurm writes it: ``"3(x2),1"`` is 3, 3, 1.
+
+    Raises:
+        InvalidArgumentError: The text has another form, or more than a million nodes or tasks; also
+            a ValueError.
+    """
+    counts: list[int] = []
+    for item in text.split(","):
+        matched = _COUNT.fullmatch(item.strip())
+        if matched is None:
+            raise InvalidArgumentError(
+                f"{text!r} is not a list of tasks by node, for example 2(x3),1"
+            )
+        counts += [int(matched[1])] * min(int(matched[2] or 1), _MOST_TASKS)
+        if len(counts) > _MOST_TASKS or sum(counts) > _MOST_TASKS:
+            raise InvalidArgumentError(f"{text!r} has more than {_MOST_TASKS} nodes or tasks")
+    return counts
+
+
+def parse_host_counts(text: str) -> list[tuple[str, int]]:
+    """Return the hosts of ``LSB_MCPU_HOSTS``, each with its number: ``"a 2 b 1"``.
+
+    Raises:
+        InvalidArgumentError: The text has another form; also a ValueError.
+    """
+    words = text.split()
+    if len(words) % 2 or not all(is_number(count) for count in words[1::2]):
+        raise InvalidArgumentError(f"{text!r} is not a list of hosts and numbers in turns")
+    return [(host, int(count)) for host, count in zip(words[::2], words[1::2], strict=True)]
+
+
+def expand_slots(slots: Sequence[tuple[str, int]], source: str) -> tuple[str, ...]:
+    """Return one host for each task, in the order of the slots.
+
+    Args:
+        slots: Hosts, each with its number of tasks.
+        source: The text or variable that has the hosts, for messages.
+
+    Raises:
+        InvalidArgumentError: A name is not a host name, or there are more than a million tasks;
+            also a ValueError.
+    """
+    if sum(count for _, count in slots) > _MOST_TASKS:
+        raise InvalidArgumentError(f"more than {_MOST_TASKS} tasks on {slots[0][0]} and others")
+    for host, _ in slots:
+        check_host(host, source)
+    return tuple(host for host, count in slots for _ in range(count))

@@ -6,11 +6,9 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpidist.errors import InvalidArgumentError
-from mpidist.host_list import compress_hosts, expand_hosts
+from mpidist.host_list import expand_hosts
 
 
 @pytest.mark.parametrize(
@@ -31,7 +29,6 @@ from mpidist.host_list import compress_hosts, expand_hosts
 )
 def test_lists(text, hosts):
     assert expand_hosts(text) == hosts
-    assert expand_hosts(compress_hosts(hosts)) == hosts
 
 
 @pytest.mark.parametrize(
@@ -65,23 +62,6 @@ def test_blanks_and_commas(text, hosts):
 def test_no_lists(text):
     with pytest.raises(InvalidArgumentError, match="host"):
         expand_hosts(text)
-
-
-names = st.from_regex(r"[a-z][a-z0-9-]{0,3}[0-9]{0,4}(\.[a-z])?", fullmatch=True)
-
-
-@given(st.lists(names, max_size=30))
-def test_what_is_compressed_expands_to_the_same(hosts):
-    text = compress_hosts(hosts)
-    assert (expand_hosts(text) if hosts else text or []) == hosts
-
-
-@given(st.integers(0, 2000), st.integers(1, 200), st.integers(1, 5))
-def test_runs_are_one_range(first, count, width):
-    hosts = [f"n{number:0{width}}" for number in range(first, first + count)]
-    assert expand_hosts(compress_hosts(hosts)) == hosts
-    last = first + count - 1
-    assert len(str(first).zfill(width)) < len(str(last)) or compress_hosts(hosts).count("n") == 1
 
 
 def drawn_list(rng, separators):
