@@ -6,7 +6,7 @@ from mpidist.buffers.compiling import can_compile, compiled, compiled_fence
 from mpidist.buffers.copying import copy_array, put_rows, take_rows
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.reduce_op import ReduceOp
-from mpidist.cluster import ClusterSpec, Server, started_server
+from mpidist.cluster import ClusterSpec, Server
 from mpidist.collectives import (
     Backend,
     DebugLevel,
@@ -201,7 +201,6 @@ __all__ = [
     "settings",
     "shrink_group",
     "split_group",
-    "started_server",
     "supports_complex",
     "take_rows",
     "task_metrics",

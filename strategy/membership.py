@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NoReturn, Self
 
-from mpidist import ClusterSpec, errors, started_server
+from mpidist import ClusterSpec, Server, errors
 from strategy.checkpoints.lock import CheckpointLock
 from strategy.connection.connection import Connection
 from strategy.connection.pace import Pace
@@ -50,7 +50,7 @@ class Member(ABC):
             if len(self._variables.by_name) > 1:  # the global step is there from the beginning
                 raise RuntimeError("configure comes too late: the strategy has variables already")
             before = self._own_host
-            self._connect(started_server(), spec, task_type, task_id)
+            self._connect(Server.current(), spec, task_type, task_id)
             if before is not None:
                 before.close()
         if session_config is not None:
@@ -67,7 +67,7 @@ class Member(ABC):
         updated = type(config_proto)()
         updated.CopyFrom(config_proto)
         del updated.device_filters[:]
-        server = started_server()
+        server = Server.current()
         if server is not None:
             own = f"/job:{server.job_name}/task:{server.task_index}"
             alone = server.job_name == "evaluator"

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import ClusterSpec, launched, started_server
+from mpidist import ClusterSpec, Server, launched
 from mpidist.cluster_resolver import ClusterResolver
 from strategy.checkpoints.lock import checkpoint_lock_of
 from strategy.connection.compression import Compressor, parse
@@ -174,7 +174,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         self._nan = nan
         self._compression = parse(compression)
         spec = given_spec(cluster_resolver, cluster_spec)
-        host = server or started_server()
+        host = server or Server.current()
         if host is None and task_type is None:
             task_type = getattr(cluster_resolver, "task_type", None)
         self._connect(host, spec, task_type, task_id)

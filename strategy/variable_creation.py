@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import errors, started_server
+from mpidist import Server, errors
 from strategy.aggregation import VariableSynchronization, member
 from strategy.array_like import on_host
 from strategy.local import local_host
@@ -128,7 +128,7 @@ def _axes(shape: Any) -> tuple[int, ...]:
 
 def _outside_of_scopes(name: str) -> ParameterServerStrategy:
     """The strategy of local mode; with a warning where there is a cluster."""
-    server = started_server()
+    server = Server.current()
     if server is not None:
         warnings.warn(
             f"variable {name!r} is made outside of strategy.scope() and lives in this process "

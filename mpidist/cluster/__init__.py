@@ -1,16 +1,15 @@
-"""Clusters: which jobs there are, who is who in them, and the server of each task."""
+"""Clusters: specs, roles of tasks, and the server of each task."""
 
-from mpidist.cluster.device_filters import ClusterDeviceFilters
-from mpidist.cluster.roles import (
+from mpidist.cluster.server import Server
+from mpidist.cluster.server_def import ClusterDeviceFilters
+from mpidist.cluster.spec import (
+    ClusterSpec,
     id_in_cluster,
     is_chief,
     normalize_cluster_spec,
     validate_cluster_spec,
     worker_count,
 )
-from mpidist.cluster.server import Server
-from mpidist.cluster.spec import ClusterSpec
-from mpidist.cluster.started import started_server
 
 __all__ = [
     "ClusterDeviceFilters",
@@ -19,7 +18,6 @@ __all__ = [
     "id_in_cluster",
     "is_chief",
     "normalize_cluster_spec",
-    "started_server",
     "validate_cluster_spec",
     "worker_count",
 ]

@@ -1,20 +1,23 @@
-"""The server of a task: membership, shared memory and services of one member of a cluster."""
+"""Servers: a task of a cluster, with its endpoint, shared memory and services."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from mpidist.cluster.addresses import check_addresses, check_alone, check_ranks, ranks_by_address
-from mpidist.cluster.definition import server_def
-from mpidist.cluster.members import Members
-from mpidist.cluster.memory import Memory
-from mpidist.cluster.services import Service, make_services
+from mpidist.cluster.membership import Membership
+from mpidist.cluster.placement import (
+    check_addresses,
+    check_ranks,
+    check_single_process,
+    ranks_by_address,
+)
+from mpidist.cluster.ps_memory import PsMemory
+from mpidist.cluster.server_def import server_def
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
-from mpidist.cluster.started import forget, set_started
 from mpidist.config import config as settings
 from mpidist.errors import (
     AlreadyExistsError,
@@ -27,39 +30,49 @@ from mpidist.errors import (
 from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.rpc import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
-from mpidist.runner import exit_reason, status_of
+from mpidist.runner import exit_reason, explain, status_of
 from mpidist.runtime import exits, launched, world
 
 _Part = TypeVar("_Part")
 
 
+class Service(Protocol):
+    """The service of a task of a service job, created by ``factory(server)``."""
+
+    def close(self) -> None:
+        """Stop serving."""
+
+
 class Server:
-    """A member of a cluster; as ``tf.distribute.Server``.
+    """A server of one task of a cluster; as ``tf.distribute.Server``.
 
-    A Server of a ps or data task runs that job's service. In a plain process, and for tasks that
-    share a rank, the script sees its own task and the services run on a thread.
+    The Server of a ps or data task runs the service of that job. If another task shares its
+    process, the services run on a thread beside the script of that task.
 
-    There is no session: ``target`` names the server, and nothing connects to it by that name
-    alone. Use it as a context manager: leaving it drains what is under way.
+    There are no sessions: ``target`` names the server, and no client connects by that name. Use the
+    Server as a context manager: the end of the block finishes pending pushes and other work.
 
     A process has one started Server at a time. A Server stays started until :meth:`stop`, the end
     of its ``with`` block, or the end of the process, whether or not the script keeps a reference
-    to it. :func:`mpidist.started_server` returns it.
+    to it. :meth:`current` returns it.
 
     Args:
         server_or_cluster_def: A ServerDef, a ClusterDef, a ClusterSpec, or a dict.
         job_name: Job of this task; by default the ServerDef's, or the only job.
-        task_index: Index of this task; by default the ServerDef's, or the job's only one.
-        protocol: ``"mpi"``, ``"inproc"``, or one of TensorFlow's names, which mean the default;
-            by default mpi in a launched world, inproc in a plain process.
-        config: A ConfigProto, kept in ``server_def``.
+        task_index: Index of this task; by default the ServerDef's, or the only task of the job.
+        protocol: ``"mpi"``, ``"inproc"``, or a TensorFlow name, which means the default: mpi in a
+            launched world, inproc in a plain process.
+        config: A ConfigProto, stored in ``server_def``.
         start: Whether to start at once.
 
     Raises:
-        ValueError: The task cannot be told, or does not exist; or the protocol is unknown.
+        ValueError: The task is ambiguous or does not exist, or the protocol is unknown.
         TypeError: An argument has a wrong type.
-        OpError: Or one of its subclasses, if it cannot start.
+        OpError: The server cannot start; a subclass says why.
     """
+
+    _current: ClassVar[Server | None] = None
+    _current_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self,
@@ -75,17 +88,17 @@ class Server:
         self._spec = ClusterSpec(definition.cluster)
         self._task: Task = (definition.job_name, definition.task_index)
         named = definition.protocol or None
-        # The names of other systems for a network: outside of a world all tasks are in one process.
-        alone = named in REMOTE_ALIASES and not launched()
-        self._transport = transport_of(None if alone else named, launched=launched())
+        # TensorFlow's names of network protocols also work in a plain process, without a network.
+        use_default = named in REMOTE_ALIASES and not launched()
+        self._transport = transport_of(None if use_default else named, launched=launched())
         if self._transport == "tcp":
             raise InvalidArgumentError(
                 "protocol 'tcp' is for endpoints and data services: the tasks of a Server are "
                 "ranks of one MPI world ('mpi'), or all in one process ('inproc')"
             )
         self._endpoint: Endpoint | None = None
-        self._members: Members | None = None
-        self._memory: Memory | None = None
+        self._membership: Membership | None = None
+        self._memory: PsMemory | None = None
         self._own_tasks: list[Task] = []
         self._services: list[Service] = []
         self._drains: list[Callable[[], None]] = []
@@ -97,13 +110,18 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Any = None, start: bool = True) -> Server:
-        """Local. A cluster of one task, in a job called "local", inside this process.
+        """Create the Server of a cluster with one task, of a job "local", in this process.
 
         Args:
-            config: A ConfigProto, kept in ``server_def``.
+            config: A ConfigProto, stored in ``server_def``.
             start: Whether to start at once.
         """
         return Server({"local": ["localhost:0"]}, protocol="grpc+local", config=config, start=start)
+
+    @staticmethod
+    def current() -> Server | None:
+        """Return the started Server of this process, or None if no Server is started."""
+        return Server._current
 
     @property
     def server_def(self) -> ServerDef:
@@ -120,36 +138,37 @@ class Server:
 
     @property
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster."""
+        """The cluster spec."""
         return ClusterSpec(self._spec)
 
     @property
     def job_name(self) -> str:
-        """Job of this task."""
+        """The job of this task."""
         return self._task[0]
 
     @property
     def task_index(self) -> int:
-        """Index of this task."""
+        """The index of this task in its job."""
         return self._task[1]
 
     def start(self) -> None:
-        """Start the server; a second call does nothing. Collective over the tasks of the cluster.
+        """Collective over the tasks of the cluster. Start the server; a second call does nothing.
 
         If another thread is starting this Server, the call waits until the Server is started. A
         Server that could not start is stopped; make a new one to try again.
 
-        A rank is in one cluster at a time: a task that needs a rank that is in another one gives it
-        a second to leave it.
+        A rank is in one cluster at a time. A task that needs a rank of another cluster waits one
+        second for it.
 
         Raises:
-            AlreadyExistsError: Another Server of this process has been started and not stopped, or
-                another endpoint has the number of this task's.
+            AlreadyExistsError: Another Server of this process is started, or another endpoint has
+                the number of this task's endpoint.
             DeadlineExceededError: A task has not started in time; the message names it.
-            FailedPreconditionError: The server was stopped, the cluster needs more ranks than there
-                are, or there is no MPI.
-            InvalidArgumentError: Tasks believe in different clusters, an address is no
-                ``<host>:<port>``, or two tasks of a job have the same; the message names them.
+            FailedPreconditionError: The server was stopped, the cluster needs more ranks than the
+                world has, or MPI is missing.
+            InvalidArgumentError: Tasks have different cluster specs, an address is not
+                ``<host>:<port>``, or two tasks of a job have the same address; the message names
+                them.
         """
         with self._starting:
             if self._stopped:
@@ -160,41 +179,43 @@ class Server:
                 self._start()
 
     def _start(self) -> None:
-        set_started(self)
+        self._become_current()
         try:
             check_addresses(self._spec)
             if self._transport == "mpi":
                 self._start_in_world()
             else:
-                self._start_alone()
+                self._start_in_process()
             self._start_services()
         except BaseException as error:
             self._close()
-            who = f"{self._task[0]} {self._task[1]} cannot start"
-            if isinstance(error, DistNetworkError):  # of the endpoint's number
-                raise AlreadyExistsError(f"{who}: {error}; close that endpoint first") from error
+            problem = f"{self._task[0]} {self._task[1]} cannot start: {error}"
+            if isinstance(error, DistNetworkError):  # the endpoint number is in use
+                raise AlreadyExistsError(f"{problem}; close that endpoint first") from error
             if isinstance(error, DistBackendError):
-                raise FailedPreconditionError(f"{who}: {error}") from error
+                raise FailedPreconditionError(problem) from error
             raise
 
     def join(self) -> None:
-        """Local. Serve until the work of the cluster is done.
+        """Serve until the work of the cluster is done.
 
-        Returns when a task has closed or left and every other is in ``join`` itself or is an
-        evaluator; otherwise when :meth:`stop` is called, at once if it has been.
+        The call returns when at least one other task has closed or left, and all remaining tasks
+        are in ``join`` or are evaluators. It also returns when :meth:`stop` is called.
 
         Raises:
             FailedPreconditionError: The server has not been started.
         """
         if self._stopped:
             return
-        endpoint, members = self.endpoint, self._members
-        if members is not None:
-            members.announce(TaskState.JOINING)
-        endpoint.serve(lambda: self._stopped or (members is not None and members.all_over()))
+        endpoint, membership = self.endpoint, self._membership
+        if membership is None:
+            endpoint.serve(lambda: self._stopped)
+        else:
+            membership.announce(TaskState.JOINING)
+            endpoint.serve(lambda: self._stopped or membership.finished())
 
     def stop(self) -> None:
-        """Local. Finish what is under way, then leave the cluster; a second call does nothing."""
+        """Finish pending work, then leave the cluster; a second call does nothing."""
         try:
             if self._endpoint is not None and not self._stopped:
                 for drain in self._drains:
@@ -215,11 +236,11 @@ class Server:
         if error is None or (isinstance(error, SystemExit) and status_of(error.code) == 0):
             self.stop()
             return
-        if isinstance(error, SystemExit) and self._members is not None:
+        if isinstance(error, SystemExit) and self._membership is not None:
             exits().fail(exit_reason(error.code, "SystemExit"), "", error.code)
-        self._close()  # what is under way may be what failed: it cannot be waited for
+        self._close()  # without draining: the pending work may be the reason of the error
 
-    # For services, and for the packages built on this one
+    # For services and for the packages built on this one
 
     @property
     def endpoint(self) -> Endpoint:
@@ -232,28 +253,32 @@ class Server:
 
     @property
     def own_tasks(self) -> list[Task]:
-        """All (job, index) that live in this process, the script's first."""
+        """All (job, index) pairs of this process; the task of the script comes first."""
         return list(self._own_tasks)
 
     def own_index(self, job: str) -> int:
-        """Local. Index of this process's task of a job; NotFoundError if it has none."""
+        """Return the index of this process's task of a job.
+
+        Raises:
+            NotFoundError: This process has no task of the job.
+        """
         for name, index in self._own_tasks:
             if name == job:
                 return index
         raise NotFoundError(f"no task of job {job!r} lives in the process of {self.target}")
 
     def task_address(self, job: str, index: int) -> str:
-        """Local. Address of the endpoint of a task; ValueError if there is no such task."""
+        """Return the address of a task's endpoint; raise ValueError if the task does not exist."""
         self._spec.task_address(job, index)
         address = self.endpoint.address
-        if self._members is None:
+        if self._membership is None:
             return str(address)
-        rank = self._members.rank_of((job, index))
+        rank = self._membership.rank_of((job, index))
         return f"{address.protocol}://{world().hosts[rank]}:{rank}"
 
     @property
-    def memory(self) -> Memory:
-        """Memory of the ps tasks, as far as this process reaches it.
+    def memory(self) -> PsMemory:
+        """The memory of the ps tasks that this process can access.
 
         Raises:
             FailedPreconditionError: The server has not been started, or was stopped.
@@ -261,18 +286,20 @@ class Server:
         return self._running(self._memory)
 
     def has_left(self, job: str, index: int) -> bool:
-        """Local. Whether a task of the cluster has ended, or has closed its Server."""
-        return self._members is not None and self._members.has_left((job, index))
+        """Return whether a task of the cluster has ended, or has closed its Server."""
+        return self._membership is not None and self._membership.has_left((job, index))
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Local. Have ``callback()`` called when the server is left, before anything is closed."""
+        """Register a function that :meth:`stop` calls before it closes anything."""
         self._drains.append(callback)
 
     def job_group(self, job: str) -> ProcessGroup:
-        """Collective over the tasks of the job. Their process group; made by the first call.
+        """Collective over the tasks of the job. Return their process group.
+
+        The first call creates the group.
 
         Raises:
-            ValueError: There is no such job, or this task is not in it.
+            ValueError: The job does not exist, or this task is not in it.
         """
         if job not in self._groups:
             tasks = [(job, index) for index in self._spec.task_indices(job)]
@@ -280,29 +307,39 @@ class Server:
                 raise ValueError(f"{self.target} is not in job {job!r}")
             comm = world().comm
             ranks = [comm.rank]
-            if self._members is not None:
-                ranks = [self._members.rank_of(task) for task in tasks]
+            if self._membership is not None:
+                ranks = [self._membership.rank_of(task) for task in tasks]
             self._groups[job] = group_of(comm, ranks, job)
         return self._groups[job]
 
-    # Inside
+    # Internals
+
+    def _become_current(self) -> None:
+        with Server._current_lock:
+            started = Server._current
+            if started is not None:
+                raise AlreadyExistsError(
+                    f"this process has a Server already: {started.target}; stop it first: "
+                    "mpidist.Server.current().stop()"
+                )
+            Server._current = self
 
     def _running(self, part: _Part | None) -> _Part:
-        """Return a part that a running server has; FailedPreconditionError if it does not run."""
+        """Return a part of a running server; raise FailedPreconditionError if it is not running."""
         if self._stopped:
             raise FailedPreconditionError(f"the Server {self.target} was stopped; make a new one")
         if part is None:
             raise FailedPreconditionError(f"the Server {self.target} is not running; start() it")
         return part
 
-    def _start_alone(self) -> None:
-        check_alone(self._spec, self._task, launched=launched())
+    def _start_in_process(self) -> None:
+        check_single_process(self._spec, self._task, launched=launched())
         port = self._spec.task_address(*self._task).rpartition(":")[2]
         number = None if self._task[0] == "local" else int(port)
         self._endpoint = open_endpoint("inproc", number)
         self._own_tasks = [self._task, *(t for t in self._spec.tasks() if t != self._task)]
-        self._memory = Memory(self._spec, self._own_ps())
-        self._memory.open_alone()
+        self._memory = PsMemory(self._spec, self._own_ps())
+        self._memory.open_single_process()
 
     def _start_in_world(self) -> None:
         here = world()
@@ -318,23 +355,22 @@ class Server:
             )
         self._own_tasks = [self._task, *(t for t, r in shared.items() if r == here.rank)]
         self._endpoint = open_endpoint("mpi", here.rank)
-        members = Members(self._spec, self._task)
-        everybody = list(range(here.size))
-        candidates = everybody if by_address is None else sorted(set(by_address.values()))
+        membership = Membership(self._spec, self._task)
+        ranks = range(here.size) if by_address is None else set(by_address.values())
         colocated = {t: self._spec.task_of(r) for t, r in shared.items()}
-        members.gather(candidates, colocated, settings.start_timeout_s)
-        self._members = members
-        self._memory = Memory(self._spec, self._own_ps())
-        self._memory.open_in_world(members)
+        membership.rendezvous(sorted(ranks), colocated, settings.start_timeout_s)
+        self._membership = membership
+        self._memory = PsMemory(self._spec, self._own_ps())
+        self._memory.open_in_world(membership)
 
     def _own_ps(self) -> int | None:
         return next((index for job, index in self._own_tasks if job == "ps"), None)
 
     def _start_services(self) -> None:
         tasks = [task for task in self._own_tasks if task[0] in SERVICE_JOBS]
-        for service in make_services(tasks, self):
+        for service in _create_services(tasks, self):
             self._services.append(service)
-        # A dedicated task serves in join(); beside a script, services need a thread.
+        # The Server of a service task serves in join(). Beside a script, services need a thread.
         if self._services and self._task[0] not in SERVICE_JOBS:
             self.endpoint.serve_in_thread()
 
@@ -342,11 +378,47 @@ class Server:
         if self._stopped:
             return
         self._stopped = True
-        forget(self)
-        with contextlib.ExitStack() as rest:  # all of it, whatever fails; the last comes first
+        with Server._current_lock:
+            if Server._current is self:
+                Server._current = None
+        with contextlib.ExitStack() as rest:  # all steps run even if one fails, the last one first
             if self._endpoint is not None:
                 rest.callback(self._endpoint.close)
-                if self._members is not None:
-                    rest.callback(self._members.announce, TaskState.CLOSED)
+                if self._membership is not None:
+                    rest.callback(self._membership.announce, TaskState.CLOSED)
             for service in self._services:
                 rest.callback(service.close)
+
+
+def _create_services(tasks: Sequence[Task], server: Server) -> Iterator[Service]:
+    """Start the installed services of tasks, one after the other.
+
+    Other packages bring services along, by the entry points of the group ``mpidist.services``.
+
+    Args:
+        tasks: The tasks of service jobs in this process.
+        server: The Server, with an open endpoint.
+
+    Yields:
+        The service of each task.
+
+    Raises:
+        NotFoundError: No service is installed for a job.
+        ImportError, AttributeError: A module cannot be imported. If a file of the user hides the
+            package of the service, a note names that file.
+    """
+    from importlib.metadata import entry_points  # slow, and of no use to process groups
+
+    known = {point.name: point for point in entry_points(group="mpidist.services")}
+    for job, index in tasks:
+        if job not in known:
+            raise NotFoundError(
+                f"nothing is installed that serves {job} {index}: the distribution mpidist brings "
+                "it along; install it (pip install mpidist), do not only put it on the path"
+            )
+        try:
+            service = known[job].load()
+        except (ImportError, AttributeError) as error:
+            explain(error)
+            raise
+        yield service(server)

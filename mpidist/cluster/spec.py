@@ -1,51 +1,56 @@
-"""Which jobs a cluster has, and where their tasks are. Pure: needs no MPI."""
+"""Cluster specs: jobs, tasks and addresses, and the roles of training tasks. Pure."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import Any
 
-from mpidist.cluster.arguments import index_of_task, is_message, text, whole_number
 from mpidist.errors import NotFoundError
 from mpidist.proto.mpidist_pb2 import ClusterDef
 
 Task = tuple[str, int]
 Tasks = dict[int, str]
 
-# Jobs that a Server runs by itself; a script on a rank that has another task too sees the other.
+# A Server runs the services of these jobs. On a rank with several tasks the script gets the task of
+# another job.
 SERVICE_JOBS = ("ps", "data")
+TRAINING_JOBS = ("chief", "worker", "evaluator", "ps")
+
+_LAST_INDEX = 2**31 - 1  # the range of int32 in the protobuf message
 
 
 class ClusterSpec:
-    """Jobs, their tasks, and the tasks' addresses; as ``tf.train.ClusterSpec``.
+    """The jobs of a cluster, with the address of each task; as ``tf.train.ClusterSpec``.
 
     Args:
-        cluster: A dict of job names to lists of addresses, or to dicts of task index to address;
-            a ClusterDef, ours or another library's; a ClusterSpec; or another library's, an object
-            with ``as_cluster_def()`` or ``as_dict()``, such as ``tf.train.ClusterSpec``.
+        cluster: A dict of job names to lists of addresses, or to dicts of task index to address; a
+            ClusterDef of this package or of TensorFlow; a ClusterSpec; or an object with
+            ``as_cluster_def()`` or ``as_dict()``, such as ``tf.train.ClusterSpec``.
 
     Raises:
-        TypeError: It is none of these, a job's name or an address is not a string, or an index is
-            no number.
-        ValueError: There is no such index, or a job or an index is there twice.
+        TypeError: The cluster is none of these, a job name or an address is not a string, or an
+            index is not a number.
+        ValueError: An index is out of range, or a job or an index is given twice.
     """
 
     def __init__(self, cluster: Any) -> None:
         self._jobs: dict[str, Tasks]
-        # The message that it was made from: it may have fields that are not known here.
+        # The original message: it may have fields that this version does not know.
         self._message: ClusterDef | None = None
         if not isinstance(cluster, ClusterSpec | Mapping):
-            cluster = described(cluster)
+            cluster = _as_message_or_dict(cluster)
         if isinstance(cluster, ClusterSpec):
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
-            self._message = cluster._message  # which nobody changes
+            self._message = cluster._message  # never modified, so it can be shared
         elif is_message(cluster, "ClusterDef"):
             self._message = ClusterDef.FromString(cluster.SerializeToString())
-            self._jobs = _jobs([(job.name, dict(job.tasks)) for job in self._message.job])
+            self._jobs = _checked_jobs([(job.name, dict(job.tasks)) for job in self._message.job])
             self._message.job.sort(key=lambda job: job.name)
         elif isinstance(cluster, Mapping):
-            self._jobs = _jobs(cluster.items())
+            self._jobs = _checked_jobs(cluster.items())
         else:
             raise TypeError(
                 "a ClusterSpec is made from a dict, a ClusterDef or a ClusterSpec, not from "
@@ -56,10 +61,10 @@ class ClusterSpec:
     def from_counts(
         cls, counts: Mapping[str, int], hosts: Sequence[str], first_rank: int = 0
     ) -> ClusterSpec:
-        """Local. Give consecutive ranks to jobs, in the order of the jobs.
+        """Assign consecutive ranks to jobs, in the order of the jobs.
 
         Args:
-            counts: Tasks of each job; -1, for one job at most, takes the ranks that remain.
+            counts: Number of tasks of each job. One job may have -1, for the remaining ranks.
             hosts: Host name of each rank, from ``first_rank`` on.
             first_rank: Rank of the first host.
 
@@ -67,38 +72,14 @@ class ClusterSpec:
             A spec whose addresses are ``<host>:<rank>``.
 
         Raises:
-            TypeError: The counts are no dict, or one is no whole number.
-            ValueError: The counts do not fit the number of ranks; the message says how.
+            TypeError: The counts are not a dict, or a count is not a whole number.
+            ValueError: The counts do not match the number of ranks; the message says how.
         """
         if not isinstance(counts, Mapping):
             raise TypeError(f"counts is a dict of jobs to numbers of tasks, not {counts!r}")
-        asked = {
-            job: whole_number(count, f"number of tasks of job {job!r}")
-            for job, count in counts.items()
-        }
-        open_jobs = [job for job, count in asked.items() if count == -1]
-        if len(open_jobs) > 1 or any(count < -1 for count in asked.values()):
-            raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {asked}")
-        named = sum(count for count in asked.values() if count > 0)
-        if open_jobs:
-            asked[open_jobs[0]] = len(hosts) - named
-        if named > len(hosts) or (open_jobs and asked[open_jobs[0]] < 1):
-            raise ValueError(
-                f"the jobs {dict(counts)} need at least {named + len(open_jobs)} ranks, and there "
-                f"are {len(hosts)}: start more, or ask for fewer tasks"
-            )
-        if sum(asked.values()) != len(hosts):
-            raise ValueError(
-                f"the jobs {dict(counts)} use {sum(asked.values())} of {len(hosts)} ranks; give "
-                "one job -1 to take the rest"
-            )
-        ranks = iter(range(len(hosts)))
-        return cls(
-            {
-                job: [f"{hosts[r]}:{first_rank + r}" for r in (next(ranks) for _ in range(count))]
-                for job, count in asked.items()
-            }
-        )
+        filled = fill_counts(counts, len(hosts))
+        addresses = iter([f"{host}:{first_rank + rank}" for rank, host in enumerate(hosts)])
+        return cls({job: [next(addresses) for _ in range(n)] for job, n in filled.items()})
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -115,7 +96,7 @@ class ClusterSpec:
         return f"ClusterSpec({ {job: jobs[job] for job in sorted(jobs)}!r})"
 
     def as_dict(self) -> dict[str, list[str] | Tasks]:
-        """Local. Jobs to lists of addresses, or to dicts where the indices have holes."""
+        """Return the addresses of each job: a list, or a dict by index if indices are missing."""
         return {
             job: [tasks[i] for i in range(len(tasks))]
             if tasks and set(tasks) == set(range(len(tasks)))
@@ -124,7 +105,7 @@ class ClusterSpec:
         }
 
     def as_cluster_def(self) -> ClusterDef:
-        """Local. The protobuf message: jobs by name, tasks by index."""
+        """Return the protobuf message, with jobs sorted by name and tasks by index."""
         if self._message is None:
             return self._known_def()
         definition = ClusterDef()
@@ -133,39 +114,43 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """Names of the jobs, in the order given."""
+        """The names of the jobs, in the given order."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Local. How many tasks a job has; ValueError if there is no such job."""
+        """Return the number of tasks of a job; raise ValueError if the job does not exist."""
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Local. Indices of a job's tasks, sorted; ValueError if there is no such job."""
+        """Return the sorted task indices of a job; raise ValueError if the job does not exist."""
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Local. Address of a task; ValueError if there is no such job or task."""
+        """Return the address of a task; raise ValueError if the job or task does not exist."""
         tasks = self._job(job_name)
         if task_index not in tasks:
             raise ValueError(f"job {job_name!r} has no task {task_index}: it has {sorted(tasks)}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Local. Addresses by index, None in holes; ValueError if there is no such job."""
+        """Return the addresses of a job by index, with None for missing indices.
+
+        Raises:
+            ValueError: The job does not exist.
+        """
         tasks = self._job(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def tasks(self) -> list[tuple[str, int]]:
-        """Local. All (job, index) pairs: jobs in order, indices sorted."""
+        """Return all (job, index) pairs: jobs in the given order, indices sorted."""
         return [(job, index) for job, tasks in self._jobs.items() for index in sorted(tasks)]
 
     def rank_of(self, job_name: str, task_index: int) -> int:
-        """Local. Rank of a task whose address is ``<host>:<rank>``, as our resolvers make them.
+        """Return the rank of a task whose address is ``<host>:<rank>``.
 
         Raises:
-            ValueError: There is no such task, its address has another form, or another task of
-                the same job has the same rank.
+            ValueError: The task does not exist, its address has another form, or another task of
+                the job has the same rank.
         """
         rank = _port(self.task_address(job_name, task_index))
         twins = [i for i, a in self._job(job_name).items() if _port(a) == rank]
@@ -174,7 +159,9 @@ class ClusterSpec:
         return rank
 
     def task_of(self, rank: int) -> tuple[str, int]:
-        """Local. The task of a rank; of several, the one that the script sees, not a service.
+        """Return the task of a rank.
+
+        If the rank has several tasks, the task of a service job (ps, data) comes last.
 
         Raises:
             NotFoundError: No task has this rank.
@@ -185,7 +172,7 @@ class ClusterSpec:
         return min(found, key=lambda task: task[0] in SERVICE_JOBS)
 
     def digest(self) -> bytes:
-        """Local. 16 bytes that are equal for equal specs."""
+        """Return a hash of 16 bytes, which is equal for equal specs."""
         data = self._known_def().SerializeToString(deterministic=True)
         return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -193,8 +180,8 @@ class ClusterSpec:
         definition = ClusterDef()
         for name in sorted(self._jobs):
             job = definition.job.add(name=name)
-            for index in sorted(self._jobs[name]):
-                job.tasks[index] = self._jobs[name][index]
+            for number in sorted(self._jobs[name]):
+                job.tasks[number] = self._jobs[name][number]
         return definition
 
     def _job(self, name: str) -> Tasks:
@@ -203,30 +190,210 @@ class ClusterSpec:
         return self._jobs[name]
 
 
-def described(cluster: Any) -> Any:
-    """Return the message or the dict that another library's cluster spec gives of itself.
+def fill_counts(counts: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return the number of tasks of each job, with -1 replaced by the remaining ranks.
 
-    Anything else is returned as it is.
+    Args:
+        counts: Number of tasks of each job, or -1 for one job.
+        ranks: Number of ranks.
+
+    Raises:
+        TypeError: A count is not a whole number.
+        ValueError: The counts do not match the number of ranks; the message says how.
     """
+    filled = {
+        job: as_integer(count, f"number of tasks of job {job!r}") for job, count in counts.items()
+    }
+    open_jobs = [job for job, count in filled.items() if count == -1]
+    if len(open_jobs) > 1 or any(count < -1 for count in filled.values()):
+        raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {filled}")
+    named = sum(count for count in filled.values() if count > 0)
+    if open_jobs:
+        filled[open_jobs[0]] = ranks - named
+    if named > ranks or (open_jobs and filled[open_jobs[0]] < 1):
+        raise ValueError(
+            f"the jobs {dict(counts)} need at least {named + len(open_jobs)} ranks, and there "
+            f"are {ranks}: start more, or ask for fewer tasks"
+        )
+    if sum(filled.values()) != ranks:
+        raise ValueError(
+            f"the jobs {dict(counts)} use {sum(filled.values())} of {ranks} ranks; give "
+            "one job -1 to take the rest"
+        )
+    return filled
+
+
+# Roles of training tasks, by the rules of TensorFlow's multi_worker_util
+
+
+def normalize_cluster_spec(cluster_spec: Any) -> ClusterSpec:
+    """Return the ClusterSpec of a dict, a ClusterDef, or a ClusterSpec of any library.
+
+    Raises:
+        ValueError: The argument is none of these; or see :class:`ClusterSpec`, as for TypeError.
+    """
+    if not isinstance(cluster_spec, Mapping | ClusterSpec):
+        cluster_spec = _as_message_or_dict(cluster_spec)
+    if isinstance(cluster_spec, Mapping | ClusterSpec) or is_message(cluster_spec, "ClusterDef"):
+        return ClusterSpec(cluster_spec)
+    raise ValueError(
+        f"a cluster spec is a dict, a ClusterDef or a ClusterSpec, not {cluster_spec!r}"
+    )
+
+
+def validate_cluster_spec(cluster_spec: Any, task_type: str | None, task_id: int | None) -> None:
+    """Check that a cluster has training jobs only, and that it has a task.
+
+    Args:
+        cluster_spec: See :func:`normalize_cluster_spec`.
+        task_type: Job of the task; None checks no task. An evaluator may be missing in the cluster.
+        task_id: Index of the task.
+
+    Raises:
+        ValueError: A job is not chief, worker, ps or evaluator; there are several chiefs or
+            evaluators; or the task does not exist.
+    """
+    spec = normalize_cluster_spec(cluster_spec)
+    for job in (*spec.jobs, *([] if task_type is None else [task_type])):
+        if job not in TRAINING_JOBS:
+            raise ValueError(
+                f"{job!r} is not a training job; the training jobs are {TRAINING_JOBS}"
+            )
+    for job in ("chief", "evaluator"):
+        if _count(spec, job) > 1:
+            raise ValueError(f"there can be one {job}, and the cluster has {_count(spec, job)}")
+    if task_type is None or (task_type == "evaluator" and task_type not in spec.jobs):
+        return
+    if task_id is None or not 0 <= task_id < _count(spec, task_type):
+        count = _count(spec, task_type)
+        raise ValueError(f"there is no {task_type} {task_id}: the cluster has {count} of them")
+
+
+def is_chief(cluster_spec: Any, task_type: str | None, task_id: int | None) -> bool:
+    """Return whether a task is the chief: the chief, an evaluator, or else worker 0.
+
+    Arguments and errors as for :func:`validate_cluster_spec`.
+    """
+    validate_cluster_spec(cluster_spec, task_type, task_id)
+    if task_type in ("chief", "evaluator"):
+        return True
+    without = "chief" not in normalize_cluster_spec(cluster_spec).jobs
+    return without and task_type == "worker" and task_id == 0
+
+
+def worker_count(cluster_spec: Any, task_type: str) -> int:
+    """Return the number of tasks that train together: chief and workers, or the evaluators.
+
+    Raises:
+        ValueError: The job is ps, or does not exist; or see :func:`validate_cluster_spec`.
+    """
+    validate_cluster_spec(cluster_spec, task_type, 0)
+    spec = normalize_cluster_spec(cluster_spec)
+    if task_type == "ps":
+        raise ValueError("tasks of ps do not train: they have no number of workers")
+    if task_type == "evaluator":
+        return spec.num_tasks("evaluator")
+    return _count(spec, "chief") + _count(spec, "worker")
+
+
+def id_in_cluster(cluster_spec: Any, task_type: str, task_id: int) -> int:
+    """Return the number of a task among the tasks of :func:`worker_count`; the chief is 0.
+
+    Raises:
+        ValueError: The job is ps; or see :func:`validate_cluster_spec`.
+    """
+    validate_cluster_spec(cluster_spec, task_type, task_id)
+    if task_type == "ps":
+        raise ValueError("tasks of ps do not train: they have no number")
+    if task_type == "worker":
+        return task_id + _count(normalize_cluster_spec(cluster_spec), "chief")
+    return 0 if task_type == "chief" else task_id
+
+
+def _count(spec: ClusterSpec, job: str) -> int:
+    return spec.num_tasks(job) if job in spec.jobs else 0
+
+
+# Checks of arguments
+
+
+def as_text(value: Any, name: str) -> str:
+    """Return a name or an address as a str.
+
+    Args:
+        value: The argument.
+        name: Name of the argument, for messages.
+
+    Raises:
+        TypeError: The value is neither str nor bytes.
+        ValueError: The value cannot be encoded in UTF-8.
+    """
+    if not isinstance(value, str | bytes):
+        raise TypeError(f"the {name} must be a string, not {value!r}")
+    try:
+        return value.decode() if isinstance(value, bytes) else value.encode().decode()
+    except UnicodeError as error:
+        raise ValueError(f"the {name} must be text in UTF-8, not {value!r}") from error
+
+
+def as_integer(value: Any, name: str) -> int:
+    """Return a number as a Python int; raise TypeError for other values and for bools."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return index(value)
+    raise TypeError(f"the {name} must be a whole number, not {value!r}")
+
+
+def as_task_index(value: Any, name: str) -> int:
+    """Return the index of a task; ``"7"`` and ``7.0`` are 7, as in TensorFlow.
+
+    Args:
+        value: The argument.
+        name: Name of the argument, for messages.
+
+    Raises:
+        TypeError: The value is not a number.
+        ValueError: The value is not whole, negative, or more than 32 bits.
+    """
+    try:
+        number = int(value) if isinstance(value, str | bytes | float) else as_integer(value, name)
+    except (ValueError, OverflowError):  # other text, NaN, infinity
+        number = -1
+    if not 0 <= number <= _LAST_INDEX or (isinstance(value, float) and value != number):
+        raise ValueError(
+            f"the {name} must be a whole number from 0 to {_LAST_INDEX}, not {value!r}"
+        )
+    return number
+
+
+def is_message(value: Any, name: str) -> bool:
+    """Return whether a value is a protobuf message of a name, generated by any library."""
+    if isinstance(value, type) or not hasattr(value, "SerializeToString"):
+        return False
+    return getattr(getattr(value, "DESCRIPTOR", None), "name", None) == name
+
+
+def _as_message_or_dict(cluster: Any) -> Any:
+    """Return the ClusterDef or dict of another library's cluster spec; other values unchanged."""
     if not isinstance(cluster, type):
         for name in ("as_cluster_def", "as_dict"):
-            describe = getattr(cluster, name, None)
-            if callable(describe):
-                return describe()
+            convert = getattr(cluster, name, None)
+            if callable(convert):
+                return convert()
     return cluster
 
 
-def _jobs(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Tasks]:
+def _checked_jobs(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Tasks]:
     jobs: dict[str, Tasks] = {}
     for name, tasks in pairs:
-        job = text(name, "job name")
+        job = as_text(name, "job name")
         if job in jobs:
-            raise ValueError(f"job {job!r} is there twice: give all its tasks in one place")
-        jobs[job] = _tasks(job, tasks)
+            raise ValueError(f"job {job!r} is given twice: give all its tasks in one place")
+        jobs[job] = _checked_tasks(job, tasks)
     return jobs
 
 
-def _tasks(job: str, tasks: Any) -> Tasks:
+def _checked_tasks(job: str, tasks: Any) -> Tasks:
     if isinstance(tasks, list | tuple):
         pairs: Iterable[tuple[Any, Any]] = enumerate(tasks)
     elif isinstance(tasks, Mapping):
@@ -238,10 +405,10 @@ def _tasks(job: str, tasks: Any) -> Tasks:
         )
     addresses: Tasks = {}
     for key, address in pairs:
-        index = index_of_task(key, f"index of a task of job {job!r}")
-        if index in addresses:
-            raise ValueError(f"task {index} of job {job!r} is there twice: give it one address")
-        addresses[index] = text(address, f"address of task {index} of {job!r}")
+        task = as_task_index(key, f"index of a task of job {job!r}")
+        if task in addresses:
+            raise ValueError(f"task {task} of job {job!r} is given twice: give it one address")
+        addresses[task] = as_text(address, f"address of task {task} of {job!r}")
     return addresses
 
 

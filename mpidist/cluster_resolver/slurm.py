@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import SupportsIndex
 
-from mpidist.cluster.arguments import whole_number
+from mpidist.cluster.spec import as_integer
 from mpidist.cluster_resolver.accelerators import visible_gpus
 from mpidist.cluster_resolver.placed import PlacedResolver, Placement, needed, number, read_lines
 from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
@@ -119,13 +119,13 @@ class SlurmClusterResolver(PlacedResolver):
         """How many tasks of the step each node has."""
         given, what = self._tasks_per_node, "number of tasks of a node"
         if isinstance(given, Mapping):
-            return {node: whole_number(given.get(node, 0), what) for node in nodes}
+            return {node: as_integer(given.get(node, 0), what) for node in nodes}
         if given is None:
             counts = parse_counts(text)
         elif isinstance(given, Sequence) and not isinstance(given, str):
-            counts = [whole_number(count, what) for count in given]
+            counts = [as_integer(count, what) for count in given]
         else:
-            counts = [whole_number(given, what)] * len(nodes)
+            counts = [as_integer(given, what)] * len(nodes)
         if len(counts) != len(nodes):
             raise InvalidArgumentError(
                 f"Slurm names {len(nodes)} nodes, but numbers of tasks for {len(counts)}"

@@ -9,8 +9,8 @@ from _cases.clusters import spec_of
 from _cases.endpoints import LIMIT_S
 from _cases.jobs import run_ranks
 
-from mpidist import ClusterSpec, Server, errors, started_server
-from mpidist.cluster.members import mailbox
+from mpidist import ClusterSpec, Server, errors
+from mpidist.cluster.membership import membership_inbox
 from mpidist.cluster_resolver import MPIClusterResolver
 from mpidist.proto.mpidist_pb2 import TaskState
 
@@ -20,12 +20,12 @@ def test_life(world):
     spec = spec_of(world, 1)
     job, task = spec.task_of(world.rank)
     server = Server(spec, job, task, start=False)
-    before = started_server()
+    before = Server.current()
     with pytest.raises(errors.FailedPreconditionError, match="is not running"):
         _ = server.endpoint
     server.start()
     server.start()  # does nothing
-    during = started_server()
+    during = Server.current()
     with pytest.raises(errors.AlreadyExistsError, match=f"has a Server already: {server.target}"):
         Server(spec, job, task)
     if job == "ps":
@@ -39,7 +39,7 @@ def test_life(world):
     server.join()
     assert before is None
     assert during is server
-    assert started_server() is None
+    assert Server.current() is None
     assert (server.job_name, server.task_index) == (job, task)
     assert server.cluster_spec == spec
     assert server.target == f"mpi://{spec.task_address(job, task)}"
@@ -172,7 +172,7 @@ def test_a_server_again_and_again(world):
         with Server(spec, job, task) as server:
             if job == "ps":
                 server.join()
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.ranks(3)
@@ -184,14 +184,14 @@ def test_a_task_may_start_its_next_server_before_others_have_left_the_last(world
     if job == "ps":
         if late == "between two Servers":
             server.stop()
-        said = mailbox().said
+        said = membership_inbox().states
 
         def others_have_started_again():
             hellos = [w for rank in (1, 2) for w in said[rank] if w.state == TaskState.STARTED]
             return len(hellos) == 2
 
         deadline = time.monotonic() + LIMIT_S
-        assert mailbox().endpoint.serve(others_have_started_again, deadline)
+        assert membership_inbox().endpoint.serve(others_have_started_again, deadline)
     server.stop()
     with Server(spec, job, task) as server:
         group = server.job_group(job)
@@ -223,7 +223,7 @@ def test_specs_that_differ_name_the_ranks(world):
     ):
         Server(mine, "worker", world.rank)
     world.Barrier()
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.ranks(2)

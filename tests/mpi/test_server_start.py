@@ -9,9 +9,9 @@ from _cases.clusters import spec_of
 from _cases.endpoints import LIMIT_S
 from _cases.jobs import run_ranks
 
-from mpidist import ClusterSpec, Server, errors, open_endpoint, started_server
-from mpidist.cluster import members
-from mpidist.cluster.members import mailbox
+from mpidist import ClusterSpec, Server, errors, open_endpoint
+from mpidist.cluster import membership
+from mpidist.cluster.membership import membership_inbox
 from mpidist.runtime import world as start_world
 from strategy import ParameterServerStrategy
 
@@ -28,14 +28,14 @@ def by_rank(count):
 
 
 def wait_until(condition):
-    """Serve the mailbox of this rank until a condition holds."""
-    assert mailbox().endpoint.serve(condition, time.monotonic() + LIMIT_S)
+    """Serve the inbox of this rank until a condition holds."""
+    assert membership_inbox().endpoint.serve(condition, time.monotonic() + LIMIT_S)
 
 
 def wait_for_hello(rank, spec):
-    """Serve the mailbox of this rank until another has begun to start a Server of a cluster."""
-    digest = spec.digest()
-    wait_until(lambda: any(word.cluster_digest == digest for word in mailbox().said[rank]))
+    """Serve the inbox of this rank until another rank has begun to start a Server of a cluster."""
+    digest, states = spec.digest(), membership_inbox().states
+    wait_until(lambda: any(state.cluster_digest == digest for state in states[rank]))
 
 
 def names_both(rank):
@@ -63,7 +63,7 @@ def test_more_tasks_than_ranks(world, addresses):
     took_s = time.monotonic() - began
     world.Barrier()
     assert took_s < 5
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.ranks(2)
@@ -112,7 +112,7 @@ def test_a_cluster_that_counts_on_ranks_of_another(world, first):
     """Two ranks believe in a cluster of two and start; the third believes in one of three."""
     if world.rank < 2:
         if first == "who needs them":
-            wait_until(lambda: mailbox().said[2])
+            wait_until(lambda: membership_inbox().states[2])
         with Server(by_rank(2), "worker", world.rank):
             world.Barrier()
             world.Barrier()
@@ -180,7 +180,7 @@ def test_ranks_that_claim_one_task_before_another_does(world, monkeypatch):
     # Who tries again is believed, also where somebody else is late.
     spec = by_rank(3)
     if world.rank == 0:
-        monkeypatch.setattr(members, "_PATIENCE_S", 0.0)
+        monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
         wait_for_hello(2, spec)
     elif world.rank == 1:
         wait_for_hello(0, spec)
@@ -191,7 +191,7 @@ def test_ranks_that_claim_one_task_before_another_does(world, monkeypatch):
 @pytest.mark.ranks(3)
 def test_clusters_beside_each_other(world, monkeypatch):
     """One of rank 0, and one of the others, whose addresses do not say so."""
-    monkeypatch.setattr(members, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
     if world.rank == 0:
         with Server(by_rank(1), "worker", 0):
             world.Barrier()
@@ -199,7 +199,7 @@ def test_clusters_beside_each_other(world, monkeypatch):
     else:
         world.Barrier()
         if world.rank == 2:
-            wait_until(lambda: mailbox().said[1])
+            wait_until(lambda: membership_inbox().states[1])
         with Server({"worker": ["a:1", "b:1"]}, "worker", world.rank - 1) as server:
             server.job_group("worker").barrier()
         world.Barrier()
@@ -214,11 +214,11 @@ def test_clusters_beside_each_other(world, monkeypatch):
 @pytest.mark.ranks(3)
 def test_a_rank_may_come_from_another_cluster(world, monkeypatch):
     """The third rank is early: the others are still in a cluster without it."""
-    monkeypatch.setattr(members, "_PATIENCE_S", LIMIT_S)
+    monkeypatch.setattr(membership, "_PATIENCE_S", LIMIT_S)
     if world.rank < 2:
         with Server(by_rank(2), "worker", world.rank) as server:
             group = server.job_group("worker")
-            wait_until(lambda: mailbox().said[2])
+            wait_until(lambda: membership_inbox().states[2])
             group.barrier()
     with Server(by_rank(3), "worker", world.rank) as server:
         server.job_group("worker").barrier()
@@ -227,7 +227,7 @@ def test_a_rank_may_come_from_another_cluster(world, monkeypatch):
 @pytest.mark.ranks(3)
 def test_hellos_of_a_cluster_that_is_over_are_forgotten(world, monkeypatch):
     """Where addresses do not say which ranks are meant, all ranks get them."""
-    monkeypatch.setattr(members, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
     if world.rank < 2:
         with Server({"worker": ["a:1", "b:1"]}, "worker", world.rank) as server:
             server.job_group("worker").barrier()
@@ -260,7 +260,7 @@ def test_two_threads_start_one_server(world):
         wait_for_hello(0, by_rank(2))
         time.sleep(0.3)
     with server:
-        assert started_server() is server
+        assert Server.current() is server
         server.job_group("worker").barrier()
 
 
@@ -281,10 +281,10 @@ def test_a_server_without_a_name_stays_started_until_it_is_stopped(world):
                 Server(spec, "worker", 0)
             except errors.AlreadyExistsError as error:
                 refused.append(error.message)
-            started_server().stop()
+            Server.current().stop()
     assert values == ([] if world.rank == 0 else [3.0] * 3)
     assert len(refused) == len(values)
-    assert all("stop() it first" in message for message in refused)
+    assert all("stop it first" in message for message in refused)
 
 
 def test_a_server_that_nobody_holds_at_the_end_of_a_script(tmp_path):

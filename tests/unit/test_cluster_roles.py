@@ -41,8 +41,8 @@ def test_clusters_in_every_form():
 @pytest.mark.parametrize(
     ("cluster", "job", "index", "text"),
     [
-        ({"x": ["a:1"]}, None, None, "'x' is no job"),
-        (EQUAL, "x", 0, "'x' is no job"),
+        ({"x": ["a:1"]}, None, None, "'x' is not a training job"),
+        (EQUAL, "x", 0, "'x' is not a training job"),
         ({"chief": ["a:1", "b:1"]}, None, None, "one chief, and the cluster has 2"),
         ({"evaluator": ["a:1", "b:1"]}, None, None, "one evaluator"),
         (EQUAL, "chief", 0, "no chief 0: the cluster has 0"),

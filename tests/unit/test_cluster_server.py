@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist import Server, errors, open_endpoint, started_server
-from mpidist.cluster.addresses import check_alone
+from mpidist import Server, errors, open_endpoint
+from mpidist.cluster.placement import check_single_process
 from mpidist.proto.mpidist_pb2 import ConfigProto
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
@@ -22,7 +22,7 @@ CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 def nothing_is_left():
     before = set(threading.enumerate())
     yield
-    left = started_server()
+    left = Server.current()
     if left is not None:
         left.stop()
     assert left is None
@@ -37,7 +37,7 @@ def fails_to_start(*args, error=errors.FailedPreconditionError, match=None, **kw
 def test_a_local_server():
     config = ConfigProto(allow_soft_placement=True)
     with Server.create_local_server(config) as server:
-        assert started_server() is server
+        assert Server.current() is server
         assert (server.job_name, server.task_index) == ("local", 0)
         assert server.target == "grpc+local://localhost:0"
         assert server.cluster_spec == {"local": {0: "localhost:0"}}
@@ -47,7 +47,7 @@ def test_a_local_server():
     server = Server.create_local_server(config=config, start=False)
     assert server.server_def.job_name == "local"
     assert server.server_def.default_session_config == config
-    assert started_server() is None
+    assert Server.current() is None
 
 
 def test_what_is_given_out_is_a_copy():
@@ -60,7 +60,7 @@ def test_what_is_given_out_is_a_copy():
 
 def test_starting_twice_and_stopping_twice():
     server = Server(CLUSTER, "worker", start=False)
-    assert started_server() is None
+    assert Server.current() is None
     server.start()
     endpoint = server.endpoint
     server.start()
@@ -86,9 +86,9 @@ def test_before_it_starts():
 def test_one_server_at_a_time():
     with Server(CLUSTER, "worker") as first:
         fails_to_start({"a": ["h:9005"]}, error=errors.AlreadyExistsError, match=first.target)
-        assert started_server() is first
+        assert Server.current() is first
     with Server({"a": ["h:9005"]}) as second:
-        assert started_server() is second
+        assert Server.current() is second
 
 
 def starts_a_server():
@@ -121,20 +121,20 @@ LEFT_BEHIND = [
 def test_a_server_stays_started_until_it_is_stopped(start, displayed):
     """Whatever refers to it: a notebook that displays it in a cell keeps a reference."""
     start()
-    cells = [started_server()] if displayed else []
+    cells = [Server.current()] if displayed else []
     gc.collect()
-    endpoint = started_server().endpoint
+    endpoint = Server.current().endpoint
     for _ in range(2):
         fails_to_start(
             {"b": ["h:1"]},
             error=errors.AlreadyExistsError,
-            match=r"Server already: inproc://h:9005; stop\(\) it first .*started_server\(\)",
+            match=r"already: inproc://h:9005; stop it first: .*Server\.current\(\)\.stop\(\)",
         )
-    assert started_server().endpoint is endpoint
-    assert not cells or cells[0] is started_server()
-    started_server().stop()
+    assert Server.current().endpoint is endpoint
+    assert not cells or cells[0] is Server.current()
+    Server.current().stop()
     with Server({"b": ["h:1"]}) as second:
-        assert started_server() is second
+        assert Server.current() is second
         with pytest.raises(errors.CancelledError, match="is closed"):
             endpoint.call(second.endpoint.address, "a/B")
 
@@ -147,7 +147,7 @@ def test_every_way_to_start_meets_the_started_one(create):
     later = Server({"b": ["h:1"]}, start=False)
     with pytest.raises(errors.AlreadyExistsError), later:
         pass
-    started_server().stop()
+    Server.current().stop()
 
 
 def test_a_started_server_is_drained_when_it_is_stopped():
@@ -160,7 +160,7 @@ def test_a_started_server_is_drained_when_it_is_stopped():
     script()
     gc.collect()
     assert drained == []
-    started_server().stop()
+    Server.current().stop()
     assert drained == ["inproc://h:9005"]
 
 
@@ -181,7 +181,7 @@ def test_threads_that_start_servers_at_once():
         thread.join(30)
     (server,) = [one for one in outcomes if isinstance(one, Server)]
     assert len(outcomes) == 8
-    assert started_server() is server
+    assert Server.current() is server
     server.stop()
 
 
@@ -190,7 +190,7 @@ def test_stopping_a_server_leaves_a_later_one_started():
     first.stop()
     with Server({"b": ["h:1"]}) as second:
         first.stop()
-        assert started_server() is second
+        assert Server.current() is second
 
 
 def test_stopping_a_server_while_it_joins():
@@ -204,17 +204,17 @@ def test_stopping_a_server_while_it_joins():
     joined = threading.Thread(target=lambda: Waiting({"a": ["h:9005"]}).join())
     joined.start()
     assert begun.wait(30)
-    fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match=r"stop\(\) it first")
-    started_server().stop()
+    fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match="stop it first")
+    Server.current().stop()
     joined.join(30)
     assert not joined.is_alive()
 
 
 def test_a_server_whose_services_run_stays_started(services):
     Server(CLUSTER, "worker")
-    fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match=r"stop\(\) it first")
-    ask(started_server())
-    started_server().stop()
+    fails_to_start({"b": ["h:1"]}, error=errors.AlreadyExistsError, match="stop it first")
+    ask(Server.current())
+    Server.current().stop()
     assert services == ["made", "closed"]
 
 
@@ -234,7 +234,7 @@ def test_a_server_that_is_left_at_the_end_of_a_script():
 )
 def test_a_cluster_of_several_hosts_needs_a_launcher(cluster, line):
     fails_to_start(cluster, "worker", 0, match=f"the cluster has 2 tasks.*{line}")
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.parametrize("job", ["ps", "worker", "chief"])
@@ -252,7 +252,7 @@ def test_two_tasks_of_a_job_at_one_address_elsewhere(cluster):
         error=errors.InvalidArgumentError,
         match=r"tasks \[., .\] of job 'w' have the same address b:1: give each its own",
     )
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_without_mpi(monkeypatch):
 
     monkeypatch.setattr("mpidist.cluster.server.world", world)
     fails_to_start({"a": ["h:1"]}, protocol="mpi", match="a 0 cannot start: mpi4py finds no MPI")
-    assert started_server() is None
+    assert Server.current() is None
 
 
 def test_all_jobs_of_one_process():
@@ -365,7 +365,7 @@ def test_services_run_beside_the_script(services):
 def test_a_service_that_cannot_start(services):
     services.append("broken")
     fails_to_start(CLUSTER, "worker", error=errors.InternalError, match="broken")
-    assert started_server() is None
+    assert Server.current() is None
     services.clear()
     with Server(CLUSTER, "worker"):
         pass
@@ -377,7 +377,7 @@ def test_a_service_that_cannot_be_closed(services):
     services.append("stuck")
     with pytest.raises(errors.InternalError, match="the disk is full"):
         server.stop()
-    assert started_server() is None
+    assert Server.current() is None
     with pytest.raises(errors.CancelledError, match="is closed"):
         endpoint.call(endpoint.address, "thing/Ask")
 
@@ -385,7 +385,7 @@ def test_a_service_that_cannot_be_closed(services):
 def test_a_service_that_is_not_installed(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
     fails_to_start(CLUSTER, "worker", error=errors.NotFoundError, match="serves ps 0.*install")
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.usefixtures("services")
@@ -417,7 +417,7 @@ def test_a_drain_that_fails_leaves_nothing_running(services):
     with pytest.raises(IndexError):
         server.stop()
     assert services == ["made", "closed"]
-    assert started_server() is None
+    assert Server.current() is None
     server.stop()
 
 
@@ -431,7 +431,7 @@ def test_an_exception_closes_it_without_draining(services, error):
     with pytest.raises(error):
         script()
     assert services == ["made", "closed"]
-    assert started_server() is None
+    assert Server.current() is None
 
 
 @pytest.mark.parametrize(("code", "drained"), [(None, True), (0, True), (1, False)])
@@ -450,6 +450,6 @@ def test_leaving_by_sys_exit(services, code, drained):
 def test_a_protocol_for_one_process_in_a_launched_world():
     spec = mpidist.ClusterSpec({"worker": ["a:1", "b:2"]})
     with pytest.raises(errors.FailedPreconditionError, match="2 tasks, and this protocol is"):
-        check_alone(spec, ("worker", 0), launched=True)
+        check_single_process(spec, ("worker", 0), launched=True)
     with pytest.raises(errors.FailedPreconditionError, match="mpidist run --worker 2"):
-        check_alone(spec, ("worker", 0), launched=False)
+        check_single_process(spec, ("worker", 0), launched=False)

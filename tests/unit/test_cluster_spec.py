@@ -135,10 +135,10 @@ def test_indices_that_cannot_be(index):
 @pytest.mark.parametrize(
     ("cluster", "what"),
     [
-        ({"w": {1: "a:1", "1": "b:1"}}, "task 1 of job 'w' is there twice"),
-        ({"w": {1: "a:1", "1": "a:1"}}, "task 1 of job 'w' is there twice"),
-        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is there twice"),
-        (ClusterDef(job=[JobDef(name="w"), JobDef(name="w")]), "job 'w' is there twice"),
+        ({"w": {1: "a:1", "1": "b:1"}}, "task 1 of job 'w' is given twice"),
+        ({"w": {1: "a:1", "1": "a:1"}}, "task 1 of job 'w' is given twice"),
+        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is given twice"),
+        (ClusterDef(job=[JobDef(name="w"), JobDef(name="w")]), "job 'w' is given twice"),
         (ClusterDef(job=[JobDef(name="w", tasks={-1: "a:1"})]), "must be a whole number from 0"),
     ],
 )

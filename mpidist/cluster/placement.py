@@ -1,4 +1,4 @@
-"""Whether the tasks of a cluster can be where their addresses say. Pure."""
+"""Placement: checks of the addresses of tasks, and the rank of each task. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 
 _ADDRESS = re.compile(r"([^\s,]+):([0-9]{1,9})")
-# Jobs that have an option of their own in the launcher.
+# Jobs with an option of their own in `mpidist run`.
 _JOB_OPTIONS = ("ps", "worker", "data")
 
 
 def check_addresses(spec: ClusterSpec) -> None:
-    """Local. Whether each task has an address of the right form, and one of its own in its job.
-
-    Args:
-        spec: The cluster.
+    """Check that each address is ``<host>:<port>``, and that no two tasks of a job share one.
 
     Raises:
-        InvalidArgumentError: One has not; the message names the tasks and the address.
+        InvalidArgumentError: An address is not valid or not unique; the message names the tasks.
     """
     for job in spec.jobs:
         tasks = defaultdict(list)
@@ -41,39 +38,39 @@ def check_addresses(spec: ClusterSpec) -> None:
                 )
 
 
-def check_alone(spec: ClusterSpec, task: Task, *, launched: bool) -> None:
-    """Local. Whether all tasks can live in one process.
+def check_single_process(spec: ClusterSpec, task: Task, *, launched: bool) -> None:
+    """Check that all tasks of a cluster can run in one process.
 
     Args:
         spec: The cluster.
-        task: That of the process.
-        launched: Whether it is one of several, and only the protocol has it stand alone.
+        task: The task of this process.
+        launched: Whether this process is a rank of an MPI world, with a protocol for one process.
 
     Raises:
-        FailedPreconditionError: Some have other addresses.
+        FailedPreconditionError: A task has another address.
     """
-    own = spec.task_address(*task)
-    elsewhere = [t for t in spec.tasks() if spec.task_address(*t) != own]
-    if elsewhere and launched:
+    address = spec.task_address(*task)
+    others = [t for t in spec.tasks() if spec.task_address(*t) != address]
+    if others and launched:
         raise FailedPreconditionError(
-            f"the cluster has {len(elsewhere) + 1} tasks, and this protocol is for those of one "
+            f"the cluster has {len(others) + 1} tasks, and this protocol is for tasks in one "
             "process: leave it out, or give 'mpi'"
         )
-    if elsewhere:
+    if others:
         raise FailedPreconditionError(
-            f"the cluster has {len(elsewhere) + 1} tasks, and this is a plain process: start "
+            f"the cluster has {len(others) + 1} tasks, and this is a plain process: start "
             f"the script with  {_command(spec)}  and have MPIClusterResolver or auto() say "
             "which task each rank is"
         )
 
 
 def check_ranks(spec: ClusterSpec, task: Task, rank: int, size: int) -> None:
-    """Local. Whether there is a rank for each task, where addresses do not say which.
+    """Check that the world has a rank for each task of a cluster.
 
     Args:
-        spec: The cluster.
-        task: That of this rank.
-        rank: This one, for the message.
+        spec: The cluster, with addresses that are not ``<host>:<rank>``.
+        task: The task of this rank.
+        rank: This rank.
         size: Number of ranks of the world.
 
     Raises:
@@ -89,10 +86,10 @@ def check_ranks(spec: ClusterSpec, task: Task, rank: int, size: int) -> None:
 
 
 def ranks_by_address(spec: ClusterSpec, hosts: tuple[str, ...]) -> dict[Task, int] | None:
-    """Local. Rank of each task of a spec made by our resolvers, or None for any other spec.
+    """Return the rank of each task if all addresses are ``<host>:<rank>`` of the world, or None.
 
     Args:
-        spec: The cluster; its addresses have been checked.
+        spec: The cluster, with checked addresses.
         hosts: Host name of each rank of the world.
     """
     ranks = {}
@@ -106,7 +103,7 @@ def ranks_by_address(spec: ClusterSpec, hosts: tuple[str, ...]) -> dict[Task, in
 
 
 def _command(spec: ClusterSpec) -> str:
-    """The command that starts a script with a rank for each task."""
+    """Return the command that starts a script with a rank for each task."""
     counts = {job: spec.num_tasks(job) for job in spec.jobs}
     words = [
         f"--{job} {count}" if job in _JOB_OPTIONS else f"--job {job}={count}"
