@@ -100,7 +100,7 @@ def _expand_piece(piece: str, text: str) -> Sequence[str]:
 # Host files
 
 
-def read_lines(path: str) -> list[str]:
+def read_host_lines(path: str) -> list[str]:
     """Return the lines of a host file, without comments and empty lines.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use."""
+"""The GPUs that a process may use."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _DRIVER_FOLDER = "/proc/driver/nvidia/gpus"
 
 
 def visible_gpus(env: Mapping[str, str] | None = None) -> list[str]:
-    """Local. Names of the GPUs of this host that this process may use, as CUDA has them.
+    """Return the names of the GPUs of this host that this process may use.
 
-    ``CUDA_VISIBLE_DEVICES`` is obeyed as CUDA does: an empty value hides all of them, and so does
-    what stands behind the first name that there is not.
+    ``CUDA_VISIBLE_DEVICES`` has the same effect as in CUDA: an empty value hides all GPUs, and a
+    name that does not exist hides all GPUs after it.
 
     Args:
-        env: By default ``os.environ``.
+        env: The environment; by default ``os.environ``.
 
     Returns:
-        Numbers, or what ``CUDA_VISIBLE_DEVICES`` names: ``["0", "1"]``, ``["GPU-8a3f..."]``.
+        Numbers, or names from ``CUDA_VISIBLE_DEVICES``: ``["0", "1"]``, ``["GPU-8a3f..."]``.
     """
     count = _count_gpus()
     visible = (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")
@@ -33,7 +33,7 @@ def visible_gpus(env: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _count_gpus() -> int:
-    """By NVML where it is installed, else by what the driver shows."""
+    """Return the number of GPUs of this host, from NVML or from the driver's folder in /proc."""
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""The resolver that fits how this process was started."""
+"""Choice of the resolver from the way this process was started."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 from collections.abc import Mapping
 
 from mpidist.cluster_resolver.base import ClusterResolver
-from mpidist.cluster_resolver.lsf import LSFClusterResolver
+from mpidist.cluster_resolver.batch_systems import LSFClusterResolver, PBSClusterResolver
 from mpidist.cluster_resolver.mpi import MPIClusterResolver
-from mpidist.cluster_resolver.pbs import PBSClusterResolver
 from mpidist.cluster_resolver.slurm import SlurmClusterResolver, is_step_of_several
 from mpidist.cluster_resolver.tf_config import VARIABLE, TFConfigClusterResolver
 from mpidist.config import config
@@ -20,23 +19,28 @@ logger = logging.getLogger(__name__)
 
 
 def auto(jobs: Mapping[str, int] | None = None) -> ClusterResolver:
-    """Local. The first resolver that fits how this process was started; the log says why.
+    """Return the resolver for the way this process was started, and log the reason.
 
-    In this order: the layout of ``mpidist run``; TF_CONFIG; the ranks that an MPI launcher started,
-    srun with MPI's PMI among them; the tasks of srun, pbsdsh, blaunch or jsrun; and else one
-    process, in which task 0 of every job lives. Under Grid Engine, and in an MPIJob, it is an MPI
-    launcher that starts tasks.
+    The first of these that applies:
+
+    1. the layout of ``mpidist run``;
+    2. TF_CONFIG;
+    3. the ranks of an MPI launcher, or of srun with a PMI that MPI uses;
+    4. the tasks of srun, pbsdsh, blaunch or jsrun;
+    5. one process, with task 0 of every job in it.
+
+    Under Grid Engine and in an MPIJob, an MPI launcher starts the tasks.
 
     Args:
-        jobs: Number of tasks of each job, by rank, -1 for those that remain; by default all are
-            workers. TF_CONFIG, and the layout of ``mpidist run``, say it themselves.
+        jobs: Number of tasks of each job, by rank, -1 for the remaining ranks; by default all are
+            workers. TF_CONFIG and the layout of ``mpidist run`` override it.
 
     Returns:
-        A resolver that knows this process's task.
+        A resolver with the task of this process.
 
     Raises:
-        OpError: What started this process contradicts itself, or the jobs do not fit; the subclass
-            and the message are those of the resolver.
+        OpError: The variables of the launcher contradict each other, or the jobs do not match them.
+            The subclass and the message are the resolver's.
     """
     resolver, reason = _first_that_fits(jobs)
     logger.info("cluster by %s: %s", type(resolver).__name__, reason)
@@ -58,7 +62,7 @@ def _first_that_fits(jobs: Mapping[str, int] | None) -> tuple[ClusterResolver, s
     if is_step_of_several(env):
         tasks = env.get("SLURM_STEP_NUM_TASKS")
         return SlurmClusterResolver(jobs), f"srun started it as one of {tasks} tasks"
-    # Torque sets it in the body of a batch script, too, which is the first of the job's tasks.
+    # Torque also sets PBS_VNODENUM in the body of a batch script, which is task 0 of the job.
     body = env.get("PBS_VNODENUM") == "0" and env.get("PBS_TASKNUM") == "1"
     if "PBS_VNODENUM" in env and not body:
         return PBSClusterResolver(jobs), "pbsdsh started it"

@@ -1,4 +1,4 @@
-"""What every resolver gives."""
+"""The interface of cluster resolvers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mpidist.cluster_resolver.accelerators import visible_gpus
 
 
 class ClusterResolver(abc.ABC):
-    """Finds out which tasks a cluster has and which one this process is.
+    """Base class of resolvers, which find the tasks of a cluster and the task of this process.
 
-    Every method asks its source anew at each call. As ``tf.distribute.cluster_resolver``'s.
+    Every method reads its source anew. As ``tf.distribute.cluster_resolver.ClusterResolver``.
 
     Attributes:
         task_type: Job of this process, or None if unknown.
@@ -25,7 +25,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now."""
+        """Return the current cluster."""
 
     @abc.abstractmethod
     def master(
@@ -34,11 +34,11 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Address of a task, with its protocol.
+        """Return the address of a task, with its protocol.
 
         Args:
-            task_type: Its job; by default this process's.
-            task_id: Its index; by default this process's.
+            task_type: Job of the task; by default this process's.
+            task_id: Index of the task; by default this process's.
             rpc_layer: The protocol; by default the resolver's.
         """
 
@@ -48,46 +48,46 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Return the accelerators that a task may use, by kind.
+        """Return the number of accelerators of a task, by kind.
 
         Args:
-            task_type: Its job; by default this process's.
-            task_id: Its index; by default this process's. Only this process's own accelerators are
-                known: all tasks are taken to have as many.
-            config_proto: Not used: there is no session.
+            task_type: Job of the task; by default this process's.
+            task_id: Index of the task; by default this process's. A process knows its own
+                accelerators only, and assumes the same number for all tasks.
+            config_proto: Ignored, because there are no sessions.
 
         Returns:
             ``{"GPU": 4}``, or ``{}``.
 
         Raises:
-            ValueError: There is no such task.
+            ValueError: The task does not exist.
         """
         self._check_task(task_type, task_id)
         count = len(visible_gpus())
         return {"GPU": count} if count else {}
 
+    @property
+    def environment(self) -> str:
+        """The empty string, as everywhere outside of Google."""
+        return ""
+
     def _check_task(self, task_type: str | None, task_id: int | None) -> None:
-        """Raise ValueError if a task that is named, in part or wholly, does not exist."""
+        """Raise ValueError if the job or the index does not exist."""
         if task_type is None and task_id is None:
             return
         job = self.task_type if task_type is None else task_type
         if job is None:
-            return  # an index of a job that is not known
+            return  # the job of the index is unknown
         spec = self.cluster_spec()
         if task_id is not None:
             spec.task_address(job, task_id)
         else:
             spec.num_tasks(job)
 
-    @property
-    def environment(self) -> str:
-        """Always the empty string, as everywhere outside of Google."""
-        return ""
-
     def _task_address(
         self, task_type: str | None, task_id: int | None, rpc_layer: str | None
     ) -> str | None:
-        """``<layer>://<address>`` of a task; None if it is not known which one is meant."""
+        """Return ``<layer>://<address>`` of a task, or None if its job or index is unknown."""
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
         if job is None or index is None:
@@ -96,5 +96,5 @@ class ClusterResolver(abc.ABC):
 
 
 def with_layer(address: str, rpc_layer: str | None) -> str:
-    """Local. An address with its protocol before it, where there is one."""
+    """Return an address with its protocol as prefix, if both are given."""
     return f"{rpc_layer}://{address}" if rpc_layer and address else address

@@ -1,18 +1,23 @@
-"""The tasks of a Slurm job step."""
+"""Resolver for the tasks of a Slurm job step."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from operator import index
 from typing import SupportsIndex
 
 from mpidist.cluster.spec import as_integer
 from mpidist.cluster_resolver.accelerators import visible_gpus
-from mpidist.cluster_resolver.placed import PlacedResolver, Placement, needed, number, read_lines
-from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
+from mpidist.cluster_resolver.batch_systems import (
+    HostListResolver,
+    Placement,
+    env_number,
+    require_env,
+)
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
-from mpidist.host_list import expand_hosts
+from mpidist.host_list import expand_hosts, is_number, parse_counts, read_host_lines
 from mpidist.runtime.launch import launcher_of, rank_hint
 
 _REMEDY = (
@@ -28,32 +33,32 @@ _STEP = (
 TasksPerNode = int | Mapping[str, int] | Sequence[int]
 
 
-class SlurmClusterResolver(PlacedResolver):
-    """Gives the tasks of the job step that ``srun`` started to jobs, by rank.
+class SlurmClusterResolver(HostListResolver):
+    """Resolver for the job step that ``srun`` started: its tasks are assigned to jobs by rank.
 
-    Steps that are smaller than their job, any host list, uneven numbers of tasks, and the
-    distributions block, cyclic, plane and arbitrary; steps over several components of a
-    heterogeneous job. That the layout is right is checked by the node and local number that Slurm
-    gave this process.
+    It supports steps smaller than their job, any host list, uneven numbers of tasks, steps over
+    several components of a heterogeneous job, and the distributions block, cyclic, plane and
+    arbitrary. It checks the layout against the node and local number that Slurm gave this process.
 
     Args:
-        jobs: See :class:`PlacedResolver`.
-        port_base: Port of a node's first task.
-        gpus_per_node: GPUs of each node to use; by default those that are visible.
-        gpus_per_task: GPUs of each task; by default an equal share of the node's, which may be 0.
-        tasks_per_node: Tasks of each node, in place of what Slurm says: one number, numbers in
-            the order of the nodes, or by host.
-        auto_set_gpu: Whether to show this process its GPUs only, by ``CUDA_VISIBLE_DEVICES``.
-            Where Slurm has bound GPUs to tasks, or less is visible than the step has on the node,
-            it stays as it is.
+        jobs: See :class:`HostListResolver`.
+        port_base: Port of the first task of each node.
+        gpus_per_node: Number of GPUs to use on each node; by default the visible ones.
+        gpus_per_task: Number of GPUs of each task; by default an equal share of the node's GPUs,
+            which may be 0.
+        tasks_per_node: Number of tasks of each node, in place of Slurm's: one number for all nodes,
+            numbers in the order of the nodes, or numbers by host.
+        auto_set_gpu: Whether to set ``CUDA_VISIBLE_DEVICES`` to the GPUs of this process. The
+            variable keeps its value if Slurm has bound GPUs to tasks, or if fewer GPUs are visible
+            than the step has on the node.
         rpc_layer: Protocol of the addresses.
 
     Raises:
-        FailedPreconditionError: srun did not start this process, or a node has fewer GPUs than are
-            asked for.
-        InvalidArgumentError: The jobs do not fit the tasks, or Slurm's variables contradict each
+        FailedPreconditionError: srun did not start this process, or a node has fewer GPUs than
+            requested.
+        InvalidArgumentError: The jobs do not match the tasks, Slurm's variables contradict each
             other, or a number of GPUs is negative; also a ValueError.
-        TypeError: A number of GPUs is none; or as :class:`PlacedResolver`.
+        TypeError: A number of GPUs is not a number; or as for :class:`HostListResolver`.
     """
 
     source = "the Slurm job step"
@@ -84,15 +89,15 @@ class SlurmClusterResolver(PlacedResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Return the GPUs of each task: ``{"GPU": 2}``, or ``{}``; errors as of the base class."""
+        """Return the GPUs of each task: ``{"GPU": 2}``, or ``{}``; errors as for the base class."""
         self._check_task(task_type, task_id)
         return {"GPU": len(self._gpus)} if self._gpus else {}
 
     def placement(self) -> Placement:
-        """Local. Where the tasks are; see :class:`PlacedResolver`."""
+        """Read the hosts of the tasks; see :class:`HostListResolver`."""
         env = os.environ
-        _, _, node_list, counts_text = needed(env, _STEP, "srun", _REMEDY)
-        rank = number(env, "SLURM_PROCID")
+        _, _, node_list, counts_text = require_env(env, _STEP, "srun", _REMEDY)
+        rank = env_number(env, "SLURM_PROCID")
         if rank_hint(env) not in (rank, None):
             raise FailedPreconditionError(
                 f"an MPI launcher started this process as rank {rank_hint(env)}, and srun only "
@@ -107,25 +112,25 @@ class SlurmClusterResolver(PlacedResolver):
             for names in components
             for host in _lay_out_component(env, names, counts, distribution)
         ]
-        if len(hosts) != number(env, "SLURM_STEP_NUM_TASKS"):
+        if len(hosts) != env_number(env, "SLURM_STEP_NUM_TASKS"):
             raise InvalidArgumentError(
                 f"SLURM_STEP_NUM_TASKS is {env['SLURM_STEP_NUM_TASKS']}, but the nodes "
                 f"{node_list} have {len(hosts)} tasks together"
             )
-        _check_own(env, rank, hosts, [node for names in components for node in names])
+        _check_layout(env, rank, hosts, [node for names in components for node in names])
         return Placement(tuple(hosts), rank)
 
     def _counts(self, nodes: list[str], text: str) -> dict[str, int]:
-        """How many tasks of the step each node has."""
-        given, what = self._tasks_per_node, "number of tasks of a node"
+        """Return the number of tasks of each node."""
+        given, name = self._tasks_per_node, "number of tasks of a node"
         if isinstance(given, Mapping):
-            return {node: as_integer(given.get(node, 0), what) for node in nodes}
+            return {node: as_integer(given.get(node, 0), name) for node in nodes}
         if given is None:
             counts = parse_counts(text)
         elif isinstance(given, Sequence) and not isinstance(given, str):
-            counts = [as_integer(count, what) for count in given]
+            counts = [as_integer(count, name) for count in given]
         else:
-            counts = [as_integer(given, what)] * len(nodes)
+            counts = [as_integer(given, name)] * len(nodes)
         if len(counts) != len(nodes):
             raise InvalidArgumentError(
                 f"Slurm names {len(nodes)} nodes, but numbers of tasks for {len(counts)}"
@@ -138,8 +143,7 @@ class SlurmClusterResolver(PlacedResolver):
                 f"{per_node} GPUs per node are asked for, and this one shows {len(names)}"
             )
         names = names[:per_node]
-        hosts, rank = self.placement().hosts, self.placement().own
-        assert rank is not None
+        hosts, rank = self.placement().hosts, env_number(os.environ, "SLURM_PROCID")
         tasks, before = hosts.count(hosts[rank]), hosts[:rank].count(hosts[rank])
         share = len(names) // tasks if per_task is None else per_task
         if share * tasks > len(names):
@@ -151,7 +155,7 @@ class SlurmClusterResolver(PlacedResolver):
 
 
 def _check_gpus(name: str, count: object) -> None:
-    """InvalidArgumentError or TypeError unless it is a number of GPUs, or None."""
+    """Raise InvalidArgumentError or TypeError unless a count is a number of GPUs or None."""
     if count is None:
         return
     if isinstance(count, bool) or not isinstance(count, SupportsIndex):
@@ -161,44 +165,45 @@ def _check_gpus(name: str, count: object) -> None:
 
 
 def is_step_of_several(env: Mapping[str, str]) -> bool:
-    """Local. Whether srun started this process as one of several tasks, as far as is said.
+    """Return whether srun started this process as one of several tasks.
 
-    It did not where no variable of a step is set, as in the body of a batch script, which is task
-    0, or where a step has one task, as in an interactive shell. Variables that are half-set count
-    as a step: the resolver says what is wrong with them.
+    The body of a batch script has no variables of a step. It is task 0 of the job. An interactive
+    shell is a step of one task. If only some variables of a step are set, the answer is True, and
+    the resolver raises an error that names them.
 
     Args:
-        env: Usually ``os.environ``, of a process that is not one of several ranks.
+        env: The environment of a process that no MPI launcher started.
     """
     rank = env.get("SLURM_PROCID")
     if not any(name in env for name in _STEP[1:]):
         return rank not in (None, "0")
-    # The step of mpirun -n 1 is its helpers', one on each node of the job.
+    # Under mpirun -n 1 the step has the helpers of mpirun, one on each node of the job.
     alone = env.get("SLURM_STEP_NUM_TASKS") == "1" or launcher_of(env) == "prte"
     return rank != "0" or not alone
 
 
 def _are_bound(visible: int) -> bool:
-    """Whether Slurm shows each task its own GPUs.
+    """Return whether each task sees its own GPUs only.
 
-    Newer versions do not tell tasks how they are bound, only how many GPUs the step has on the
-    node: a task that sees fewer has its own, be it from Slurm or from a resolver before.
+    Newer versions of Slurm do not tell tasks how GPUs are bound. They tell the number of GPUs of
+    the step on the node. A task that sees fewer GPUs has GPUs of its own, from Slurm or from an
+    earlier resolver.
 
     Args:
-        visible: How many GPUs this process sees.
+        visible: Number of GPUs that this process sees.
     """
     on_node = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    fewer = on_node.isascii() and on_node.isdigit() and visible < int(on_node)
+    fewer = is_number(on_node) and visible < int(on_node)
     return fewer or bool(os.environ.get("SLURM_GPUS_PER_TASK"))
 
 
 def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:
-    """The step's nodes in the order of its tasks: by component where the job has several.
+    """Return the nodes of the step in the order of its tasks, by component of the job.
 
-    Slurm tells the nodes of each component of the job, and the nodes of the step, sorted.
+    Slurm tells the nodes of each component of the job, and the sorted nodes of the step.
     """
     groups: list[list[str]] = []
-    for name in ("HET", "PACK"):  # as srun sets them in a job, and as srun does that makes one
+    for name in ("HET", "PACK"):  # srun in a job sets HET, and srun that creates a job sets PACK
         while not groups or groups[-1]:
             text = env.get(f"SLURM_JOB_NODELIST_{name}_GROUP_{len(groups)}", "")
             groups.append(expand_hosts(text) if text else [])
@@ -212,10 +217,10 @@ def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:
 def _distribution(
     env: Mapping[str, str], components: list[list[str]], counts: Mapping[str, int]
 ) -> str:
-    """How tasks are laid out on the nodes of each component.
+    """Return the distribution of tasks on the nodes of each component.
 
-    Of several components, Slurm tells the distribution of this process's own. Unless a user has
-    chosen one, it is cyclic where no node has two tasks, where that changes nothing, else block.
+    Slurm tells the distribution of this process's component only. Its default is cyclic if no node
+    of the component has two tasks, and block otherwise. Such a component is the same under block.
     """
     distribution = env.get("SLURM_DISTRIBUTION", "block")
     own = [nodes for nodes in components if env.get("SLURMD_NODENAME") in nodes]
@@ -227,16 +232,59 @@ def _distribution(
 def _lay_out_component(
     env: Mapping[str, str], nodes: list[str], counts: Mapping[str, int], distribution: str
 ) -> tuple[str, ...]:
-    """Host of each task of a component."""
+    """Return the host of each task of a component."""
     if distribution.startswith("arbitrary"):
-        path = needed(env, ("SLURM_HOSTFILE",), "srun", _REMEDY)[0]
-        return tuple(host for line in read_lines(path, "srun") for host in expand_hosts(line))
-    plane = number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 0
-    return lay_out(nodes, [counts[node] for node in nodes], distribution, plane)
+        (path,) = require_env(env, ("SLURM_HOSTFILE",), "srun", _REMEDY)
+        return tuple(host for line in read_host_lines(path) for host in expand_hosts(line))
+    plane = env_number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 0
+    return hosts_of_tasks(nodes, [counts[node] for node in nodes], distribution, plane)
 
 
-def _check_own(env: Mapping[str, str], rank: int, hosts: list[str], nodes: list[str]) -> None:
-    """Whether the layout agrees with what Slurm says of this process."""
+def hosts_of_tasks(
+    hosts: Sequence[str], counts: Sequence[int], distribution: str = "block", plane: int = 0
+) -> tuple[str, ...]:
+    """Return the host of each task, by rank.
+
+    Args:
+        hosts: Hosts of the step, in Slurm's order.
+        counts: Number of tasks of each host.
+        distribution: The value of ``srun --distribution``. Its first part, up to a colon or comma,
+            is the order in which tasks go to nodes.
+        plane: Number of tasks in a plane, for the distribution ``plane``.
+
+    Returns:
+        The hosts: node by node for ``block``, in turns for ``cyclic`` and ``plane``.
+
+    Raises:
+        InvalidArgumentError: The numbers of hosts and counts differ, the distribution is not
+            supported, or the plane size is missing.
+    """
+    if len(hosts) != len(counts):
+        raise InvalidArgumentError(
+            f"Slurm names {len(hosts)} nodes, but numbers of tasks for {len(counts)}"
+        )
+    kind, _, size = re.split("[:,]", distribution.strip().lower() or "block")[0].partition("=")
+    plane = int(size) if is_number(size) else plane
+    most = max(counts, default=0)
+    at_once = {"block": most, "pack": most, "nopack": most, "*": most, "cyclic": 1, "plane": plane}
+    if kind not in at_once:
+        raise InvalidArgumentError(
+            f"the order of tasks is unknown for the distribution {distribution!r}: start with "
+            "srun --distribution=block, or use MPIClusterResolver"
+        )
+    if kind == "plane" and plane < 1:
+        raise InvalidArgumentError("Slurm does not say how many tasks a plane has")
+    step = max(at_once[kind], 1)
+    return tuple(
+        host
+        for begin in range(0, most, step)
+        for host, count in zip(hosts, counts, strict=True)
+        for _ in range(min(count - begin, step))
+    )
+
+
+def _check_layout(env: Mapping[str, str], rank: int, hosts: list[str], nodes: list[str]) -> None:
+    """Check the layout against the variables that Slurm has set for this process."""
     if rank >= len(hosts):
         raise InvalidArgumentError(f"SLURM_PROCID is {rank}, but there are {len(hosts)} tasks")
     host = hosts[rank]

@@ -1,4 +1,4 @@
-"""The cluster that the variable TF_CONFIG describes."""
+"""Resolver for the cluster in the variable TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
-from mpidist.cluster_resolver.placed import is_number
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
+from mpidist.host_list import is_number
 
 VARIABLE = "TF_CONFIG"
 _BYTE_ORDER_MARK = os.fsdecode(b"\xef\xbb\xbf")
-_SHOWN = 500  # characters of it, in messages
+_SHOWN = 500  # characters of a value in a message
 _NO_TASK = (
     f'{VARIABLE} does not say which task this process is: it needs "task": {{"type": ..., '
     '"index": ...}; or give task_type and task_id'
@@ -21,19 +21,19 @@ _NO_TASK = (
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads TF_CONFIG, which TensorFlow's launchers and Kubernetes operators set for each task.
+    """Resolver for TF_CONFIG, which TensorFlow's launchers and Kubernetes operators set.
 
-    It is JSON: ``{"cluster": {"ps": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "worker",
-    "index": 0}}``, and may have ``rpc_layer``, ``environment`` and ``session_master``.
+    TF_CONFIG is JSON: ``{"cluster": {"ps": ["a:2222"], "worker": ["b:2222"]}, "task": {"type":
+    "worker", "index": 0}}``. It may have ``rpc_layer``, ``environment`` and ``session_master``.
 
     Args:
         task_type: Job of this process, in place of the variable's.
         task_id: Index of this process, in place of the variable's.
         rpc_layer: Protocol of the addresses, in place of the variable's.
-        environment: In place of the variable's.
+        environment: Value of :attr:`environment`, in place of the variable's.
 
-    The variable is read at each call. If it is broken, each raises InvalidArgumentError, which is a
-    ValueError.
+    Every call reads the variable. A variable that is not valid raises InvalidArgumentError, which
+    is a ValueError.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """Job of this process, or None."""
+        """The job of this process, or None."""
         if self._given[0] is not None:
             return self._given[0]
         return _text(_part(_read(), "task"), "type")
@@ -59,7 +59,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """Index of this process in its job, or None."""
+        """The index of this process in its job, or None."""
         if self._given[1] is not None:
             return self._given[1]
         index = _part(_read(), "task").get("index")
@@ -79,7 +79,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """Protocol of the addresses, or None."""
+        """The protocol of the addresses, or None."""
         return self._given[2] if self._given[2] is not None else _text(_read(), "rpc_layer")
 
     @rpc_layer.setter
@@ -88,19 +88,21 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """What the variable says, or the empty string."""
+        """The environment in the variable, or the empty string."""
         if self._environment is not None:
             return self._environment
         return _text(_read(), "environment") or ""
 
     def cluster_spec(self) -> ClusterSpec:
-        """Local. The cluster; without tasks if the variable is not set, or has none."""
+        """Return the current cluster; without a cluster in the variable, it has no tasks."""
         cluster = _part(_read(), "cluster")
         try:
             return ClusterSpec(cluster)
         except (TypeError, ValueError) as error:
             problem = _cut(str(error))
-            raise InvalidArgumentError(f"the cluster in {VARIABLE} is none: {problem}") from error
+            raise InvalidArgumentError(
+                f"the cluster in {VARIABLE} is not valid: {problem}"
+            ) from error
 
     def master(
         self,
@@ -108,15 +110,15 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Local. Address of a task; see :class:`ClusterResolver`.
+        """Return the address of a task; see :class:`ClusterResolver`.
 
         Returns:
-            The address; the ``session_master`` of TF_CONFIG, as it is, where there is one; or the
-            empty string if the cluster has no tasks, or only one.
+            The ``session_master`` of TF_CONFIG, if given; the empty string if the cluster has fewer
+            than two tasks; or the address.
 
         Raises:
             FailedPreconditionError: TF_CONFIG does not say which task this process is.
-            ValueError: There is no such task.
+            ValueError: The task does not exist.
         """
         session_master = _text(_read(), "session_master")
         if session_master is not None:
@@ -129,13 +131,13 @@ class TFConfigClusterResolver(ClusterResolver):
         return address
 
     def check_task(self) -> None:
-        """Local. Whether this process is told to be a task that the cluster has.
+        """Check that the task of this process is given and is in the cluster.
 
-        An evaluator need not be in the cluster.
+        An evaluator may be missing in the cluster.
 
         Raises:
-            FailedPreconditionError: It is not told.
-            ValueError: The cluster has no such task.
+            FailedPreconditionError: The task is not given.
+            ValueError: The cluster does not have the task.
         """
         if self.task_type is None or self.task_id is None:
             raise FailedPreconditionError(_NO_TASK)
@@ -161,7 +163,7 @@ def _read() -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; ValueError if a key repeats, of which JSON itself would keep the last."""
+    """Return a JSON object; raise ValueError for repeated keys, which json would ignore."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

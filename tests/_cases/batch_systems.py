@@ -6,7 +6,8 @@ import os
 from types import SimpleNamespace
 
 from mpidist.cluster_resolver import accelerators
-from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
+from mpidist.cluster_resolver.slurm import hosts_of_tasks
+from mpidist.host_list import parse_counts
 
 PREFIXES = ("SLURM_", "PBS_", "LSB_", "LSF_", "JSM_", "PE_", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG",
             "CUDA_", "MPI_LOCAL", "MPIDIST_JOBS")  # fmt: skip
@@ -39,7 +40,7 @@ def step(put, rank, nodes, counts, distribution=None, **more):
     """The variables that srun sets for a task, by its own way to lay tasks out."""
     numbers = parse_counts(counts)
     names = more.pop("names", None) or [f"n{n + 1}" for n in range(len(numbers))]
-    hosts = lay_out(names, numbers, distribution or "block", int(more.get("plane", 1)))
+    hosts = hosts_of_tasks(names, numbers, distribution or "block", int(more.get("plane", 1)))
     if "plane" in more:
         more["SLURM_DIST_PLANESIZE"] = more.pop("plane")
     if distribution:

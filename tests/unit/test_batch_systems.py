@@ -13,7 +13,8 @@ from mpidist.cluster_resolver import (
     SGEClusterResolver,
     SlurmClusterResolver,
 )
-from mpidist.cluster_resolver.slurm_layout import lay_out, parse_counts
+from mpidist.cluster_resolver.slurm import hosts_of_tasks
+from mpidist.host_list import parse_counts
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def gpus(monkeypatch):
     ],
 )
 def test_layouts(counts, distribution, plane, hosts):
-    assert "".join(lay_out("ab", parse_counts(counts), distribution, plane)) == hosts
+    assert "".join(hosts_of_tasks("ab", parse_counts(counts), distribution, plane)) == hosts
 
 
 def test_layouts_that_there_are_not():
@@ -49,9 +50,9 @@ def test_layouts_that_there_are_not():
         with pytest.raises(errors.InvalidArgumentError, match="tasks by node"):
             parse_counts(text)
     with pytest.raises(errors.InvalidArgumentError, match="1 nodes"):
-        lay_out(["a"], [1, 2])
+        hosts_of_tasks(["a"], [1, 2])
     with pytest.raises(errors.InvalidArgumentError, match="MPIClusterResolver"):
-        lay_out(["a"], [1], "arbitrary")
+        hosts_of_tasks(["a"], [1], "arbitrary")
 
 
 @pytest.mark.usefixtures("gpus")
@@ -157,8 +158,8 @@ def test_slurm_that_contradicts_itself(put, monkeypatch):
         ("SLURM_STEP_NODELIST", "n[1-", "host list"),
         ("SLURM_PROCID", "4", "4 tasks"),
         ("SLURMD_NODENAME", "n2", "should be n1"),
-        ("SLURM_PROCID", "x", "no number"),
-        ("SLURM_PROCID", "\u00b2", "no number"),
+        ("SLURM_PROCID", "x", "not a number"),
+        ("SLURM_PROCID", "\u00b2", "not a number"),
         ("SLURM_STEP_TASKS_PER_NODE", "2(x99999999)", "more than 1000000"),
         ("SLURM_DISTRIBUTION", "plane", "how many tasks a plane has"),
     ):
@@ -172,7 +173,7 @@ def test_slurm_that_contradicts_itself(put, monkeypatch):
     with pytest.raises(errors.InvalidArgumentError, match="ports"):
         SlurmClusterResolver(port_base=65535).cluster_spec()
     for port in (0, -5, 65536):
-        with pytest.raises(errors.InvalidArgumentError, match="is no port"):
+        with pytest.raises(errors.InvalidArgumentError, match="is not a port"):
             SlurmClusterResolver(port_base=port)
 
 

@@ -9,7 +9,7 @@ import mpidist
 from mpidist import ClusterSpec
 from mpidist.cluster_resolver import ClusterResolver, MPIClusterResolver
 from mpidist.cluster_resolver import mpi as resolver_module
-from mpidist.cluster_resolver.rank_layout import assign, check_jobs
+from mpidist.cluster_resolver.job_layout import assign_ranks, check_jobs
 from mpidist.config import Config
 
 HOST = f"{socket.gethostname()}:0"
@@ -129,8 +129,8 @@ NODES = [0, 0, 1, 1, 1, 2]
     ],
 )  # fmt: skip
 def test_ranks_of_jobs(jobs, ranks):
-    assert assign(check_jobs(jobs), NODES) == ranks
-    assert list(assign(check_jobs(jobs), NODES)) == list(jobs)
+    assert assign_ranks(check_jobs(jobs), NODES) == ranks
+    assert list(assign_ranks(check_jobs(jobs), NODES)) == list(jobs)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_ranks_of_jobs(jobs, ranks):
 )
 def test_ranks_that_do_not_fit(jobs, text):
     with pytest.raises(ValueError, match=text):
-        assign(check_jobs(jobs), NODES)
+        assign_ranks(check_jobs(jobs), NODES)
 
 
 @pytest.mark.parametrize(
