@@ -1,9 +1,7 @@
-"""Key-value stores with torch.distributed's names: what ranks, processes and threads agree on."""
+"""Key-value stores with the names of torch.distributed, for threads, processes and ranks."""
 
-from mpidist.store.base import Store
-from mpidist.store.file_store import FileStore
-from mpidist.store.hash_store import HashStore
+from mpidist.store.local_stores import FileStore, HashStore
 from mpidist.store.mpi_store import MPIStore
-from mpidist.store.prefix_store import PrefixStore
+from mpidist.store.store import PrefixStore, Store
 
 __all__ = ["FileStore", "HashStore", "MPIStore", "PrefixStore", "Store"]

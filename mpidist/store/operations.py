@@ -1,7 +1,7 @@
-"""What can be done to the entries of a store, as functions. Pure.
+"""The operations of stores, as pure functions on entries.
 
-Every store carries the same operations out, each as one step that no other comes between: in
-memory under a lock, in a file in a transaction, over MPI in one handler.
+All stores use this table. Each operation is atomic: under a lock in memory, in a transaction of a
+file, in one handler over MPI.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ _LARGEST = (1 << 63) - 1
 
 
 class Entries(Protocol):
-    """Values and queues by key; a key may have both, and they do not know of each other."""
+    """Values and queues by key. A key may have both, which are independent."""
 
     def get(self, key: str) -> bytes | None:
-        """Local. The value of a key; None if there is none."""
+        """Return the value of a key, or None."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Local. Give a key a value."""
+        """Set the value of a key."""
 
     def remove(self, key: str) -> bool:
-        """Local. Remove a key and its value; whether there was one."""
+        """Remove the value of a key; return whether it existed."""
 
     def names(self) -> list[str]:
-        """Local. All keys that have a value."""
+        """Return all keys that have a value."""
 
     def count(self) -> int:
-        """Local. How many keys have a value."""
+        """Return the number of keys that have a value."""
 
     def push(self, key: str, value: bytes) -> None:
-        """Local. Add a value at the end of a queue."""
+        """Append a value to a queue."""
 
     def pop(self, key: str) -> bytes | None:
-        """Local. Take the first value of a queue; None if it is empty."""
+        """Remove and return the first value of a queue, or None if the queue is empty."""
 
     def length(self, key: str) -> int:
-        """Local. How many values a queue has."""
+        """Return the number of values in a queue."""
 
 
 class MemoryEntries:
-    """Entries in memory; see :class:`Entries`. Not safe for threads by itself."""
+    """Entries in memory. Callers hold a lock."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}
 
     def get(self, key: str) -> bytes | None:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         return self._values.get(key)
 
     def put(self, key: str, value: bytes) -> None:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         self._values[key] = value
 
     def remove(self, key: str) -> bool:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         return self._values.pop(key, None) is not None
 
     def names(self) -> list[str]:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         return list(self._values)
 
     def count(self) -> int:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         return len(self._values)
 
     def push(self, key: str, value: bytes) -> None:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         self._queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: str) -> bytes | None:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         queue = self._queues.get(key)
         if queue is None:
             return None
@@ -85,27 +85,27 @@ class MemoryEntries:
         return value
 
     def length(self, key: str) -> int:
-        """Local. See :class:`Entries`."""
+        """See :class:`Entries`."""
         return len(self._queues.get(key, ()))
 
 
-def carry_out(
+def execute(
     entries: Entries, operation: str, keys: Sequence[str], values: Sequence[bytes]
 ) -> list[bytes] | None:
-    """Local. Do one operation to entries.
+    """Execute one operation on entries.
 
     Args:
         entries: The entries.
         operation: A name of the table below.
-        keys: The keys that it concerns.
-        values: The values that it brings.
+        keys: The keys of the operation.
+        values: The values of the operation.
 
     Returns:
-        What it gives, numbers as decimal digits; None if it has to wait for one of the keys, and
-        nothing was changed.
+        The results, with numbers as decimal digits; None if the operation must wait for a key. In
+        that case nothing was changed.
 
     Raises:
-        ValueError: The value to add to is no number of 64 bits.
+        ValueError: ``add`` finds a value that is not a number, or the sum exceeds 64 bits.
     """
     return _OPERATIONS[operation](entries, keys, values)
 
@@ -137,10 +137,10 @@ def _add(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> list
 
 
 def _number(key: str, value: bytes) -> int:
-    """The number that a value begins with, as C reads it: torch takes what follows for nothing."""
+    """Return the number at the beginning of a value; as in torch, other text may follow."""
     match = _WHOLE_NUMBER.match(value)
     if match is None:
-        raise ValueError(f"key {key!r} holds {value[:40]!r}, which is no number to add to")
+        raise ValueError(f"key {key!r} holds {value[:40]!r}, which is not a number")
     return int(match[1])
 
 
@@ -162,8 +162,8 @@ def _compare_set(entries: Entries, keys: Sequence[str], values: Sequence[bytes])
 
 
 def _check(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> list[bytes]:
-    there = all(entries.get(key) is not None or entries.length(key) for key in keys)
-    return [b"%d" % there]
+    found = all(entries.get(key) is not None or entries.length(key) for key in keys)
+    return [b"%d" % found]
 
 
 def _wait(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> list[bytes] | None:
@@ -218,7 +218,7 @@ _OPERATIONS: dict[str, Callable[[Entries, Sequence[str], Sequence[bytes]], list[
 }
 
 ADDS = frozenset({"set", "add", "append", "compare_set", "push"})
-"""After these, others that wait may go on."""
+"""Operations that may let a waiting operation succeed."""
 
 READS = frozenset({"get", "check", "wait", "list", "count", "length"})
-"""These change nothing."""
+"""Operations that change nothing."""

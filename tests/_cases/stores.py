@@ -50,7 +50,7 @@ def sums(store):
         store.set("n", text)
         assert store.add("n", 1) == total
     store.set("n", str((1 << 63) - 1))
-    for text, match in (("x1", "key .*n'.*no number"), (str((1 << 63) - 1), "64 bits")):
+    for text, match in (("x1", "key .*n'.*not a number"), (str((1 << 63) - 1), "64 bits")):
         store.set("n", text)
         with pytest.raises(ValueError, match=match):
             store.add("n", 1)

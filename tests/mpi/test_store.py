@@ -19,7 +19,7 @@ from _cases.stores import (
 from hypothesis import HealthCheck, given, settings
 
 from mpidist import DistStoreError, FileStore, MPIStore, PrefixStore, runtime
-from mpidist.store.holder import shared
+from mpidist.store.mpi_store import store_server
 
 SHARED = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -152,7 +152,7 @@ def test_what_waits_leaves_nothing_behind(world, held):
         assert all(f"on rank {world.rank}" in str(error) for error in errors)
     world.Barrier()
     if holds:
-        wait_until(lambda: shared.holder.parked == 0)
+        wait_until(lambda: store_server().num_waiting == 0)
 
 
 @pytest.mark.ranks(2)
@@ -162,25 +162,25 @@ def test_what_a_lost_rank_waited_for(world, held):
         first, _ = in_threads(lambda: part.get("never"), lambda: [held.get("parked"), part.close()])
         assert isinstance(first, DistStoreError)
     else:
-        wait_until(lambda: shared.holder.parked == 2)
+        wait_until(lambda: store_server().num_waiting == 2)
         held.set("parked", "1")
-        wait_until(lambda: shared.holder.parked == 1)
-        shared.holder._lose("rank 1")
-        shared.holder._lose("rank 0")
-        assert shared.holder.parked == 0
+        wait_until(lambda: store_server().num_waiting == 1)
+        store_server()._on_peer_lost("rank 1")
+        store_server()._on_peer_lost("rank 0")
+        assert store_server().num_waiting == 0
 
 
 @pytest.mark.ranks(2)
 def test_what_its_caller_forgot(world, held):
     if world.rank != held.rank:
         header = {"operation": "get", "keys": ["a"], "lengths": [], "id": 0, "limit_s": 0.0}
-        forgotten = held._ask("Do", header, LIMIT_S)
+        forgotten = held._call("Execute", header, LIMIT_S)
         with pytest.raises(DistStoreError, match="no value for 'other'"):
             held.wait(["other"], SHORT_S)
         assert forgotten.result().body == b"null"
     world.Barrier()
     if world.rank == held.rank:
-        wait_until(lambda: shared.holder.parked == 0)
+        wait_until(lambda: store_server().num_waiting == 0)
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -208,7 +208,7 @@ def test_the_holder_closes(world):
     store = MPIStore(LIMIT_S)
     world.Barrier()
     if world.rank == 0:
-        wait_until(lambda: shared.holder.parked == world.size - 1)
+        wait_until(lambda: store_server().num_waiting == world.size - 1)
         second = MPIStore()
         store.close()
         assert second.num_keys() == 0  # as long as the holder has one

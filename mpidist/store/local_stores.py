@@ -1,9 +1,10 @@
-"""A store in a file, for the processes that can open it."""
+"""Stores of one host: HashStore for the threads of a process, FileStore for processes."""
 
 from __future__ import annotations
 
 import copy
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from mpidist.errors import DistStoreError
 from mpidist.runtime import Backoff
-from mpidist.store.base import Store
-from mpidist.store.operations import READS, carry_out
+from mpidist.store.operations import ADDS, READS, MemoryEntries, execute
+from mpidist.store.store import Store
 
 if TYPE_CHECKING:
     import sqlite3
 
-# Says in the file's header whose it is.
+# The application id in the header of SQLite files; it marks the files of FileStore ("mpds").
 _APPLICATION = 0x6D706473
 _TABLES = (
     "CREATE TABLE entries (key BLOB PRIMARY KEY, value BLOB NOT NULL)",
@@ -27,27 +28,64 @@ _TABLES = (
     "CREATE INDEX by_key ON queues (key, place)",
     f"PRAGMA application_id = {_APPLICATION}",
 )
-# Others hold the file for some milliseconds at a time: a short limit for keys is none for them.
+# Limit for the file lock. Other processes hold it for some milliseconds at a time, so the limit for
+# keys can be too short for it.
 _SHORTEST_LOCK_S = 5.0
 _LONGEST_LOCK_S = 1e6  # SQLite counts milliseconds in 32 bits
-# Every look opens the file.
+# Longest time between two polls for a key. Every poll opens the file.
 _LONGEST_SLEEP_S = 0.02
 
 
-class FileStore(Store):
-    """A store in a file, for processes of one node or on a shared file system.
+class HashStore(Store):
+    """A store for the threads of one process; as torch's ``HashStore``."""
 
-    As torch's ``FileStore``, with queues. The file system must have locks that work (fcntl), as
-    NFS does unless it is mounted without. A process that is killed leaves whole entries behind and
-    holds up nobody; a computer that loses power may leave a damaged file.
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries = MemoryEntries()
+        self._changed = threading.Condition()
+
+    def clone(self) -> HashStore:
+        """Return another store with the same entries and a time limit of its own."""
+        return copy.copy(self)
+
+    def _execute(
+        self, operation: str, keys: Sequence[str], values: Sequence[bytes], limit_s: float
+    ) -> list[bytes] | None:
+        with self._changed:
+            result: list[bytes] | None = None
+
+            def is_done() -> bool:
+                nonlocal result
+                result = execute(self._entries, operation, keys, values)
+                return result is not None
+
+            self._changed.wait_for(is_done, limit_s)
+            if operation in ADDS:
+                self._changed.notify_all()
+            return result
+
+    def __repr__(self) -> str:
+        return "HashStore()"
+
+
+class FileStore(Store):
+    """A store in an SQLite file, for processes of one host; as torch's ``FileStore``, with queues.
+
+    The file must be on a local file system. SQLite relies on file locks (fcntl), and its
+    documentation warns that locks of network file systems, such as NFS, are often broken, which
+    can damage the file (sqlite.org/faq.html, question 5). Between hosts use :class:`MPIStore`.
+
+    A process that is killed leaves complete entries and no locks. A host that loses power may leave
+    a damaged file.
 
     Args:
-        file_name: The file; it is made if it does not exist or is empty.
-        world_size: How many processes use it: when as many have closed it, it is removed. It stays
-            if that is not positive.
+        file_name: Path of the file. The store creates it if it does not exist or is empty.
+        world_size: Number of processes that use the file. The file is removed when all have closed
+            it, or stays if the number is not positive.
 
     Raises:
-        DistStoreError: The directory does not exist, the file cannot be made, or it is no store's.
+        DistStoreError: The directory does not exist, the file cannot be created, or the file
+            belongs to another program.
     """
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:
@@ -62,32 +100,32 @@ class FileStore(Store):
                 "another path"
             )
         if "\0" in self._path or (os.path.exists(self._path) and not os.path.isfile(self._path)):
-            raise DistStoreError(f"{self._here()}: this is no regular file; give another path")
+            raise DistStoreError(f"{self._here()}: this is not a regular file; give another path")
         with self._transaction("rwc", "IMMEDIATE", 0.0) as connection:
             self._prepare(connection)
 
     @property
     def path(self) -> str:
-        """The file's path."""
+        """The path of the file."""
         return self._path
 
     def clone(self) -> FileStore:
-        """Local. Another store on the same file; it counts as no process of its own."""
+        """Return another store on the same file. It does not count in ``world_size``."""
         other = copy.copy(self)
         other._world_size = -1
         return other
 
     def close(self) -> None:
-        """Local. Use the store no more; the last of ``world_size`` removes the file; idempotent.
+        """Close the store; idempotent. The last of ``world_size`` processes removes the file.
 
         Raises:
-            DistStoreError: The file is gone, or damaged.
+            DistStoreError: The file is missing or damaged.
         """
         if self._closed:
             return
         if self._world_size > 0:
             with self._transaction("rw", "IMMEDIATE", self._timeout.total_seconds()) as connection:
-                # SQLite leaves this number of the file's header to its users.
+                # user_version is a field of the file header that SQLite does not use itself.
                 closed = connection.execute("PRAGMA user_version").fetchone()[0] + 1
                 connection.execute(f"PRAGMA user_version = {closed}")
             if closed >= self._world_size:
@@ -103,9 +141,9 @@ class FileStore(Store):
     def __repr__(self) -> str:
         return f"FileStore({self._path!r})"
 
-    # Inside
+    # Internals
 
-    def _carry_out(
+    def _execute(
         self, operation: str, keys: Sequence[str], values: Sequence[bytes], limit_s: float
     ) -> list[bytes] | None:
         if self._closed:
@@ -115,7 +153,7 @@ class FileStore(Store):
         kind = "DEFERRED" if operation in READS else "IMMEDIATE"
         while True:
             with self._transaction("rw", kind, limit_s) as connection:
-                result = carry_out(_FileEntries(connection), operation, keys, values)
+                result = execute(_FileEntries(connection), operation, keys, values)
             remaining = deadline - time.monotonic()
             if result is not None or remaining <= 0:
                 return result
@@ -123,23 +161,27 @@ class FileStore(Store):
 
     @contextmanager
     def _transaction(self, mode: str, kind: str, limit_s: float) -> Iterator[sqlite3.Connection]:
-        """A connection of its own: what one connection knows must not be shared by a fork."""
-        import sqlite3  # slow, and some builds of Python do without
+        """Open a connection and a transaction.
+
+        Each transaction has a connection of its own, because a connection must not be used across
+        a fork (sqlite.org/howtocorrupt.html, section 2.6).
+        """
+        import sqlite3  # slow, and missing in some builds of Python
 
         lock_s = min(max(limit_s, _SHORTEST_LOCK_S), _LONGEST_LOCK_S)
         try:
             uri = f"{Path(self._path).as_uri()}?mode={mode}"
             opened = sqlite3.connect(uri, uri=True, timeout=lock_s, isolation_level=None)
             with closing(opened) as connection:
-                # What is written need not outlive the computer, only the process.
+                # Entries must survive the process, not a power loss, so no fsync is needed.
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute(f"BEGIN {kind}")
                 yield connection
                 connection.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             raise DistStoreError(
-                f"{self._here()}: {error} (waited {lock_s:g} s at most for others to let go of the "
-                "file); it must be a file that a FileStore has made, or none, and writable"
+                f"{self._here()}: {error} (waited at most {lock_s:g} s for the lock of the file); "
+                "the file must be writable, and be new or created by a FileStore"
             ) from error
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
@@ -155,7 +197,7 @@ class FileStore(Store):
 
 
 class _FileEntries:
-    """Entries in a transaction; see :class:`mpidist.store.operations.Entries`."""
+    """Entries in a transaction of the file."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
