@@ -1,6 +1,6 @@
-"""One-sided memory."""
+"""Windows: one-sided memory."""
 
-from mpidist.window.memory import Bytes
+from mpidist.window.allocation import Bytes
 from mpidist.window.window import Window
 
 __all__ = ["Bytes", "Window"]

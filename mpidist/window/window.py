@@ -1,4 +1,4 @@
-"""One-sided memory: allocated once, read and written by others without the owner's help."""
+"""Windows: memory that other ranks read and write without the help of the owner."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import with_upload
 from mpidist.errors import FailedPreconditionError
 from mpidist.runtime import Backoff, fork, together
-from mpidist.window import memory
-from mpidist.window.memory import Bytes, Memory
+from mpidist.window import allocation
+from mpidist.window.allocation import Allocation, Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,75 +25,69 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 CHUNK_BYTES = 1 << 20
-_MOST_CHUNKS = 32  # under way at once; some MPI libraries fail with more than some hundred
-# Type characters of the numbers that MPI adds by itself.
+_MOST_CHUNKS = 32  # in flight at once; some MPI libraries fail with more than a few hundred
+# Type characters of the dtypes that MPI accumulates.
 _ADDED_BY_MPI = frozenset("iIlLqQfdgFDG")
-# Numbers that are added under the lock of a part: MPI does not know halves, and the vector
-# instructions of Open MPI saturate small integers. MPI allows no operations of ours here.
+# Dtypes that are added under the lock of a part. MPI has no 16-bit floats, the vector instructions
+# of Open MPI saturate small integers, and accumulate takes predefined operations only.
 _ADDED_UNDER_LOCK = ("int8", "uint8", "int16", "uint16", "float16", "bfloat16")
 
 
 class Window:
-    """Memory of several ranks that each of them reads and writes.
+    """One-sided memory: each rank has a part, and all ranks read and write all parts.
 
-    The window is locked for its whole life, so that nothing but :meth:`sync` is needed between
-    loads and stores (MPI 4.1, 12.7.4). When a call returns, its operation is complete, at the
-    target too. Offsets are in bytes from the beginning of a rank's part.
+    The window is locked for its whole life, so loads and stores need no other synchronization than
+    :meth:`sync` (MPI 4.1, 12.7.4). When a call returns, its operation is complete, at the target
+    too. Offsets are in bytes from the beginning of a rank's part.
 
-    :meth:`get` and :meth:`put` are not atomic: what one rank writes while another reads it may
-    arrive in parts. :meth:`add` is atomic for each element, and :meth:`fetch_add` as a whole, as
-    long as those bytes are used with one dtype and with nothing else at the same time.
+    :meth:`get` and :meth:`put` are not atomic: a read during a write may return old and new bytes.
+    :meth:`add` is atomic for each element, and :meth:`fetch_add` is atomic. Both need all
+    concurrent operations on those bytes to be additions of one dtype.
 
-    Make one by :meth:`shared`, :meth:`rma` or :meth:`private`.
+    Create a window with :meth:`shared`, :meth:`rma` or :meth:`private`.
 
     Args:
-        parts: The memory.
+        memory: The memory.
     """
 
-    def __init__(self, parts: Memory) -> None:
-        self._sizes, self._own, self._parts, self._win = parts
+    def __init__(self, memory: Allocation) -> None:
+        self._sizes, self._own, self._parts, self._win = memory
         self._freed = False
         self._adding = threading.Lock()
 
     @classmethod
     def shared(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
-        """Collective over ``comm``. Map the memory of all its ranks; it is zero.
+        """Collective over ``comm``. Allocate shared memory, zeroed; each rank maps all parts.
 
-        The memory is sparse: a page is taken from /dev/shm when it is first written, and a process
-        that writes when there is none left is killed. An Arena over it asks first.
+        The memory is sparse: the first write to a page takes the page from /dev/shm. A process
+        that writes while /dev/shm is full is killed. An Arena checks for room before it writes.
 
         Args:
             comm: Ranks of one node.
-            nbytes: Size of this rank's part; may be 0.
-
-        Returns:
-            The window.
+            nbytes: Size of this rank's part in bytes; may be 0.
 
         Raises:
-            ResourceExhaustedError: /dev/shm has no room for it, or MPI cannot allocate it.
+            ResourceExhaustedError: /dev/shm has no room, or MPI cannot allocate the memory.
         """
-        return cls(memory.shared(comm, nbytes))
+        return cls(allocation.shared(comm, nbytes))
 
     @classmethod
     def rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
-        """Collective over ``comm``. Memory that others reach by MPI's one-sided operations; zero.
+        """Collective over ``comm``. Allocate memory for MPI's one-sided operations, zeroed.
 
         Args:
-            comm: Any ranks.
-            nbytes: Size of this rank's part; may be 0.
-
-        Returns:
-            The window.
+            comm: Ranks of any nodes.
+            nbytes: Size of this rank's part in bytes; may be 0.
 
         Raises:
-            ResourceExhaustedError: MPI cannot allocate it.
+            ResourceExhaustedError: MPI cannot allocate the memory.
         """
-        return cls(memory.rma(comm, nbytes))
+        return cls(allocation.rma(comm, nbytes))
 
     @classmethod
     def private(cls, nbytes: int) -> Window:
-        """Local. Memory that only threads of this process share; just as sparse."""
-        return cls(memory.private(nbytes))
+        """Allocate memory of this process only, zeroed and sparse."""
+        return cls(allocation.private(nbytes))
 
     @property
     def local(self) -> Bytes:
@@ -101,11 +95,11 @@ class Window:
         return self.part(self._own)
 
     def part(self, rank: int) -> Bytes:
-        """Local. The part of a rank of the window's communicator, flat uint8.
+        """Return the part of a rank of the window's communicator, flat uint8.
 
         Raises:
-            FailedPreconditionError: The window was freed, or the part is not mapped here.
-            ValueError: There is no such rank.
+            FailedPreconditionError: The window was freed, or this process has not mapped the part.
+            ValueError: The rank does not exist.
         """
         self._check_rank(rank)
         if rank not in self._parts:
@@ -116,29 +110,29 @@ class Window:
         return self._parts[rank]
 
     def maps(self, rank: int) -> bool:
-        """Local. Whether the part of a rank is mapped here; see :meth:`part`."""
+        """Return whether this process has mapped the part of a rank; see :meth:`part`."""
         return rank in self._parts
 
     def sync(self) -> None:
-        """Local. Order this rank's loads and stores before the call against those after it."""
+        """Act as a memory fence for the loads and stores of this rank."""
         if self._win is not None:
             self._win.Sync()
         elif self._freed:
             self._check_rank(self._own)
 
     def get(self, rank: int, offset: int, out: Array) -> None:
-        """Local. Read from a rank's part.
+        """Read from a rank's part.
 
         Args:
-            rank: Of the window's communicator.
-            offset: Where to begin, in bytes.
-            out: C-contiguous array, any dtype and shape; receives its bytes.
+            rank: Rank in the window's communicator.
+            offset: Offset of the first byte.
+            out: Output array, C-contiguous, of any dtype and shape.
 
         Raises:
             FailedPreconditionError: The window was freed.
-            TypeError: ``out`` is not an array, or not one that can be moved.
-            ValueError: There is no such rank, the bytes do not lie in its part, or ``out`` is
-                read-only or not C-contiguous.
+            TypeError: ``out`` is not an array of numbers.
+            ValueError: The rank does not exist, the bytes exceed its part, or ``out`` is read-only
+                or not C-contiguous.
         """
         view = _contiguous(out, write=True)
         target = view.reshape(-1).view(np.uint8)
@@ -154,12 +148,12 @@ class Window:
             finish()
 
     def put(self, rank: int, offset: int, data: Array) -> None:
-        """Local. Write to a rank's part.
+        """Write to a rank's part.
 
         Args:
             rank: See :meth:`get`.
             offset: See :meth:`get`.
-            data: C-contiguous array, any dtype and shape.
+            data: C-contiguous array of any dtype and shape.
 
         Raises:
             FailedPreconditionError: See :meth:`get`.
@@ -178,12 +172,12 @@ class Window:
     def add(self, rank: int, offset: int, data: Array) -> None:
         """Add to numbers in a rank's part, element by element; each addition is atomic.
 
-        Integers wrap around, as NumPy's do.
+        Integers wrap around, as in NumPy.
 
         Args:
             rank: See :meth:`get`.
             offset: See :meth:`get`; a multiple of the size of an element.
-            data: C-contiguous array, of integers, floats or complex numbers.
+            data: C-contiguous array of integers, floats or complex numbers.
 
         Raises:
             FailedPreconditionError: See :meth:`get`.
@@ -211,20 +205,20 @@ class Window:
             self._in_chunks(self._win.Accumulate, rank, offset, source)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
-        """Local. Add to an int64 in a rank's part, atomically.
+        """Add to an int64 in a rank's part, atomically.
 
         Args:
             rank: See :meth:`get`.
             offset: See :meth:`get`; a multiple of 8.
-            value: What to add.
+            value: The number to add.
 
         Returns:
-            What the number was before.
+            The number before the addition.
 
         Raises:
             FailedPreconditionError: See :meth:`get`.
-            OverflowError: The value does not fit.
-            TypeError: It is no integer.
+            OverflowError: The value exceeds 64 bits.
+            TypeError: The value is not an integer.
             ValueError: See :meth:`get`; also if the offset is not aligned.
         """
         number, before = np.array([index(value)], np.int64), np.empty(1, np.int64)
@@ -241,7 +235,7 @@ class Window:
         return int(before[0])
 
     def free(self) -> None:
-        """Collective. Give the memory back; no view of it may be used afterwards."""
+        """Collective. Free the memory. Views of it must not be used afterwards."""
         self._parts = {}
         self._freed = True
         if self._win is not None:
@@ -253,7 +247,8 @@ class Window:
     def _check_rank(self, rank: int) -> None:
         if self._freed:
             raise FailedPreconditionError(
-                f"the window of rank {self._own} of {len(self._sizes)} was freed: use it before"
+                f"the window of rank {self._own} of {len(self._sizes)} was freed: use it before "
+                "free()"
             )
         if not 0 <= rank < len(self._sizes):
             raise ValueError(f"a window of {len(self._sizes)} rank(s) has no rank {rank}")
@@ -262,27 +257,27 @@ class Window:
         self._check_rank(rank)
         if offset < 0 or offset + nbytes > self._sizes[rank]:
             raise ValueError(
-                f"{nbytes} bytes at offset {offset} do not lie in the part of rank {rank}, which "
-                f"has {self._sizes[rank]} bytes"
+                f"{nbytes} bytes at offset {offset} exceed the part of rank {rank}, which has "
+                f"{self._sizes[rank]} bytes"
             )
         if offset % unit:
             raise ValueError(f"offset {offset} is not a multiple of {unit}, the size of an element")
 
     def _in_chunks(self, move: Callable[..., None], rank: int, offset: int, flat: Array) -> None:
-        """Move an array piece by piece, of which a limited number are under way at once."""
+        """Transfer an array in chunks, with a limited number in flight."""
         fork.check()
         assert self._win is not None
         step = CHUNK_BYTES // flat.itemsize
         for number, start in enumerate(range(0, flat.size, step), 1):
-            piece = flat[start : start + step]
-            move(piece, rank, offset + start * flat.itemsize)
+            chunk = flat[start : start + step]
+            move(chunk, rank, offset + start * flat.itemsize)
             if number % _MOST_CHUNKS == 0:
                 self._win.Flush(rank)
         self._win.Flush(rank)
 
     @contextlib.contextmanager
     def _locked(self, rank: int) -> Iterator[None]:
-        """Hold the lock of a rank's part, for additions that MPI does not do by itself."""
+        """Hold the lock of a rank's part, for additions of dtypes that MPI cannot accumulate."""
         backoff = Backoff()
         while self._exchange_lock(rank, 0, 1) != 0:
             backoff.pause()
@@ -292,11 +287,11 @@ class Window:
             self._exchange_lock(rank, 1, 0)
 
     def _exchange_lock(self, rank: int, expected: int, value: int) -> int:
-        """Set the lock word if it is as expected; gives what it was."""
+        """Set the lock word if it has the expected value, and return its former value."""
         assert self._win is not None
-        place = memory.lock_place(self._sizes[rank])
+        offset = allocation.lock_offset(self._sizes[rank])
         new, old, before = (np.array([number], np.int64) for number in (value, expected, 0))
-        self._win.Compare_and_swap(new, old, before, rank, place)
+        self._win.Compare_and_swap(new, old, before, rank, offset)
         self._win.Flush(rank)
         return int(before[0])
 
@@ -309,7 +304,7 @@ def _contiguous(array: Array, *, write: bool = False) -> Array:
             "numpy.ascontiguousarray(array), and copy back what is read"
         )
     if view.dtype.hasobject:
-        raise TypeError(f"dtype {view.dtype} holds Python objects; only numbers can be moved")
+        raise TypeError(f"dtype {view.dtype} holds Python objects; a window holds numbers only")
     if write and not view.flags.writeable:
         raise ValueError("the array receives a result but is read-only; pass a writable one")
     return view

@@ -1,4 +1,4 @@
-"""Where a window's memory comes from: a node's shared memory, MPI, or this process."""
+"""Allocation of the memory of windows: shared memory of a node, MPI, or private memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 
-_OWN_BYTES = 1 << 16  # what MPI takes beside the parts, and a page a rank
-# Address space without a promise of memory: Linux refuses promises larger than what it has.
-# Python names the flag from 3.13 on.
+_MPI_BYTES = 1 << 16  # memory that MPI takes for itself, besides a page for each rank
+# Without MAP_NORESERVE Linux refuses address space that is larger than its memory. Python names the
+# flag from 3.13 on.
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-# A lock word follows each rank's part. It guards additions that MPI does not do by itself.
+# A lock word follows each rank's part. It guards additions of dtypes that MPI cannot accumulate.
 _LOCK_BYTES = 64
 
 
-class Memory(NamedTuple):
-    """The parts of some ranks, as far as this process reaches them.
+class Allocation(NamedTuple):
+    """The memory of a window.
 
     Attributes:
-        sizes: Bytes of each rank's part.
-        own: Which part is this rank's.
+        sizes: Size of each rank's part in bytes.
+        own: Number of this rank.
         parts: The parts that this process has mapped, by rank; flat uint8.
-        win: MPI's window, locked for its life, or None for private memory.
+        win: The MPI window, locked for its whole life, or None for private memory.
     """
 
     sizes: list[int]
@@ -43,29 +43,29 @@ class Memory(NamedTuple):
     win: MPI.Win | None
 
 
-def shared(comm: MPI.Intracomm, nbytes: int) -> Memory:
-    """Collective over ranks of one node. See :meth:`mpidist.Window.shared`."""
+def shared(comm: MPI.Intracomm, nbytes: int) -> Allocation:
+    """Collective over ranks of one node. Allocate shared memory; see :meth:`Window.shared`."""
     from mpi4py import MPI
 
     _check_size(nbytes)
-    if comm.size == 1:  # MPICH's would not be zero, nor sparse
+    if comm.size == 1:  # MPICH's memory for a single rank is neither zero nor sparse
         return private(nbytes)
     with together("Window.shared", comm.Get_group()):
         sizes = comm.allgather(nbytes)
         win = _allocate_shared(comm, [_with_lock(size) for size in sizes])
         win.Lock_all(MPI.MODE_NOCHECK)
     parts = {rank: _as_array(win.Shared_query(rank)[0], size) for rank, size in enumerate(sizes)}
-    return Memory(sizes, comm.rank, parts, win)
+    return Allocation(sizes, comm.rank, parts, win)
 
 
-def rma(comm: MPI.Intracomm, nbytes: int) -> Memory:
-    """Collective. See :meth:`mpidist.Window.rma`."""
+def rma(comm: MPI.Intracomm, nbytes: int) -> Allocation:
+    """Collective. Allocate memory for one-sided operations; see :meth:`Window.rma`."""
     from mpi4py import MPI
 
     _check_size(nbytes)
     with together("Window.rma", comm.Get_group()):
         sizes = _sizes_with_room(comm, nbytes)
-        # Sums do not depend on the order of additions.
+        # The order of additions does not matter, so MPI need not keep it.
         info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
         try:
             win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
@@ -76,31 +76,31 @@ def rma(comm: MPI.Intracomm, nbytes: int) -> Memory:
         memory[:] = 0
         win.Lock_all(MPI.MODE_NOCHECK)
         win.Sync()
-        comm.Barrier()  # nobody gets beyond it before all locks are zero
-    return Memory(sizes, comm.rank, {comm.rank: memory[:nbytes]}, win)
+        comm.Barrier()  # all lock words are zero before any rank uses the window
+    return Allocation(sizes, comm.rank, {comm.rank: memory[:nbytes]}, win)
 
 
-def private(nbytes: int) -> Memory:
-    """Local. See :meth:`mpidist.Window.private`."""
+def private(nbytes: int) -> Allocation:
+    """Allocate private memory; see :meth:`Window.private`."""
     _check_size(nbytes)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     memory = mmap.mmap(-1, max(nbytes, 1), flags)
-    return Memory([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
+    return Allocation([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
 
 
-def lock_place(nbytes: int) -> int:
-    """Where the lock word behind a part of some bytes lies."""
+def lock_offset(nbytes: int) -> int:
+    """Return the offset of the lock word that follows a part of a size."""
     return _with_lock(nbytes) - _LOCK_BYTES
 
 
 def _allocate_shared(comm: MPI.Intracomm, parts_bytes: list[int]) -> MPI.Win:
-    """MPI's window; or the same error on all ranks."""
+    """Allocate the MPI window, or raise the same error on all ranks."""
     from mpi4py import MPI
 
-    needed = sum(parts_bytes) + _OWN_BYTES + comm.size * mmap.PAGESIZE
+    needed = sum(parts_bytes) + _MPI_BYTES + comm.size * mmap.PAGESIZE
     free, total = comm.bcast(shared_memory_space())
     win, problem = None, None
-    if free < needed:  # Open MPI would fail on one rank, and leave the others waiting
+    if free < needed:  # Open MPI would fail on one rank while the others wait for ever
         problem = f"{SHARED_MEMORY} has {free >> 10} KiB free of {total >> 10}"
     else:
         try:
@@ -108,7 +108,7 @@ def _allocate_shared(comm: MPI.Intracomm, parts_bytes: list[int]) -> MPI.Win:
         except MPI.Exception as error:
             problem = str(error)
     problems = [text for text in comm.allgather(problem) if text is not None]
-    if problems:  # a window that others have got stays: freeing it takes all ranks
+    if problems:  # windows that other ranks have got leak, because freeing takes all ranks
         raise ResourceExhaustedError(
             f"no {needed} bytes of shared memory for {comm.size} rank(s) of a node: {problems[0]}"
         )
@@ -117,15 +117,15 @@ def _allocate_shared(comm: MPI.Intracomm, parts_bytes: list[int]) -> MPI.Win:
 
 
 def _sizes_with_room(comm: MPI.Intracomm, nbytes: int) -> list[int]:
-    """The size of every rank's part, if each host has so much memory.
+    """Return the size of every rank's part, if each host has enough memory.
 
-    Open MPI would fail on the rank that has not, and leave the others waiting.
+    Open MPI would fail on the rank without memory while the others wait for ever.
     """
     sizes = comm.allgather((nbytes, free_memory()))
-    for rank, (wanted, (left, whose)) in enumerate(sizes):
+    for rank, (wanted, (left, owner)) in enumerate(sizes):
         if wanted > left:
             raise ResourceExhaustedError(
-                f"no window of {wanted} bytes for rank {rank}: its {whose} has {left >> 20} MiB "
+                f"no window of {wanted} bytes for rank {rank}: its {owner} has {left >> 20} MiB "
                 "of memory left"
             )
     return [wanted for wanted, _ in sizes]
@@ -137,7 +137,7 @@ def _check_size(nbytes: int) -> None:
 
 
 def _with_lock(nbytes: int) -> int:
-    """The size of a part with its lock word; an empty one needs none."""
+    """Return the size of a part with its lock word. An empty part has no lock word."""
     return (-(-nbytes // _LOCK_BYTES) + 1) * _LOCK_BYTES if nbytes else 0
 
 
