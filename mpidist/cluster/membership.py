@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from mpidist.cluster.placement import Placement
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.errors import DeadlineExceededError, InvalidArgumentError
 from mpidist.proto.mpidist_pb2 import TaskState
@@ -118,29 +118,26 @@ class Membership:
         # Tasks whose Server could not start, by rank.
         self._failed: dict[int, TaskState] = {}
 
-    def rendezvous(
-        self, candidates: list[int], colocated: Mapping[Task, Task], limit_s: float
-    ) -> None:
+    def rendezvous(self, placement: Placement, limit_s: float) -> None:
         """Collective over the tasks. Announce the start of this task, and wait for all others.
 
         Args:
-            candidates: Ranks that may be tasks of the cluster.
-            colocated: Tasks that live in the process of another task, and that other task.
+            placement: The placement of the tasks on ranks.
             limit_s: Seconds to wait.
 
         Raises:
             DeadlineExceededError: Tasks are missing; the message names them.
             InvalidArgumentError: A task has another cluster spec; the message names it.
         """
-        self._candidates = candidates
+        self._candidates = placement.ranks
         self._inbox.catch_up()
         self._members[self._task] = _Member(TaskState.STARTED, self._rank)
         self._announce(TaskState.STARTED)
-        expected = [task for task in self._spec.tasks() if task not in colocated]
+        expected = [task for task in self._spec.tasks() if task not in placement.colocated]
         began = time.monotonic()
 
         def complete() -> bool:
-            for rank in candidates:
+            for rank in placement.ranks:
                 self._read_starts(self._inbox.states[rank])
             if all(task in self._members for task in expected):
                 return True
@@ -166,9 +163,9 @@ class Membership:
                 f"{names} to start: every task must start a Server of the same cluster "
                 "(MPIDIST_START_TIMEOUT_S sets the limit)"
             )
-        for task, host in colocated.items():
+        for task, host in placement.colocated.items():
             self._members[task] = self._members[host]
-        self.colocated = frozenset(colocated)
+        self.colocated = frozenset(placement.colocated)
 
     def rank_of(self, task: Task) -> int:
         """Return the rank of a task."""

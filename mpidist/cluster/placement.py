@@ -1,9 +1,10 @@
-"""Placement: checks of the addresses of tasks, and the rank of each task. Pure."""
+"""Placement: checks of the addresses of tasks, and the ranks of the tasks. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
@@ -64,34 +65,61 @@ def check_single_process(spec: ClusterSpec, task: Task, *, launched: bool) -> No
         )
 
 
-def check_ranks(spec: ClusterSpec, task: Task, rank: int, size: int) -> None:
-    """Check that the world has a rank for each task of a cluster.
+@dataclass(frozen=True)
+class Placement:
+    """The placement of the tasks of a cluster on the ranks of a world.
 
-    Args:
-        spec: The cluster, with addresses that are not ``<host>:<rank>``.
-        task: The task of this rank.
-        rank: This rank.
-        size: Number of ranks of the world.
-
-    Raises:
-        FailedPreconditionError: There are fewer ranks than tasks.
+    Attributes:
+        ranks: Ranks that may be tasks of the cluster, sorted.
+        own_tasks: The tasks of this rank; the task of the script comes first.
+        colocated: Tasks that live in the process of another task, and that other task.
     """
-    tasks = len(spec.tasks())
-    if tasks > size:
-        raise FailedPreconditionError(
-            f"{task[0]} {task[1]} on rank {rank} cannot start: the cluster has {tasks} tasks, and "
-            f"the world has {size} ranks. Each task needs a rank of its own, unless all addresses "
-            f"are <host>:<rank> of this world: start the script with  {_command(spec)}"
-        )
+
+    ranks: list[int]
+    own_tasks: list[Task]
+    colocated: dict[Task, Task] = field(default_factory=dict)
 
 
-def ranks_by_address(spec: ClusterSpec, hosts: tuple[str, ...]) -> dict[Task, int] | None:
-    """Return the rank of each task if all addresses are ``<host>:<rank>`` of the world, or None.
+def place_in_world(spec: ClusterSpec, task: Task, rank: int, hosts: tuple[str, ...]) -> Placement:
+    """Return the placement of a cluster on the ranks of a world.
+
+    If all addresses are ``<host>:<rank>`` of this world, they are the placement, and a rank may
+    have several tasks. With other addresses each task may be on any rank, one task a rank.
 
     Args:
         spec: The cluster, with checked addresses.
+        task: The task of this rank's script.
+        rank: This rank.
         hosts: Host name of each rank of the world.
+
+    Raises:
+        FailedPreconditionError: The addresses put the task on another rank, or there are fewer
+            ranks than tasks.
     """
+    by_address = _ranks_by_address(spec, hosts)
+    if by_address is None:
+        tasks, size = len(spec.tasks()), len(hosts)
+        if tasks > size:
+            raise FailedPreconditionError(
+                f"{task[0]} {task[1]} on rank {rank} cannot start: the cluster has {tasks} tasks, "
+                f"and the world has {size} ranks. Each task needs a rank of its own, unless all "
+                f"addresses are <host>:<rank> of this world: start the script with  "
+                f"{_command(spec)}"
+            )
+        return Placement(list(range(size)), [task])
+    if by_address[task] != rank:
+        raise FailedPreconditionError(
+            f"{task[0]} {task[1]} is rank {by_address[task]} of the cluster spec, and this is rank "
+            f"{rank}: use the resolver's task_type and task_id"
+        )
+    hosting = {each: spec.task_of(number) for each, number in by_address.items()}
+    colocated = {each: host for each, host in hosting.items() if host != each}
+    own = [each for each in colocated if by_address[each] == rank]
+    return Placement(sorted(set(by_address.values())), [task, *own], colocated)
+
+
+def _ranks_by_address(spec: ClusterSpec, hosts: tuple[str, ...]) -> dict[Task, int] | None:
+    """Return the rank of each task if all addresses are ``<host>:<rank>`` of the world, or None."""
     ranks = {}
     for task in spec.tasks():
         host, _, port = spec.task_address(*task).rpartition(":")

@@ -9,12 +9,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from mpidist.cluster.membership import Membership
-from mpidist.cluster.placement import (
-    check_addresses,
-    check_ranks,
-    check_single_process,
-    ranks_by_address,
-)
+from mpidist.cluster.placement import check_addresses, check_single_process, place_in_world
 from mpidist.cluster.ps_memory import PsMemory
 from mpidist.cluster.server_def import server_def
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
@@ -344,21 +339,11 @@ class Server:
     def _start_in_world(self) -> None:
         here = world()
         exits().identify(*self._task)
-        by_address = ranks_by_address(self._spec, here.hosts)
-        if by_address is None:
-            check_ranks(self._spec, self._task, here.rank, here.size)
-        shared = {t: r for t, r in (by_address or {}).items() if self._spec.task_of(r) != t}
-        if by_address is not None and by_address[self._task] != here.rank:
-            raise FailedPreconditionError(
-                f"{self._task[0]} {self._task[1]} is rank {by_address[self._task]} of the cluster "
-                f"spec, and this is rank {here.rank}: use the resolver's task_type and task_id"
-            )
-        self._own_tasks = [self._task, *(t for t, r in shared.items() if r == here.rank)]
+        placement = place_in_world(self._spec, self._task, here.rank, here.hosts)
+        self._own_tasks = placement.own_tasks
         self._endpoint = open_endpoint("mpi", here.rank)
         membership = Membership(self._spec, self._task)
-        ranks = range(here.size) if by_address is None else set(by_address.values())
-        colocated = {t: self._spec.task_of(r) for t, r in shared.items()}
-        membership.rendezvous(sorted(ranks), colocated, settings.start_timeout_s)
+        membership.rendezvous(placement, settings.start_timeout_s)
         self._membership = membership
         self._memory = PsMemory(self._spec, self._own_ps())
         self._memory.open_in_world(membership)

@@ -38,7 +38,7 @@ _SCRIPT_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Placement:
+class TaskHosts:
     """The hosts of the tasks of a cluster.
 
     Attributes:
@@ -56,7 +56,7 @@ class HostListResolver(ClusterResolver):
     Tasks are assigned to jobs by rank. Addresses are ``<host>:<port>``: the first task on a host
     has the port ``port_base``, the next one ``port_base + 1``, and so on. ``task_type`` and
     ``task_id`` are set at construction. Both are None if the batch system does not tell the rank of
-    this process. Subclasses implement :meth:`placement`.
+    this process. Subclasses implement :meth:`task_hosts`.
 
     Args:
         jobs: Number of tasks of each job, in the order of the ranks. One job may have -1, for the
@@ -91,30 +91,29 @@ class HostListResolver(ClusterResolver):
         self.task_type, self.task_id = self.get_task_info()
 
     @abc.abstractmethod
-    def placement(self) -> Placement:
+    def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks."""
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Read the job and the index of this process. Both are None if its rank is unknown."""
-        placement = self.placement()
-        ranks = self._ranks_of_jobs(placement)
-        if placement.rank is None:
+        found = self.task_hosts()
+        ranks_of_jobs = self._ranks_of_jobs(len(found.hosts))
+        if found.rank is None:
             return None, None
-        for job, own in ranks.items():
-            if placement.rank in own:
-                return job, own.index(placement.rank)
+        for job, ranks in ranks_of_jobs.items():
+            if found.rank in ranks:
+                return job, ranks.index(found.rank)
         raise InvalidArgumentError(
-            f"this process is rank {placement.rank}, but {self.source} names "
-            f"{len(placement.hosts)} tasks"
+            f"this process is rank {found.rank}, but {self.source} names {len(found.hosts)} tasks"
         )
 
     def cluster_spec(self) -> ClusterSpec:
         """Read the current cluster."""
-        placement = self.placement()
-        ranks_of_jobs = self._ranks_of_jobs(placement)
+        hosts = self.task_hosts().hosts
+        ranks_of_jobs = self._ranks_of_jobs(len(hosts))
         tasks_on: Counter[str] = Counter()
         addresses = []
-        for host in placement.hosts:
+        for host in hosts:
             port = self._port_base + tasks_on[host]
             if port > _LAST_PORT:
                 raise InvalidArgumentError(
@@ -139,9 +138,9 @@ class HostListResolver(ClusterResolver):
         """
         return self._task_address(task_type, task_id, rpc_layer) or ""
 
-    def _ranks_of_jobs(self, placement: Placement) -> dict[str, list[int]]:
+    def _ranks_of_jobs(self, tasks: int) -> dict[str, list[int]]:
         try:
-            return assign_ranks(self._jobs, range(len(placement.hosts)))
+            return assign_ranks(self._jobs, range(tasks))
         except ValueError as error:
             raise InvalidArgumentError(f"{error} ({self.source})") from None
 
@@ -155,12 +154,12 @@ class PBSClusterResolver(HostListResolver):
 
     source = "PBS_NODEFILE"
 
-    def placement(self) -> Placement:
+    def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
         (path,) = require_env(os.environ, ("PBS_NODEFILE",), "PBS", _PBS_REMEDY)
         slots = [(host, 1) for host in read_host_lines(path)]
         hosts = expand_slots(slots, f"PBS_NODEFILE={path}")
-        return Placement(hosts, launcher_rank(os.environ, "PBS_VNODENUM"))
+        return TaskHosts(hosts, launcher_rank(os.environ, "PBS_VNODENUM"))
 
 
 class LSFClusterResolver(HostListResolver):
@@ -189,7 +188,7 @@ class LSFClusterResolver(HostListResolver):
         self._skip_first_host = skip_first_host
         super().__init__(jobs, port_base, rpc_layer)
 
-    def placement(self) -> Placement:
+    def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
         env = os.environ
         if env.get("LSB_MCPU_HOSTS", "").strip():
@@ -210,7 +209,7 @@ class LSFClusterResolver(HostListResolver):
                     "LSF_PM_TASKID is 0, but blaunch counts tasks from 1: unset it, or start the "
                     "script with blaunch"
                 )
-        return Placement(expand_slots(slots, text), rank)
+        return TaskHosts(expand_slots(slots, text), rank)
 
 
 class SGEClusterResolver(HostListResolver):
@@ -222,7 +221,7 @@ class SGEClusterResolver(HostListResolver):
 
     source = "PE_HOSTFILE"
 
-    def placement(self) -> Placement:
+    def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
         (path,) = require_env(os.environ, ("PE_HOSTFILE",), "Grid Engine", _SGE_REMEDY)
         slots = []
@@ -231,7 +230,7 @@ class SGEClusterResolver(HostListResolver):
             if not rest or not is_number(rest[0]):
                 raise InvalidArgumentError(f"{path} has no number of slots in the line {line!r}")
             slots.append((host, int(rest[0])))
-        return Placement(expand_slots(slots, f"PE_HOSTFILE={path}"), launcher_rank(os.environ))
+        return TaskHosts(expand_slots(slots, f"PE_HOSTFILE={path}"), launcher_rank(os.environ))
 
 
 class MPIJobClusterResolver(HostListResolver):
@@ -261,14 +260,14 @@ class MPIJobClusterResolver(HostListResolver):
         self._host_file, self._script = hostfile, discover_script
         super().__init__(jobs, port_base, rpc_layer)
 
-    def placement(self) -> Placement:
+    def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
         if os.path.exists(self._script):
             lines = _output_lines(self._script)
         else:
             lines = read_host_lines(self._host_file)
         slots = [(host, 1 if n is None else n) for host, n in parse_host_lines(lines)]
-        return Placement(expand_slots(slots, self.source), launcher_rank(os.environ))
+        return TaskHosts(expand_slots(slots, self.source), launcher_rank(os.environ))
 
 
 def require_env(

@@ -12,7 +12,7 @@ from mpidist.cluster.spec import as_integer
 from mpidist.cluster_resolver.accelerators import visible_gpus
 from mpidist.cluster_resolver.batch_systems import (
     HostListResolver,
-    Placement,
+    TaskHosts,
     env_number,
     require_env,
 )
@@ -93,7 +93,7 @@ class SlurmClusterResolver(HostListResolver):
         self._check_task(task_type, task_id)
         return {"GPU": len(self._gpus)} if self._gpus else {}
 
-    def placement(self) -> Placement:
+    def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
         env = os.environ
         _, _, node_list, counts_text = require_env(env, _STEP, "srun", _REMEDY)
@@ -118,7 +118,7 @@ class SlurmClusterResolver(HostListResolver):
                 f"{node_list} have {len(hosts)} tasks together"
             )
         _check_layout(env, rank, hosts, [node for names in components for node in names])
-        return Placement(tuple(hosts), rank)
+        return TaskHosts(tuple(hosts), rank)
 
     def _counts(self, nodes: list[str], text: str) -> dict[str, int]:
         """Return the number of tasks of each node."""
@@ -143,7 +143,7 @@ class SlurmClusterResolver(HostListResolver):
                 f"{per_node} GPUs per node are asked for, and this one shows {len(names)}"
             )
         names = names[:per_node]
-        hosts, rank = self.placement().hosts, env_number(os.environ, "SLURM_PROCID")
+        hosts, rank = self.task_hosts().hosts, env_number(os.environ, "SLURM_PROCID")
         tasks, before = hosts.count(hosts[rank]), hosts[:rank].count(hosts[rank])
         share = len(names) // tasks if per_task is None else per_task
         if share * tasks > len(names):

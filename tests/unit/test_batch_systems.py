@@ -128,7 +128,7 @@ def test_slurm_with_components(put, name):
     put(SLURM_STEP_NODELIST="n[1-2]", SLURM_STEP_NUM_TASKS=2, SLURM_STEP_TASKS_PER_NODE="1(x2)",
         SLURM_PROCID=1, SLURM_NODEID=1, SLURMD_NODENAME="n2")  # fmt: skip
     assert SlurmClusterResolver().get_task_info() == ("worker", 1)
-    assert resolver.placement().hosts == ("n1", "n2")
+    assert resolver.task_hosts().hosts == ("n1", "n2")
 
 
 @pytest.mark.usefixtures("gpus")

@@ -33,7 +33,7 @@ def test_mpi_job(put, tmp_path):
     assert resolver.get_task_info() == ("worker", 3)
     script.write_text("#!/bin/sh\necho job-worker-0.job:4\n")
     script.chmod(0o755)
-    assert set(resolver.placement().hosts) == {"job-worker-0.job"}  # those that run now
+    assert set(resolver.task_hosts().hosts) == {"job-worker-0.job"}  # those that run now
     script.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(errors.FailedPreconditionError, match="does not list"):
         resolver.cluster_spec()
