@@ -184,10 +184,10 @@ def test_a_task_may_start_its_next_server_before_others_have_left_the_last(world
     if job == "ps":
         if late == "between two Servers":
             server.stop()
-        said = membership_inbox().states
+        states = membership_inbox().states
 
         def others_have_started_again():
-            hellos = [w for rank in (1, 2) for w in said[rank] if w.state == TaskState.STARTED]
+            hellos = [w for rank in (1, 2) for w in states[rank] if w.state == TaskState.STARTED]
             return len(hellos) == 2
 
         deadline = time.monotonic() + LIMIT_S
