@@ -2,6 +2,6 @@
 
 import sys
 
-from mpidist.cli import main
+from mpidist.launcher import main
 
 sys.exit(main())

@@ -5,7 +5,7 @@ status of a ``SystemExit`` before its exit handlers run. A rank that fails leave
 run folder. If mpi4py has started MPI, the process then ends at once, because the exit handlers of
 mpi4py would wait in MPI_Finalize for the other ranks.
 
-:mod:`mpidist.cli.keeper` starts this file by its path::
+:mod:`mpidist.launcher.keeper` starts this file by its path::
 
     python runner.py RANK_VARIABLE SCRIPT [ARGUMENT ...]
     python runner.py RANK_VARIABLE -m MODULE [ARGUMENT ...]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _cases.hosts import BRIDGE, HEAD, NETWORK
-from mpidist.cli.vendors import find_launcher
+from mpidist.launcher.vendors import find_launcher
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _SUBNET = f"{NETWORK}.0/24"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _cases.leftovers import abandoned, remaining, shared_files
-from mpidist.cli.vendors import find_launcher
+from mpidist.launcher.vendors import find_launcher
 
 GONE_S = 5.0  # what a dead process held may be given back a little after its end
 

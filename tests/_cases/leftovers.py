@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from mpidist.cli.vendors import VENDORS
+from mpidist.launcher.vendors import VENDORS
 
 _SHARED = ("mpidist-shm-", *(prefix for vendor in VENDORS for prefix in vendor.shared_files))
 

@@ -30,7 +30,7 @@ def configure(config):
 
 def own_rank() -> int:
     """The rank of this process, as the launcher says; MPI need not run."""
-    from mpidist.cli.vendors import VENDORS
+    from mpidist.launcher.vendors import VENDORS
 
     names = [v.rank_variable for v in VENDORS if v.rank_variable in os.environ]
     return int(os.environ[names[0]])

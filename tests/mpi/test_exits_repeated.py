@@ -16,7 +16,7 @@ import pytest
 from _cases.endings import WAYS
 from _cases.jobs import LauncherStuckError, run_job, run_ranks
 
-from mpidist.cli.vendors import find_launcher
+from mpidist.launcher.vendors import find_launcher
 
 REPEATS = 20
 # With ranks that no other test has by default.

@@ -8,7 +8,7 @@ import pytest
 from _cases.jobs import run_job, run_ranks
 from _cases.leftovers import abandoned, shared_files
 
-from mpidist.cli.vendors import find_launcher
+from mpidist.launcher.vendors import find_launcher
 
 HEAD = """
 import logging, os, pathlib, sys, time

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from mpidist.cli.batch_job import stale_job
+from mpidist.launcher.batch_job import stale_job
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NODELIST": "n[1-2]"}
 HERE = {**JOB, "SLURM_NODELIST": socket.gethostname()}

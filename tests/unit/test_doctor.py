@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from mpidist.cli import doctor, main
-from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
 from mpidist.cluster_resolver import accelerators
+from mpidist.launcher import doctor, main
+from mpidist.launcher.vendors import VENDORS, Launcher, LauncherError
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 FACTS = {

@@ -9,7 +9,7 @@ import pytest
 
 import mpidist as dist
 from mpidist import collectives
-from mpidist.cli import main
+from mpidist.launcher import main
 
 FUNCTIONS = [
     name for name in dist.__all__ if inspect.isfunction(getattr(dist, name)) and name[0].islower()

@@ -45,7 +45,7 @@ def test_dir_has_public_names_alone():
     shown = run(
         "import mpidist\n"
         "before = dir(mpidist)\n"
-        "import mpidist.store, mpidist.cluster_resolver, mpidist.cli\n"
+        "import mpidist.store, mpidist.cluster_resolver, mpidist.launcher\n"
         "mpidist.all_reduce\n"
         "assert dir(mpidist) == before\n"
         "print(*before)"
@@ -130,16 +130,16 @@ def test_many_threads_may_use_the_first_name():
 
 def test_commands_need_no_numpy():
     for command in ("run", "top", "timeline", "sbatch"):
-        loaded = run(f"import sys, mpidist.cli.{command}; print(*sys.modules)")
+        loaded = run(f"import sys, mpidist.launcher.{command}; print(*sys.modules)")
         assert "numpy" not in loaded, command
     loaded = run(
-        "import sys, mpidist.cli\n"
+        "import sys, mpidist.launcher\n"
         "try:\n"
-        "    mpidist.cli.main(['--help'])\n"
+        "    mpidist.launcher.main(['--help'])\n"
         "except SystemExit:\n"
         "    print(*sys.modules)"
     )
-    assert "mpidist.cli.doctor" in loaded
+    assert "mpidist.launcher.doctor" in loaded
     assert "numpy" not in loaded
 
 
@@ -174,7 +174,7 @@ def run(code):
 def test_importing_starts_no_mpi():
     loaded = run(
         "import sys, threading, mpidist, strategy, dataservice, mpidist.cluster_resolver, "
-        "mpidist.cli\n"
+        "mpidist.launcher\n"
         "assert threading.active_count() == 1\n"
         "assert sys.excepthook is sys.__excepthook__\n"
         "print(*sys.modules)"

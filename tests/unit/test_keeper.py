@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from mpidist.cli import keeper
-from mpidist.cli.records import first_failure
+from mpidist.launcher import keeper
+from mpidist.launcher.records import first_failure
 
 RANK = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read(); sys.exit(3)"
 

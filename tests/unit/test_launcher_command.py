@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from mpidist.cli import main, run
-from mpidist.cli.layout import Layout
-from mpidist.cli.processes import Process, descendants
-from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
+from mpidist.launcher import main, run
+from mpidist.launcher.layout import Layout
+from mpidist.launcher.processes import Process, descendants
+from mpidist.launcher.vendors import VENDORS, Launcher, LauncherError
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_whoever_reads_has_enough(tmp_path):
 
 
 def test_the_command_starts_without_mpi(script):
-    code = "import sys, mpidist.cli; sys.exit('mpi4py.MPI' in sys.modules)"
+    code = "import sys, mpidist.launcher; sys.exit('mpi4py.MPI' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -6,8 +6,14 @@ import time
 
 import pytest
 
-from mpidist.cli.hosts import parse_hosts, place, ranks_together, read_host_file, without_address
-from mpidist.cli.vendors import VENDORS, Launcher, LauncherError
+from mpidist.launcher.hosts import (
+    parse_hosts,
+    place,
+    ranks_together,
+    read_host_file,
+    without_address,
+)
+from mpidist.launcher.vendors import VENDORS, Launcher, LauncherError
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 

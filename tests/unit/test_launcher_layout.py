@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.cli.layout import Layout, make_layout, parse_job
+from mpidist.launcher.layout import Layout, make_layout, parse_job
 
 
 def counts(ps=None, worker=None, data=None):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mpidist.cli import records
-from mpidist.cli.layout import Layout
+from mpidist.launcher import records
+from mpidist.launcher.layout import Layout
 
 PLACE = {"pid": 7, "host": "n1"}
 

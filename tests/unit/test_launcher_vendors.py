@@ -8,8 +8,8 @@ import sys
 import pytest
 from _cases.standard_input import input_of_this_process
 
-from mpidist.cli import vendors
-from mpidist.cli.vendors import VENDORS, Launcher, LauncherError, find_launcher, vendor_of
+from mpidist.launcher import vendors
+from mpidist.launcher.vendors import VENDORS, Launcher, LauncherError, find_launcher, vendor_of
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 

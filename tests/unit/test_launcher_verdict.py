@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.cli import doctor, verdict
-from mpidist.cli.layout import Layout
-from mpidist.cli.supervise import Ending, Result
-from mpidist.cli.vendors import VENDORS, Launcher
+from mpidist.launcher import doctor, verdict
+from mpidist.launcher.layout import Layout
+from mpidist.launcher.supervise import Ending, Result
+from mpidist.launcher.vendors import VENDORS, Launcher
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
 FOREIGN = Launcher("/elsewhere/mpiexec", BY_NAME["mpich"])

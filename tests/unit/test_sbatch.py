@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mpidist.cli import main
+from mpidist.launcher import main
 
 
 @pytest.fixture(autouse=True)

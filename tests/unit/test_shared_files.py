@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.cli import keeper
-from mpidist.cli.shared_files import SharedFiles
+from mpidist.launcher import keeper
+from mpidist.launcher.shared_files import SharedFiles
 
 FOLDER = Path("/dev/shm")
 PREFIX = f"test-{os.getpid()}-"
@@ -37,7 +37,7 @@ def test_a_living_commands_folder_is_kept(shared_files):
 
 ABANDON = """
 import pathlib, sys
-from mpidist.cli import shared_files
+from mpidist.launcher import shared_files
 shared_files._FOLDER = pathlib.Path(sys.argv[1])
 print(shared_files.SharedFiles([]).folder)
 """
@@ -45,7 +45,7 @@ print(shared_files.SharedFiles([]).folder)
 
 def test_a_killed_commands_folder_is_removed(tmp_path, monkeypatch):
     """In a place where no other command looks for abandoned ones."""
-    monkeypatch.setattr("mpidist.cli.shared_files._FOLDER", tmp_path)
+    monkeypatch.setattr("mpidist.launcher.shared_files._FOLDER", tmp_path)
     command = [sys.executable, "-c", ABANDON, str(tmp_path)]  # ends without close()
     folder = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout[:-1])
     assert folder.is_dir()
@@ -54,7 +54,7 @@ def test_a_killed_commands_folder_is_removed(tmp_path, monkeypatch):
 
 
 def test_what_is_no_folder_of_a_command_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpidist.cli.shared_files._FOLDER", tmp_path)
+    monkeypatch.setattr("mpidist.launcher.shared_files._FOLDER", tmp_path)
     (tmp_path / "mpidist-shm-file").touch()
     (tmp_path / "kept").mkdir()
     (tmp_path / "mpidist-shm-link").symlink_to(tmp_path / "kept")
@@ -67,7 +67,7 @@ def test_what_is_no_folder_of_a_command_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_without_a_watch_it_looks_when_it_is_asked(monkeypatch):
-    monkeypatch.setattr("mpidist.cli.shared_files._watch_of", lambda folder: None)
+    monkeypatch.setattr("mpidist.launcher.shared_files._watch_of", lambda folder: None)
     made = SharedFiles([PREFIX])
     assert made.handle is None
     path = Path(f"/dev/shm/{PREFIX}{os.getpid()}-late")

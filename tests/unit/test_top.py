@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from mpidist.cli import main, records
-from mpidist.cli.timeline import events_of
-from mpidist.cli.top import Snapshot
 from mpidist.config import Config
+from mpidist.launcher import main, records
+from mpidist.launcher.timeline import events_of
+from mpidist.launcher.top import Snapshot
 from mpidist.runtime import metrics
 
 RANK = {"pid": 77, "host": "h", "started": 100.0}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.cli.vendors import find_launcher
+from mpidist.launcher.vendors import find_launcher
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 TRAIN = ROOT / "scripts" / "train_digits.py"

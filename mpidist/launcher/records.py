@@ -8,7 +8,7 @@ File                   Written by                        When
 ``metrics-<r>.json``   the runtime in the rank           every second, if it has a task that counts
 ``waits-<r>.json``     the runtime in the rank           every second, while it waits for long
 ``end.json``           ``mpidist run``                   the job is over
-``exit-<r>.json``      :mod:`mpidist.cli.keeper`         the rank has ended, well or not
+``exit-<r>.json``      :mod:`mpidist.launcher.keeper`         the rank has ended, well or not
 =====================  ================================  ==========================================
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpidist.cli.layout import Layout
+from mpidist.launcher.layout import Layout
 
 # Open MPI ends a rank whose connection to another breaks with a bare status, at once: perhaps even
 # before it was seen that the other had been killed.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mpidist.cli.layout import FIRST_JOBS, Layout, make_layout, parse_job
 from mpidist.config import COLOCATED, PER_NODE
+from mpidist.launcher.layout import FIRST_JOBS, Layout, make_layout, parse_job
 
 
 def add_layout_options(parser: argparse.ArgumentParser) -> None:

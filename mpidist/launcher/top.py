@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpidist.cli import records
+from mpidist.launcher import records
 
 if TYPE_CHECKING:
     from rich.console import Console

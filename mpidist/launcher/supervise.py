@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mpidist.cli import processes
-from mpidist.cli.shared_files import SharedFiles
-from mpidist.cli.standard_input import StandardInput
+from mpidist.launcher import processes
+from mpidist.launcher.shared_files import SharedFiles
+from mpidist.launcher.standard_input import StandardInput
 
 _TICK_S = 0.1
 _LEAVE_S = 1.0

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpidist.cli.layout import check_nodes
-from mpidist.cli.layout_options import add_layout_options, layout_of, layout_words
-from mpidist.cli.program import add_program, check_program, program_words
+from mpidist.launcher.layout import check_nodes
+from mpidist.launcher.layout_options import add_layout_options, layout_of, layout_words
+from mpidist.launcher.program import add_program, check_program, program_words
 
 _SUBMIT_S = 60.0
 

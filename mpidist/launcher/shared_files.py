@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mpidist.cli import processes
+from mpidist.launcher import processes
 
 _FOLDER = Path("/dev/shm")
 _OWN = "mpidist-shm-"

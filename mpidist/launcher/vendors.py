@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpidist.cli.batch_job import stale_job
-from mpidist.cli.hosts import ranks_together
 from mpidist.home_folder import home_folder
+from mpidist.launcher.batch_job import stale_job
+from mpidist.launcher.hosts import ranks_together
 
 _VERSION_TIMEOUT_S = 30
 

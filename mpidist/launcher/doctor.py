@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpidist.cli.vendors import Launcher, LauncherError, find_launcher, vendor_of
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
+from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher, vendor_of
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0

@@ -15,7 +15,7 @@ jobs in the order of their ranks, and how many each has: ``ps:1,worker:3``, or `
 not known before the ranks are.
 
 ``MPIDIST_RUN_STDIN`` names the socket that gives rank 0 its standard input (see
-:mod:`mpidist.cli.standard_input`). All other ranks, and rank 0 where the name is empty, get
+:mod:`mpidist.launcher.standard_input`). All other ranks, and rank 0 where the name is empty, get
 ``/dev/null``: from launchers some ranks get a pipe that never ends. Where the variable is not set,
 the rank inherits standard input.
 

@@ -15,17 +15,17 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mpidist.cli import keeper, records
-from mpidist.cli.hosts import parse_hosts, place, ranks_together, read_host_file
-from mpidist.cli.layout import Layout
-from mpidist.cli.layout_options import add_layout_options, layout_of
-from mpidist.cli.program import add_program, check_pipe, check_program, program_words
-from mpidist.cli.shared_files import SharedFiles, locked_folder, remove_abandoned
-from mpidist.cli.standard_input import StandardInput, is_of_another_process
-from mpidist.cli.supervise import Limits, asked_to_end, supervise
-from mpidist.cli.vendors import Launcher, LauncherError, find_launcher
-from mpidist.cli.verdict import verdict
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY
+from mpidist.launcher import keeper, records
+from mpidist.launcher.hosts import parse_hosts, place, ranks_together, read_host_file
+from mpidist.launcher.layout import Layout
+from mpidist.launcher.layout_options import add_layout_options, layout_of
+from mpidist.launcher.program import add_program, check_pipe, check_program, program_words
+from mpidist.launcher.shared_files import SharedFiles, locked_folder, remove_abandoned
+from mpidist.launcher.standard_input import StandardInput, is_of_another_process
+from mpidist.launcher.supervise import Limits, asked_to_end, supervise
+from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher
+from mpidist.launcher.verdict import verdict
 from mpidist.runner import RUNNER_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

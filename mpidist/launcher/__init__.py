@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # A job should not wait for modules that only the other commands use.
         for command in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
-            import_module(f"mpidist.cli.{command}").add_parser(subparsers)
+            import_module(f"mpidist.launcher.{command}").add_parser(subparsers)
     except ValueError as error:  # of a variable of the environment
         parser.error(str(error))
     namespace, unknown = parser.parse_known_args(words)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpidist.cli import records
-from mpidist.cli.hosts import without_address
-from mpidist.cli.layout import Layout
-from mpidist.cli.supervise import Ending, Result
-from mpidist.cli.vendors import Launcher
+from mpidist.launcher import records
+from mpidist.launcher.hosts import without_address
+from mpidist.launcher.layout import Layout
+from mpidist.launcher.supervise import Ending, Result
+from mpidist.launcher.vendors import Launcher
 
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _MOST_WAITS = 8
@@ -134,6 +134,6 @@ def _foreign(folder: Path, launcher: Launcher) -> str:
     beside_python = Path(launcher.path).parent == Path(sys.executable).parent
     if beside_python or records.read(folder, "rank"):
         return ""
-    from mpidist.cli.doctor import mismatch  # of use to failed jobs alone
+    from mpidist.launcher.doctor import mismatch  # of use to failed jobs alone
 
     return mismatch(launcher)
