@@ -1,17 +1,17 @@
 """Run the user's script inside a rank of ``mpidist run``, as ``python`` would run it.
 
-The runner sees how the script ends, whichever way it ends: the interpreter itself forgets the
-status of a ``SystemExit`` before its exit handlers run. A rank that fails leaves the reason in the
-run folder. If mpi4py has started MPI, the process then ends at once, because the exit handlers of
+The interpreter drops the status of a ``SystemExit`` before it calls exit handlers, so the runner
+executes the script itself and sees its end. A rank that fails writes its reason into the run
+folder. If mpi4py has started MPI, the process then ends at once, because the exit handlers of
 mpi4py would wait in MPI_Finalize for the other ranks.
 
-:mod:`mpidist.launcher.keeper` starts this file by its path::
+:mod:`mpidist.launcher.rank_wrapper` starts this file by its path::
 
     python runner.py RANK_VARIABLE SCRIPT [ARGUMENT ...]
     python runner.py RANK_VARIABLE -m MODULE [ARGUMENT ...]
 
-It uses the standard library alone, and few modules of that: it starts with every rank, and must
-work where a file beside the script hides the package ``mpidist``.
+It uses few modules, all of the standard library: it starts with every rank, and must work where a
+file beside the script hides the package ``mpidist``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ RUNNER_FILE = os.path.abspath(__file__)
 _PACKAGES = ("mpidist", "strategy", "dataservice")
 _PYC_HEADER_BYTES = 16  # PEP 552
 INTERRUPTED = "interrupted (Ctrl-C)"
-"""Reason of a rank that ends by a KeyboardInterrupt."""
+"""The reason of a rank that ends by a KeyboardInterrupt."""
 INTERRUPTED_STATUS = 130
-"""Exit status of such a rank, as of a program that SIGINT ends."""
+"""The exit status of such a rank, as a shell shows it for a program that SIGINT ends."""
 
 
 def hidden_packages() -> list[str]:
-    """Return a sentence for each of our packages that a module of the user's hides."""
+    """Return a sentence for each of our packages that a module of the user hides."""
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found = []
     for name in _PACKAGES:
@@ -55,7 +55,7 @@ def explain(error: BaseException) -> None:
     Args:
         error: An exception that ends the script.
     """
-    # An exception of the user's may refuse attributes, as frozen dataclasses do.
+    # An exception class of the user may refuse attributes, as frozen dataclasses do.
     with contextlib.suppress(Exception):
         if isinstance(error, (ImportError, AttributeError)):
             for sentence in hidden_packages():
@@ -64,7 +64,7 @@ def explain(error: BaseException) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return one line that says why an exception ended the script.
+    """Return one line with the reason for which an exception ended the script.
 
     Args:
         error: The exception. Its methods may fail.
@@ -75,7 +75,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     try:
-        if isinstance(error, SyntaxError):  # str() of it has the file and the line
+        if isinstance(error, SyntaxError):  # its str() has the file and the line
             return f"{type(error).__name__}: {error}"
         import traceback
 
@@ -87,7 +87,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def exit_reason(code: Any, call: str = "sys.exit") -> str:
-    """Return one line that says which exit ended the script.
+    """Return one line with the exit call that ended the script.
 
     Args:
         code: The argument of the exit. Its ``__repr__`` may fail.
@@ -142,7 +142,7 @@ class Runner:
         else:
             self._over = True
             return
-        # Behind the except clause, so that sys.excepthook finds no exception that is being handled.
+        # After the except clause, so that sys.exc_info() is empty in sys.excepthook.
         try:
             raise self._end(error)
         finally:
@@ -193,7 +193,7 @@ class Runner:
             exec(code, main.__dict__)
 
     def _uncaught_in_thread(self, args: Any) -> None:
-        # After the script's end daemon threads may use what is closed already.
+        # After the script's end, daemon threads may fail on closed resources.
         late = self._over and args.thread is not None and args.thread.daemon
         if args.exc_type is SystemExit or late or os.getpid() != self._pid:
             self._previous_hook(args)
@@ -236,7 +236,7 @@ class Runner:
     def _record(self, reason: str, status: int) -> None:
         """Write ``failure-<rank>.json``, as mpidist.runtime.records does once MPI runs.
 
-        No error gets out, because the rank must end: the script may have replaced functions of
+        It raises no error, because the rank must end: the script may have replaced functions of
         modules, and standard error.
         """
         try:
@@ -274,24 +274,20 @@ def _begin(name: str, arguments: list[str], folder: str) -> None:
 
 
 def _is_archive(path: str) -> bool:
-    """Return whether a path is a folder or a zip file to run by its ``__main__.py``."""
-    if os.path.isdir(path):
-        return True
-    # A pipe can be read only once, so the bytes must be left for the compiler. zipimport, too,
-    # opens regular files only.
-    if path.endswith((".py", ".pyc")) or not os.path.isfile(path):
-        return False
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        # A zip file may follow a "#!" line.
-        if file.read(2) in (b"PK", b"#!"):
-            import zipfile
+    """Return whether a path is a folder or a zip file, of which ``__main__.py`` runs.
 
-            return zipfile.is_zipfile(path)
+    The interpreter asks the same hooks. They open regular files only: a pipe can be read only once,
+    and the compiler needs its bytes.
+    """
+    for hook in sys.path_hooks:
+        with contextlib.suppress(ImportError):
+            hook(path)
+            return True
     return False
 
 
 def _load(path: str) -> tuple[types.CodeType, object]:
-    """Return the code of a script and the loader that its ``__loader__`` names."""
+    """Return the code of a script, and the value of its ``__loader__``."""
     from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 
     with io.open_code(path) as file:
@@ -308,8 +304,8 @@ def _load(path: str) -> tuple[types.CodeType, object]:
 def _run_module(name: str, *, alter_argv: bool) -> None:
     import runpy
 
-    # The function that ``python -m`` itself calls; run_module() would give the module another
-    # __main__ than the one that stays in sys.modules for pickle and for other threads.
+    # ``python -m`` calls this function, too. run_module() would remove the module from sys.modules
+    # at its end, where pickle and other threads still need it.
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
@@ -361,8 +357,8 @@ def _print_code(code: Any) -> None:
 
 
 def _ignore_interrupts() -> None:
-    """Have a second Ctrl-C not stop the end of the rank."""
-    with contextlib.suppress(Exception):  # a file of the user's may hide the module
+    """Ignore SIGINT, so that a second Ctrl-C does not stop the end of the rank."""
+    with contextlib.suppress(Exception):  # a file of the user may hide the module
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 """The command ``mpidist``.
 
-Each subcommand is a module with ``add_parser(subparsers)``, which sets ``run`` in the namespace to
-a function of that namespace that returns the exit status. Nothing here imports mpi4py: these
-commands start, and watch, jobs from outside the MPI world.
+Each subcommand is a module with ``add_parser(subparsers)``, which adds a parser whose default
+``run`` is a function of the parsed arguments that returns the exit status. Nothing here imports
+mpi4py: the commands start and watch jobs from outside the MPI world.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class _Parser(argparse.ArgumentParser):
     """Reports bad input in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        if "are required: script" in message:  # before Python 3.14 "args" follows
+        if "are required: script" in message:  # ", args" follows before Python 3.14
             message = f"no script is named; put it after the options: {self.prog} -n 2 train.py"
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def _open_standard_streams() -> None:
-    """Local. Give what the caller has closed (``>&-``) to nobody, not to the next file opened."""
+    """Open /dev/null for closed standard streams (``>&-``), before a file takes their numbers."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(handle, True)
     os.close(handle)
@@ -41,13 +41,10 @@ def _open_standard_streams() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Local. Run the command line.
+    """Run the command line, and return its exit status.
 
     Args:
-        arguments: What follows the command's name; ``sys.argv[1:]`` by default.
-
-    Returns:
-        The exit status.
+        arguments: The words after the command's name; ``sys.argv[1:]`` by default.
     """
     _open_standard_streams()
     parser: argparse.ArgumentParser = _Parser(
@@ -57,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        # A job should not wait for modules that only the other commands use.
+        # A job must not wait for the imports of other commands.
         for command in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
             import_module(f"mpidist.launcher.{command}").add_parser(subparsers)
-    except ValueError as error:  # of a variable of the environment
+    except ValueError as error:  # a variable of the environment is not valid
         parser.error(str(error))
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
@@ -71,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = namespace.run(namespace)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads has enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return status

@@ -1,4 +1,4 @@
-"""``mpidist doctor``: what of this machine's MPI works, and what to do about the rest."""
+"""``mpidist doctor``: check MPI and the GPUs of this machine, and print remedies for problems."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROBE, _GPU_PROBE = (
     str(Path(__file__).absolute().with_name(name)) for name in ("probe.py", "gpu_probe.py")
 )
 _LEAST_SHARED_BYTES = 4 << 20
-_SHARED_BYTES = 64 << 20  # what Docker gives, which a variable or two fill
+_SHARED_BYTES = 64 << 20  # Docker's default, which a variable or two fill
 _LIBRARY = (
     "import mpi4py\n"
     "mpi4py.rc.initialize = False\n"
@@ -47,13 +47,13 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of what was found.
+    """The result of one check.
 
     Attributes:
-        name: What was looked at.
+        name: Name of the check.
         verdict: ``"ok"``, ``"warning"`` or ``"problem"``.
-        fact: What there is.
-        remedy: What to do; empty where all is well.
+        fact: The observation.
+        remedy: The remedy; empty if none is needed.
     """
 
     name: str
@@ -63,18 +63,13 @@ class Finding:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Local. Add the subcommand to the command line.
-
-    Args:
-        subparsers: What ``add_subparsers`` returned.
-    """
+    """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what of this machine's MPI works, and what to do about the rest",
-        description="Look at MPI, its launcher, shared memory and GPUs; and run a job of two "
-        "ranks.",
-        epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks are "
-        "tried in processes of their own, with time limits.",
+        help="check MPI and the GPUs of this machine, and print remedies for problems",
+        description="Check MPI, its launcher, shared memory and GPUs, and run a job of two ranks.",
+        epilog="The exit status is 1 if there is a problem. The MPI library and the two ranks run "
+        "in processes of their own, with time limits.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -95,7 +90,7 @@ def _run(*, as_json: bool) -> int:
 
 
 def findings(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Local. Look at everything, one after the other.
+    """Yield the results of all checks, one after the other.
 
     Args:
         env: Usually ``os.environ``.
@@ -121,7 +116,7 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _package() -> Finding:
-    """What scripts import; this command itself needs nothing of it up to here."""
+    """Check that scripts can import mpidist. Up to here this command needs none of its packages."""
     fact = f"{distribution_version()}, Python {platform.python_version()}"
     try:
         import_module("mpidist.public")
@@ -139,7 +134,7 @@ def _package() -> Finding:
 
 
 def _library() -> Finding:
-    """The MPI library that mpi4py loads; loading a broken one may kill the process."""
+    """Check the MPI library that mpi4py loads. Loading a broken one may kill the process."""
     try:
         done = _child([sys.executable, "-P", "-c", _LIBRARY], _LIBRARY_S)
     except subprocess.TimeoutExpired:
@@ -155,7 +150,7 @@ def _launcher(library: Finding) -> tuple[Launcher | None, Finding]:
     try:
         launcher = find_launcher()
     except LauncherError as error:
-        return None, Finding("launcher", PROBLEM, "none that is known", str(error))
+        return None, Finding("launcher", PROBLEM, "no usable launcher", str(error))
     return launcher, _compared(launcher, library)
 
 
@@ -171,12 +166,9 @@ def _compared(launcher: Launcher, library: Finding) -> Finding:
 
 
 def mismatch(launcher: Launcher) -> str:
-    """Local. What to say if a launcher is not that of the library that mpi4py loads; else empty.
+    """Return an error message if a launcher and the library that mpi4py loads differ, else "".
 
     Loads the library, in a process of its own.
-
-    Args:
-        launcher: The launcher.
     """
     finding = _compared(launcher, _library())
     return f"the launcher is {finding.fact}: {finding.remedy}" if finding.remedy else ""
@@ -186,7 +178,7 @@ def _shared_memory() -> Finding:
     free, total = shared_memory_space()
     fact = f"{free >> 20} of {total >> 20} MiB free in {SHARED_MEMORY}"
     if free < _LEAST_SHARED_BYTES or not os.access(SHARED_MEMORY, os.W_OK):
-        remedy = f"MPI needs a few MiB that it can write there: {REMEDY}, and have it writable"
+        remedy = f"MPI must be able to write a few MiB there: {REMEDY}, and have it writable"
         return Finding("shared memory", PROBLEM, fact, remedy)
     if free < _SHARED_BYTES:
         return Finding("shared memory", WARNING, fact, f"larger variables need more: {REMEDY}")
@@ -211,11 +203,11 @@ def _gpus(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _cupy(gpus: int) -> Finding:
-    """Whether arrays get to the GPUs and back; what fails there may kill the process."""
+    """Copy arrays to the GPUs and back, in a process of its own because a failure may kill it."""
     verdict = PROBLEM if gpus else WARNING
     remedy = (
-        "look at nvidia-smi and CUDA_VISIBLE_DEVICES, and at whether this CuPy is of the driver's "
-        "version of CUDA (cupy-cuda12x, cupy-cuda13x)"
+        "look at nvidia-smi and CUDA_VISIBLE_DEVICES, and check that CuPy and the driver are of "
+        "the same version of CUDA (cupy-cuda12x, cupy-cuda13x)"
     )
     try:
         done = _child([sys.executable, "-P", _GPU_PROBE], _PROBE_S)
@@ -236,7 +228,7 @@ def _host_name() -> Finding:
             "host name", WARNING, f"{name} has no address ({error})",
             "tasks that speak TCP across hosts need it: give it one in DNS or /etc/hosts",
         )  # fmt: skip
-    where = ", which only this host reaches" if address.startswith("127.") else ""
+    where = ", an address within this host" if address.startswith("127.") else ""
     return Finding("host name", OK, f"{name} is {address}{where}")
 
 
@@ -252,16 +244,16 @@ def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _two_ranks() -> Iterator[Finding]:
-    """What a job of two ranks of this host says of itself."""
-    facts = _said_by_two("two ranks", _PROBE, _INSTALL)
+    """Check a job of two ranks on this host."""
+    facts = _facts_of_two_ranks("two ranks", _PROBE, _INSTALL)
     if isinstance(facts, Finding):
         yield facts
     else:
         yield from _verdicts(facts)
 
 
-def _said_by_two(name: str, script: str, remedy: str) -> dict[str, Any] | Finding:
-    """What a script says on two ranks, as JSON; a problem of this name if it says nothing."""
+def _facts_of_two_ranks(name: str, script: str, remedy: str) -> dict[str, Any] | Finding:
+    """Return the JSON object that a script prints on two ranks, or a problem with a name."""
     command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--timeout", f"{_PROBE_S:g}"]
     try:
         done = _child([*command, script], 2 * _PROBE_S)
@@ -269,8 +261,8 @@ def _said_by_two(name: str, script: str, remedy: str) -> dict[str, Any] | Findin
     except (subprocess.TimeoutExpired, ValueError) as error:
         return Finding(name, PROBLEM, f"their job says nothing ({error})", remedy)
     if done.returncode != 0 or not isinstance(facts, dict):
-        said = [line for line in done.stderr.splitlines() if "Error: " in line]
-        remedy = said[-1].strip() if said else f"see what this prints: {' '.join(command)} {script}"
+        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+        remedy = errors[-1].strip() if errors else f"run it yourself: {' '.join(command)} {script}"
         return Finding(name, PROBLEM, _last_line(done.stderr), remedy)
     return facts
 
@@ -298,7 +290,7 @@ def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _in_time(call: Callable[[], _T]) -> _T:
-    """What a call of the system gives; TimeoutError if it gives nothing in time."""
+    """Return the result of a system call; TimeoutError if it does not return in time."""
     found: list[_T] = []
     problems: list[BaseException] = []
 
@@ -308,7 +300,7 @@ def _in_time(call: Callable[[], _T]) -> _T:
         except Exception as error:
             problems.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)  # nobody waits for one that hangs
+    thread = threading.Thread(target=run, daemon=True)  # the process does not wait if it hangs
     thread.start()
     thread.join(_SYSTEM_S)
     for problem in problems:
@@ -325,8 +317,8 @@ def _child(command: list[str], limit_s: float) -> subprocess.CompletedProcess[st
     ) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=limit_s)
-        except BaseException:  # it ends what it has started, and removes its files
-            process.terminate()
+        except BaseException:
+            process.terminate()  # mpidist run then ends its ranks, and removes its files
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_CLEAN_UP_S)
             process.kill()

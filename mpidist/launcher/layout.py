@@ -1,4 +1,4 @@
-"""Which job and task each rank of a launched world is. Pure."""
+"""The job and task of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from mpidist.config import PER_NODE
 
 FIRST_JOBS = ("ps", "worker", "data")
-_MOST_RANKS = (1 << 31) - 1  # what fits MPI's int
+"""Jobs that come first in the order of ranks, in this order."""
+_MOST_RANKS = (1 << 31) - 1  # the largest int of MPI
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of a job in order: each job's tasks in turn.
+    """The ranks of a job in order: the tasks of one job after those of another.
 
     Attributes:
-        ranks: How many there are.
-        jobs: Pairs of job name and number of tasks, in rank order; empty if none is named. For the
-            job ps, the number may be the name of a rule, which only the ranks can follow.
+        ranks: Number of ranks.
+        jobs: Pairs of job name and number of tasks, in rank order; empty if no job is named. For
+            ps, a rule can stand in place of the number, which only the ranks can follow.
     """
 
     ranks: int
@@ -30,20 +31,12 @@ class Layout:
         return ",".join(f"{name}={count}" for name, count in self.jobs)
 
     def task(self, rank: int) -> tuple[str, int] | None:
-        """Local. The job and task of a rank.
-
-        Args:
-            rank: 0 to ``ranks - 1``.
-
-        Returns:
-            ``(job, task index)``, or None where the layout names no jobs, or leaves them to the
-            ranks.
-        """
+        """Return the job and task index of a rank; None if the layout does not tell them."""
         first = 0
         for name, count in self.jobs:
             if count == PER_NODE:
                 return None
-            if isinstance(count, str):  # it has no ranks of its own
+            if isinstance(count, str):  # colocated tasks have no ranks of their own
                 continue
             if rank < first + count:
                 return name, rank - first
@@ -52,13 +45,7 @@ class Layout:
 
 
 def parse_job(text: str) -> tuple[str, int]:
-    """Local. Read one ``NAME=N``.
-
-    Args:
-        text: For example ``evaluator=1``.
-
-    Returns:
-        The name and the number.
+    """Parse a job name and a number of tasks, for example ``evaluator=1``.
 
     Raises:
         ValueError: The text has another form.
@@ -75,20 +62,16 @@ def make_layout(
     ranks: int | None,
     rule: str | None = None,
 ) -> Layout:
-    """Local. Order the jobs and check the numbers.
+    """Order the jobs, and check their numbers of tasks.
 
     Args:
-        counts: The numbers given for the jobs with options of their own; None for those not given.
+        counts: Numbers of tasks of the jobs with options of their own; None where not given.
         others: Further jobs, in order.
-        ranks: The total, if given; ``worker`` takes what the other jobs leave of it.
-        rule: How ps tasks follow nodes, in place of their number: ``"per_node"`` or
-            ``"colocated"``.
-
-    Returns:
-        The layout.
+        ranks: Number of ranks, if given. ``worker`` takes the ranks that other jobs leave.
+        rule: Place of the ps tasks, instead of their number: ``"per_node"`` or ``"colocated"``.
 
     Raises:
-        ValueError: The numbers make no job, or contradict each other; the message says what to do.
+        ValueError: There are no ranks, or the numbers contradict each other.
     """
     jobs = {name: counts[name] for name in FIRST_JOBS if counts.get(name) is not None}
     for name, count in others:
@@ -124,14 +107,14 @@ def make_layout(
 
 
 def check_nodes(layout: Layout, nodes: int) -> None:
-    """Local. Whether a layout leaves ranks for workers on that many nodes.
+    """Check that a ps on each node leaves ranks for workers.
 
     Args:
         layout: The ranks and their jobs.
-        nodes: How many nodes have ranks.
+        nodes: Number of nodes that have ranks.
 
     Raises:
-        ValueError: A ps on each node, and the other jobs, take all ranks.
+        ValueError: The ps tasks and the other jobs take all ranks.
     """
     jobs = dict(layout.jobs)
     if jobs.get("ps") != PER_NODE:
@@ -145,7 +128,7 @@ def check_nodes(layout: Layout, nodes: int) -> None:
 
 
 def _check_rule(rule: str, jobs: dict[str, int | None], ranks: int | None) -> None:
-    """ValueError if numbers of tasks do not go with ps tasks that follow the nodes."""
+    """Raise a ValueError if numbers of tasks contradict the rule for the ps tasks."""
     if "ps" in jobs:
         raise ValueError("the tasks of ps follow the nodes: leave out their number")
     if rule == PER_NODE:

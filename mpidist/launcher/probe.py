@@ -1,4 +1,4 @@
-"""What ``mpidist doctor`` runs on two ranks: does the MPI world work, and how fast is it?"""
+"""The script that ``mpidist doctor`` runs on two ranks: check MPI, and measure its speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGE = np.ones((4 << 20) // 8)
 
 
 def main() -> None:
-    """Collective. Try what everything else is built on; rank 0 prints what it found, as JSON."""
+    """Collective. Try collectives and one-sided operations; rank 0 prints the facts as JSON."""
     group = mpidist.init_process_group()
     here, rank, size = world(), group.rank(), group.size()
     sums = np.full(1000, rank + 1.0)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Of one call, the median of many."""
+    """Return the median duration of a call."""
     taken = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``mpidist sbatch``: a Slurm batch script for a job of tasks."""
+"""``mpidist sbatch``: write a Slurm batch script for a job of tasks, or submit it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import sys
 from pathlib import Path
 
 from mpidist.launcher.layout import check_nodes
-from mpidist.launcher.layout_options import add_layout_options, layout_of, layout_words
-from mpidist.launcher.program import add_program, check_program, program_words
+from mpidist.launcher.options import (
+    add_job_options,
+    add_script,
+    check_script,
+    job_words,
+    layout_of,
+    script_words,
+)
 
 _SUBMIT_S = 60.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Local. Add the subcommand to the command line.
-
-    Args:
-        subparsers: What ``add_subparsers`` returned.
-    """
+    """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "sbatch",
         help="write a Slurm batch script for a job of tasks, or submit it",
@@ -30,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Other options of sbatch go behind --option, as in  --option=--constraint=ib.",
         allow_abbrev=False,
     )
-    add_layout_options(parser)
+    add_job_options(parser)
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes; 1")
     parser.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each rank")
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs of each node")
@@ -46,12 +48,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument("--output", metavar="FILE", help="write the script there, not to stdout")
     parser.add_argument("--submit", action="store_true", help="submit it")
-    add_program(parser)
+    add_script(parser)
     parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
 def _check(namespace: argparse.Namespace) -> None:
-    """Local. ValueError for what sbatch could only refuse when the job is submitted."""
+    """Raise a ValueError for values that sbatch would refuse when the job is submitted."""
     for name, least in (("cpus_per_task", 1), ("gpus_per_node", 0)):
         number = getattr(namespace, name)
         if number is not None and number < least:
@@ -62,14 +64,14 @@ def _check(namespace: argparse.Namespace) -> None:
 
 
 def batch_script(namespace: argparse.Namespace) -> str:
-    """Local. The text of the batch script.
+    """Return the text of the batch script.
 
     Args:
-        namespace: The command line.
+        namespace: The options of the command.
 
     Raises:
-        ValueError: The numbers make no job, there are more nodes than ranks, or a ps on each node
-            leaves no rank for a worker.
+        ValueError: The numbers contradict each other, there are more nodes than ranks, or a ps on
+            each node leaves no rank for a worker.
     """
     layout = layout_of(namespace)
     if not 1 <= namespace.nodes <= layout.ranks:
@@ -87,15 +89,15 @@ def batch_script(namespace: argparse.Namespace) -> str:
         ("account", namespace.account),
     ]
     lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
-    command = [sys.executable, "-m", "mpidist", "run", *layout_words(namespace)]
+    command = [sys.executable, "-m", "mpidist", "run", *job_words(namespace)]
     words = [*namespace.args, namespace.script, *namespace.option, *namespace.setup]
     given = [str(value) for _, value in options if value is not None]
     if any(not character.isprintable() for word in [*words, *given] for character in word):
         raise ValueError("a word has characters that are not printable, such as the end of a line")
     if any(not word.startswith("-") for word in namespace.option):
         raise ValueError(f"options of sbatch begin with a dash: {namespace.option}")
-    run_folder = '--run-dir "runs/$SLURM_JOB_ID"'  # which every node must see
-    script = shlex.join(program_words(namespace))
+    run_folder = '--run-dir "runs/$SLURM_JOB_ID"'  # a path that every node sees
+    script = shlex.join(script_words(namespace))
     return "\n".join(
         [
             "#!/bin/bash",
@@ -114,7 +116,7 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         text = batch_script(namespace)
     except ValueError as error:
         parser.error(str(error))
-    check_program(parser, namespace)
+    check_script(parser, namespace)
     if namespace.output is not None:
         try:
             Path(namespace.output).write_text(text)

@@ -1,4 +1,4 @@
-"""``mpidist timeline``: what the ranks of a job have drawn, as one file that Perfetto opens."""
+"""``mpidist timeline``: merge the timelines of a job's ranks into one file for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from pathlib import Path
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Local. Add the subcommand to the command line.
-
-    Args:
-        subparsers: What ``add_subparsers`` returned.
-    """
+    """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "timeline",
-        help="put the timelines of a job's ranks together",
-        description="Put the timelines of a job's ranks together in one file, for "
+        help="merge the timelines of a job's ranks",
+        description="Merge the timelines of a job's ranks into one file, for "
         "https://ui.perfetto.dev or chrome://tracing.",
-        epilog="A job draws its timelines if MPIDIST_TIMELINE names a folder.",
+        epilog="Ranks write timelines if MPIDIST_TIMELINE names a folder.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", help="what MPIDIST_TIMELINE named")
+    parser.add_argument("folder", help="the folder of MPIDIST_TIMELINE")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="by default timeline.json in the folder"
     )
@@ -31,10 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def events_of(path: Path) -> Iterator[dict[str, object]]:
-    """Local. The events in a rank's file; a last line that was not written whole is left out.
+    """Yield the events in the file of a rank, without a last line that was not written whole.
 
     Raises:
-        ValueError: It is no timeline.
+        ValueError: The file is not a timeline.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -43,7 +39,7 @@ def events_of(path: Path) -> Iterator[dict[str, object]]:
     if lines == [""]:
         return
     if lines[0] != "[":
-        raise ValueError(f"{path} is no timeline of a rank")
+        raise ValueError(f"{path} is not the timeline of a rank")
     for number, line in enumerate(lines[1:], 2):
         if line:
             try:

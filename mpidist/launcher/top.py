@@ -1,4 +1,4 @@
-"""``mpidist top``: what the tasks of a job are doing, from what they leave in its folder."""
+"""``mpidist top``: show the activity of the tasks of a job, from the records in its run folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpidist.launcher import records
+from mpidist.launcher.report import is_over, read_records
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 _MIB = 1 << 20
-# A rank writes its numbers once a second.
-_SILENT_S = 5.0
+_SILENT_S = 5.0  # ranks write metrics once a second
 _LONGEST_S = 86400.0
 _COLUMNS = (
     "task", "rank", "host", "pid", "state",
@@ -30,24 +29,20 @@ _COLUMNS = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Local. Add the subcommand to the command line.
-
-    Args:
-        subparsers: What ``add_subparsers`` returned.
-    """
+    """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "top",
-        help="show what the tasks of a running job do",
-        description="Show what the tasks of a running job do, until they have ended.",
-        epilog="Steps of a ps are pushes. Staleness: how many changes of others a change had not "
-        "seen, in the mean. Steps of a data task are elements. Waiting (of a data task: for "
-        "readers), data wait (for elements of a data service) and busy: parts of the time.",
+        help="show the activity of the tasks of a running job",
+        description="Show the activity of the tasks of a running job, until they have ended.",
+        epilog="Steps of a ps are pushes. Staleness: the mean number of changes by other tasks "
+        "that a change had not seen. Steps of a data task are elements. Waiting (of a data task: "
+        "for readers), data wait (for elements of a data service) and busy: parts of the time.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "folder",
         nargs="?",
-        help="the job's --run-dir; without it the newest job that mpidist run has on this host",
+        help="the job's --run-dir; by default that of the newest job of mpidist run on this host",
     )
     parser.add_argument(
         "--once", action="store_true", help="print one table, of the means since the start, and end"
@@ -58,19 +53,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a job's folder says at one moment.
+    """The records in a run folder at one moment.
 
     Attributes:
         ranks: Records of the ranks, by rank.
-        ends: Of those that have ended, likewise.
-        failures: Of those that have said why they failed.
-        over: Whether the launcher has said that the job is.
-        times: When each rank wrote its numbers, in seconds since the epoch.
-        tasks: Numbers by name, by rank and task.
+        exits: Records of the ranks that have ended.
+        failures: Records of the ranks that have recorded a failure.
+        over: Whether ``mpidist run`` has recorded the end of the job.
+        times: Times at which ranks wrote metrics, in seconds since the epoch.
+        tasks: Metrics by name, by rank and task.
     """
 
     ranks: dict[int, dict[str, object]]
-    ends: dict[int, dict[str, object]]
+    exits: dict[int, dict[str, object]]
     failures: dict[int, dict[str, object]]
     over: bool = False
     times: dict[int, float] = field(default_factory=dict)
@@ -78,56 +73,56 @@ class Snapshot:
 
     @classmethod
     def of(cls, folder: Path) -> Snapshot:
-        """Local. Read a folder.
+        """Read a run folder.
 
         Raises:
-            OSError: It is not there, or cannot be read.
-            ValueError: What is there was not written by ranks.
+            OSError: The folder does not exist, or cannot be read.
+            ValueError: A file was not written by a rank.
         """
         kind = ""
-        folder.stat()  # where there is none, reading would find nothing
+        folder.stat()  # read_records() finds nothing in a folder that does not exist
         try:
-            ranks, ends, failures = (records.read(folder, k) for k in ("rank", "exit", "failure"))
-            snapshot = cls(ranks, ends, failures, records.is_over(folder))
-            for record in (*ranks.values(), *ends.values(), *failures.values()):
+            ranks, exits, failures = (read_records(folder, k) for k in ("rank", "exit", "failure"))
+            snapshot = cls(ranks, exits, failures, is_over(folder))
+            for record in (*ranks.values(), *exits.values(), *failures.values()):
                 _check(record)
             kind = "metrics"
-            for rank, record in records.read(folder, kind).items():
+            for rank, record in read_records(folder, kind).items():
                 snapshot.times[rank] = float(record["time"])
                 for task, values in record["tasks"].items():
                     snapshot.tasks[rank, task] = {name: float(n) for name, n in values.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"a file {kind}-<rank>.json" if kind else "a file"
-            raise ValueError(f"{what} was not written by a rank ({error!r})") from None
+            file = f"a file {kind}-<rank>.json" if kind else "a file"
+            raise ValueError(f"{file} was not written by a rank ({error!r})") from None
         return snapshot
 
     def is_over(self) -> bool:
-        """Local. Whether all ranks that there are have ended."""
-        ended = self.ends.keys() | self.failures.keys()
+        """Return whether all known ranks have ended."""
+        ended = self.exits.keys() | self.failures.keys()
         return self.over or (bool(self.ranks) and self.ranks.keys() <= ended)
 
     def is_abandoned(self) -> bool:
-        """Local. Whether nothing of it is left on this host, where it was, though nobody said so.
+        """Return whether all ranks were on this host and are gone without a record.
 
-        A rank may just have ended: whoever started it then says so soon.
+        The end of a rank is recorded a moment later, so only a second look is certain.
         """
-        ended = self.ends.keys() | self.failures.keys()
+        ended = self.exits.keys() | self.failures.keys()
         return all(rank in ended or self._is_gone(rank) for rank in self.ranks)
 
     def _is_gone(self, rank: int) -> bool:
-        """Whether the process of a rank was on this host, and is not there any more."""
-        about = self.ranks.get(rank, {})
-        here = about.get("host") == socket.gethostname()
-        return here and not Path(f"/proc/{about.get('pid')}").exists()
+        """Return whether the process of a rank was on this host and does not exist any more."""
+        record = self.ranks.get(rank, {})
+        here = record.get("host") == socket.gethostname()
+        return here and not Path(f"/proc/{record.get('pid')}").exists()
 
     def base_of_rates(self, last: Snapshot, base: Snapshot) -> Snapshot:
-        """Local. Since when rates are: each rank's numbers before those that it has now.
+        """Return the earlier metrics to which those of this snapshot are compared.
 
         Args:
             last: The snapshot before this one.
-            base: What that one's rates were taken from.
+            base: The base of that one. It stays the base of a rank that has not written since.
         """
-        following = Snapshot(self.ranks, self.ends, self.failures, self.over)
+        following = Snapshot(self.ranks, self.exits, self.failures, self.over)
         for rank, now in self.times.items():
             source = base if last.times.get(rank, now) == now else last
             if rank in source.times:
@@ -137,10 +132,10 @@ class Snapshot:
         return following
 
     def rows(self, before: Snapshot | None, now: float) -> list[list[str]]:
-        """Local. A row for each task.
+        """Return a row of texts for each task.
 
         Args:
-            before: Since when rates are; None: since the start.
+            before: The base of the rates; None for the start of the ranks.
             now: Seconds since the epoch.
         """
         tasks: list[tuple[int, str]] = sorted(self.tasks, key=lambda key: (key[1], key[0]))
@@ -149,20 +144,23 @@ class Snapshot:
         return rows + [self._row(rank, self._name(rank), before, now) for rank in without]
 
     def _row(self, rank: int, task: str, before: Snapshot | None, now: float) -> list[str]:
-        about = self.ranks.get(rank, {})
-        who = [str(rank), str(about.get("host", "?")), str(about.get("pid", "?"))]
+        record = self.ranks.get(rank, {})
+        place = [str(rank), str(record.get("host", "?")), str(record.get("pid", "?"))]
         state = self._state(rank, now)
         values = self.tasks.get((rank, task))
         if values is None:
-            return [task, *who, state, *["-"] * 8]
+            return [task, *place, state, *["-"] * 8]
         earlier: dict[str, float] = {}
-        since = float(str(about.get("started", self.times[rank])))
+        since = float(str(record.get("started", self.times[rank])))
         if before is not None and rank in before.times:
             earlier, since = before.tasks.get((rank, task), {}), before.times[rank]
         seconds = max(self.times[rank] - since, 1e-9)
 
         def change(name: str) -> float:
             return values.get(name, 0.0) - earlier.get(name, 0.0)
+
+        def part(name: str) -> str:
+            return f"{change(name) / seconds:.0%}" if name in values else "-"
 
         stale = change("staleness") / change("changes") if change("changes") else None
         numbers = [
@@ -171,21 +169,19 @@ class Snapshot:
             f"{change('out_bytes') / _MIB / seconds:,.1f}",
             "-" if stale is None else f"{stale:.1f}",
             f"{values['queued']:.0f}" if "queued" in values else "-",
-            f"{change('waited_s') / seconds:.0%}" if "waited_s" in values else "-",
-            f"{change('data_waited_s') / seconds:.0%}" if "data_waited_s" in values else "-",
-            f"{change('busy_s') / seconds:.0%}" if "busy_s" in values else "-",
+            *(part(name) for name in ("waited_s", "data_waited_s", "busy_s")),
         ]
-        return [task, *who, state, *numbers]
+        return [task, *place, state, *numbers]
 
     def _name(self, rank: int) -> str:
-        about = self.ranks[rank]
-        return f"{about['job']} {about['task']}" if about.get("job") else "-"
+        record = self.ranks[rank]
+        return f"{record['job']} {record['task']}" if record.get("job") else "-"
 
     def _state(self, rank: int, now: float) -> str:
         if rank in self.failures:
             return "failed"
-        if rank in self.ends:
-            return "ended" if self.ends[rank].get("exit_code") == 0 else "failed"
+        if rank in self.exits:
+            return "ended" if self.exits[rank].get("exit_code") == 0 else "failed"
         if self.over:
             return "ended"
         if self._is_gone(rank):
@@ -195,17 +191,17 @@ class Snapshot:
 
 
 def _check(record: Mapping[str, Any]) -> None:
-    """Raise something if a record of a rank has not the shape that it should have."""
+    """Raise an error if the record of a rank does not have its shape."""
     float(record.get("started", 0.0))
     if record.get("job") and "task" not in record:
         raise KeyError("task")
 
 
 def newest_folder() -> Path | None:
-    """Local. That of the job which ``mpidist run`` has started last on this host, if it runs."""
+    """Return the folder of the newest running job of ``mpidist run`` on this host."""
     running = []
     for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
-        # A folder of somebody else's, or one that goes this moment, is none.
+        # Skipped: folders of other users, and folders that are being removed.
         with contextlib.suppress(OSError, ValueError):
             snapshot = Snapshot.of(path)
             if snapshot.ranks and not (snapshot.is_over() or snapshot.is_abandoned()):
@@ -237,16 +233,17 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
 
 
 def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
+    """Print tables until the job is over."""
     from rich.live import Live
 
-    base, abandoned = Snapshot({}, {}, {}), 0  # at first, the start
+    base, abandoned = Snapshot({}, {}, {}), 0  # the first rates are those since the start
     console = _console()
     with Live(_table(snapshot, None), console=console, auto_refresh=False) as live:
         while not snapshot.is_over() and abandoned < 2:
             time.sleep(interval_s)
             try:
                 following = Snapshot.of(folder)
-            except FileNotFoundError:  # the folder of a job goes with it
+            except FileNotFoundError:  # a temporary folder is removed at the end of the job
                 break
             base = following.base_of_rates(snapshot, base)
             live.update(_table(following, base), refresh=True)
@@ -262,7 +259,7 @@ def _table(snapshot: Snapshot, before: Snapshot | None) -> Table:
 
     table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in snapshot.rows(before, time.time()):
-        table.add_row(*map(Text, row))  # a name may have brackets
+        table.add_row(*map(Text, row))  # a plain str could have rich's markup, in brackets
     for number, column in enumerate(table.columns):
         column.no_wrap = True
         column.justify = "right" if number > 4 else "left"

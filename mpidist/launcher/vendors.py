@@ -1,6 +1,6 @@
-"""What the launchers of the MPI vendors want: their flags and their environment.
+"""The flags and the environment that the launchers of the MPI vendors need.
 
-One row a vendor; this table is the only place that knows a launcher's flags.
+One row for each vendor. No other module knows the flags of a launcher.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpidist.home_folder import home_folder
-from mpidist.launcher.batch_job import stale_job
-from mpidist.launcher.hosts import ranks_together
+from mpidist.launcher.hosts import most_ranks_on_a_host, stale_batch_job
 
 _VERSION_TIMEOUT_S = 30
 
 
 class LauncherError(Exception):
-    """No usable launcher; the message says what to do."""
+    """There is no usable launcher. The message has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +29,23 @@ class Vendor:
     """A kind of ``mpiexec``.
 
     Attributes:
-        name: The vendor's name.
-        signs: Texts in the output of ``mpiexec --version`` that tell the vendor.
-        rank_variable: The environment variable that tells a process its rank.
-        flags: Always passed.
-        passed_on: Signals that it hands to all ranks.
-        oversubscribe: Passed when there are more ranks than cores.
-        root: Passed when the user is root.
-        hosts: Before a list of hosts and numbers of ranks, as ``a:2,b:1``; empty if it takes none.
-        pass_variable: Puts the name of a variable on the command line, so that ranks on other
-            hosts get it; empty where the launcher passes the whole environment anyway.
-        environment: Set unless the user has set them.
-        scratch_variable: Tells the launcher where to keep files of its own, which it leaves when it
-            is killed, on its own host; empty if it keeps none.
-        scratch_choice: By which a user tells it so for all hosts; both are an error.
-        shared_folders: Variables that tell the library where to make the files that ranks map.
-        shared_files: How the names start of those that it may make in /dev/shm itself.
+        name: Name of the vendor.
+        signs: Texts in the output of ``mpiexec --version`` that identify the vendor.
+        rank_variable: Environment variable that has the rank of a process.
+        flags: Options that are always passed.
+        passed_on: Signals that the launcher sends on to all ranks.
+        oversubscribe: Options for more ranks than cores.
+        root: Options for the user root.
+        hosts: Option before a list of hosts with numbers of ranks, as ``a:2,b:1``. Empty if it is
+            not known.
+        pass_variable: Option before the name of a variable that ranks on other hosts are to get.
+            Empty if the launcher passes the whole environment on.
+        environment: Variables that are set unless the user has set them.
+        scratch_variable: Variable for the folder in which the launcher keeps its files on its own
+            host. It leaves them there when it is killed. Empty if it keeps none.
+        scratch_choice: Variable by which a user chooses that folder for all hosts. It is an error
+            to set both.
+        shared_files: Beginnings of the names of files that the library makes in /dev/shm.
         needs_srun: Whether it starts all ranks of a Slurm job by srun, also those of its own host.
         removed: Variables of a job around this one that stop the ranks.
     """
@@ -62,7 +62,6 @@ class Vendor:
     environment: Mapping[str, str] = field(default_factory=dict)
     scratch_variable: str = ""
     scratch_choice: str = ""
-    shared_folders: tuple[str, ...] = ()
     shared_files: tuple[str, ...] = ()
     needs_srun: bool = False
     removed: tuple[str, ...] = ()
@@ -73,23 +72,17 @@ VENDORS = (
         name="openmpi",
         signs=("Open MPI", "OpenRTE", "prterun"),
         rank_variable="OMPI_COMM_WORLD_RANK",
-        # A rank bound to one core, the default for two ranks, would share it among its threads.
+        # By default two ranks are bound to one core each, which all threads of a rank would share.
         flags=("--bind-to", "none"),
         passed_on=(signal.SIGUSR1, signal.SIGUSR2),
         oversubscribe=("--oversubscribe",),
         root=("--allow-run-as-root",),
         hosts=("--host",),
         pass_variable=("-x",),
-        # The UCX one-sided component fails on hosts without its devices, and says so every time.
+        # Where UCX has no devices, its one-sided component fails, with a message each time.
         environment={"OMPI_MCA_mpi_yield_when_idle": "true", "OMPI_MCA_osc": "^ucx"},
         scratch_variable="PRTE_MCA_prte_local_tmpdir_base",
         scratch_choice="PRTE_MCA_prte_tmpdir_base",
-        shared_folders=(
-            "OMPI_MCA_btl_sm_backing_directory",
-            "OMPI_MCA_osc_sm_backing_directory",
-            "OMPI_MCA_osc_rdma_backing_directory",
-            "UCX_POSIX_DIR",
-        ),
         shared_files=("sm_segment.", "vader_segment.", "osc_sm", "osc_rdma", "ucx_shm_posix"),
     ),
     Vendor(
@@ -105,24 +98,16 @@ VENDORS = (
         rank_variable="PMI_RANK",
         hosts=("-hosts",),
         environment={"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
-        shared_folders=("UCX_POSIX_DIR",),
         shared_files=("mpich_shm_", "mpich_shar_tmp", "mpich_vci_", "ucx_shm_posix"),
         needs_srun=True,
-        # Of ranks of Open MPI, and of srun --mpi=pmix. MPICH's ranks refuse to start beside it.
+        # A rank of Open MPI, or of srun --mpi=pmix, has it. MPICH's ranks refuse to start with it.
         removed=("PMIX_NAMESPACE",),
     ),
 )
 
 
 def vendor_of(version: str) -> Vendor | None:
-    """Local. The vendor whose launcher printed a version text.
-
-    Args:
-        version: The output of ``mpiexec --version``.
-
-    Returns:
-        Its row, or None.
-    """
+    """Return the vendor whose launcher printed a version text, or None if it is not known."""
     for vendor in VENDORS:
         if any(sign in version for sign in vendor.signs):
             return vendor
@@ -131,11 +116,11 @@ def vendor_of(version: str) -> Vendor | None:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A vendor's ``mpiexec`` at a place.
+    """An installed ``mpiexec``.
 
     Attributes:
         path: The executable.
-        vendor: Its kind.
+        vendor: Its vendor.
     """
 
     path: str
@@ -150,18 +135,15 @@ class Launcher:
         variables: Sequence[str] = (),
         places: Sequence[tuple[str, int]] = (),
     ) -> list[str]:
-        """Local. The command line that starts ranks, up to the program to run.
+        """Return the command line that starts ranks, up to the program to run.
 
         Args:
-            ranks: How many.
-            cores: How many cores those of a host may use.
+            ranks: Number of ranks.
+            cores: Number of cores that the ranks of a host may use.
             root: Whether the user is root.
             variables: Names of environment variables that every rank must get.
-            places: Hosts, and how many ranks each takes, in the order of the ranks; by default
-                what the launcher finds: this host, a batch system's, or those of its own settings.
-
-        Returns:
-            The words of the command.
+            places: Hosts in the order of their ranks, each with its number of ranks. By default the
+                launcher takes this host, the hosts of the batch job, or those of its own settings.
 
         Raises:
             LauncherError: Hosts are given, and how the launcher takes them is not known.
@@ -175,7 +157,7 @@ class Launcher:
                     "its own variables or configuration, and leave out --hosts and --hostfile"
                 )
             words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in places)]
-        if ranks_together(ranks, places, os.environ) > cores:
+        if most_ranks_on_a_host(ranks, places, os.environ) > cores:
             words += vendor.oversubscribe
         if root:
             words += vendor.root
@@ -187,13 +169,13 @@ class Launcher:
         """Return the environment of the ranks: a new dict.
 
         Args:
-            given: The environment of the user, which is kept.
-            ranks: The number of ranks that share the cores.
-            cores: The number of cores.
+            given: The environment of the user. Its values win.
+            ranks: Number of ranks that share the cores.
+            cores: Number of cores.
         """
         share = str(max(1, cores // ranks))
         threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        # What a rank prints must be seen when it is printed, though it goes through a pipe.
+        # Ranks write to a pipe, and their output must appear at once all the same.
         ours = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(threads, share), **self.vendor.environment}
         ours["HOME"] = home_folder()
         kept = {name: text for name, text in given.items() if name not in self.vendor.removed}
@@ -203,8 +185,8 @@ class Launcher:
 def find_launcher() -> Launcher:
     """Return the launcher of the MPI library that this Python's mpi4py loads.
 
-    The one beside the interpreter belongs to an MPI library installed with pip, which mpi4py
-    prefers; otherwise the system's is taken.
+    A launcher beside the interpreter belongs to an MPI library installed with pip, which mpi4py
+    prefers. Otherwise the launcher in PATH is taken.
 
     Raises:
         LauncherError: There is none, its vendor is not known, or the environment has variables of a
@@ -234,6 +216,6 @@ def find_launcher() -> Launcher:
             f"{path} is of no known vendor ({', '.join(v.name for v in VENDORS)}); start "
             "the script with it directly"
         )
-    if problem := stale_job(os.environ, needs_srun=vendor.needs_srun):
+    if problem := stale_batch_job(os.environ, needs_srun=vendor.needs_srun):
         raise LauncherError(problem)
     return Launcher(path, vendor)

@@ -127,7 +127,7 @@ def fails(body, reason, status=1, **others):
 
 
 def killed(body, number, **others):
-    """A way in which a rank dies of a signal, and only its keeper can say so."""
+    """A way in which a rank dies of a signal, and only its wrapper can say so."""
     return Way(body, 128 + number, None, reasons=(0, 1), **others)
 
 

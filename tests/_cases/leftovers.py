@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpidist.launcher.vendors import VENDORS
 
-_SHARED = ("mpidist-shm-", *(prefix for vendor in VENDORS for prefix in vendor.shared_files))
+_SHARED = tuple(prefix for vendor in VENDORS for prefix in vendor.shared_files)
 
 
 def shared_files():

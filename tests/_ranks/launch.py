@@ -18,7 +18,7 @@ from typing import NamedTuple
 from _ranks import rank_main
 from _ranks.inner import STACKS_SIGNAL, stacks_path
 from _ranks.merge import Outcome, merge, own_frames
-from mpidist.launcher.processes import die_with_parent
+from mpidist.launcher.job import die_with_parent
 
 START_S = 60.0
 END_S = 20.0

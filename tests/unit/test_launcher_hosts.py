@@ -7,9 +7,9 @@ import time
 import pytest
 
 from mpidist.launcher.hosts import (
+    most_ranks_on_a_host,
     parse_hosts,
     place,
-    ranks_together,
     read_host_file,
     without_address,
 )
@@ -143,7 +143,7 @@ def test_commands(vendor, flag):
 def test_how_many_ranks_share_a_host(tmp_path, monkeypatch, environ, ranks, places, together):
     (tmp_path / "nodes").write_text("a\na\nb\n")
     monkeypatch.chdir(tmp_path)
-    assert ranks_together(ranks, places, environ) == together
+    assert most_ranks_on_a_host(ranks, places, environ) == together
 
 
 def test_a_launcher_whose_way_is_not_known():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpidist.config import Config
-from mpidist.launcher import main, records
+from mpidist.launcher import main, report
 from mpidist.launcher.timeline import events_of
 from mpidist.launcher.top import Snapshot
 from mpidist.runtime import metrics
@@ -77,10 +77,10 @@ def test_a_job_that_its_launcher_has_ended(tmp_path, capsys):
     write_job(tmp_path, 110.0)
     write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": None, "signal": 9})
     assert not Snapshot.of(tmp_path).is_over()
-    records.write_end(tmp_path, 137)
+    report.write_end(tmp_path, 137)
     assert main(["top", str(tmp_path)]) == 0  # and does not wait
     assert capsys.readouterr().out.count("ended") == 1
-    records.clear(tmp_path)
+    report.clear_records(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -264,7 +264,7 @@ def test_timelines_become_one(tmp_path, capsys):
 def test_what_is_no_timeline(tmp_path, capsys):
     assert "has no timelines" in fails(capsys, "timeline", str(tmp_path))
     (tmp_path / "timeline-0.json").write_text('{"pid": 0}')
-    assert "is no timeline of a rank" in fails(capsys, "timeline", str(tmp_path))
+    assert "is not the timeline of a rank" in fails(capsys, "timeline", str(tmp_path))
     (tmp_path / "timeline-0.json").write_bytes(b"\xff")
     assert "timeline-0.json: " in fails(capsys, "timeline", str(tmp_path))
     (tmp_path / "timeline-0.json").write_text('[\n{"pid":\n{"pid": 0},\n')

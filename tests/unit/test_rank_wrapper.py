@@ -1,4 +1,4 @@
-"""What the parent of a rank writes down: real processes, and signals to one of them or both."""
+"""The wrapper of a rank: real processes, and signals to one of them or both."""
 
 import json
 import os
@@ -9,20 +9,34 @@ import time
 
 import pytest
 
-from mpidist.launcher import keeper
-from mpidist.launcher.records import first_failure
+from mpidist.launcher import rank_wrapper
+from mpidist.launcher.report import first_failure
 
-RANK = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read(); sys.exit(3)"
+RANK = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print(os.getpid(), flush=True)
+signal.sigwait([signal.SIGUSR1])
+sys.exit(3)
+"""
 
 
 @pytest.fixture
 def rank(tmp_path):
-    """A keeper with its rank, which exits with status 3 once its input ends."""
-    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", RANK]
+    """A wrapper with its rank, which exits with status 3 when it gets SIGUSR1."""
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        rank_wrapper.__file__,
+        "NUMBER",
+        sys.executable,
+        "-c",
+        RANK,
+    ]
     process = subprocess.Popen(
         words,
         env={**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     yield process
@@ -46,21 +60,22 @@ def wait_for_zombie(pid):
 
 def test_an_exit(rank, tmp_path):
     pid = int(rank.stdout.readline())
+    os.kill(pid, signal.SIGUSR1)
     left = record(rank, tmp_path)
     assert (left["rank"], left["pid"], left["exit_code"], left["signal"]) == (5, pid, 3, None)
-    assert not left["asked"]
+    assert not left["terminated"]
     assert rank.returncode == 3
 
 
 def test_killed(rank, tmp_path):
     os.kill(int(rank.stdout.readline()), signal.SIGKILL)
     left = record(rank, tmp_path)
-    assert (left["exit_code"], left["signal"], left["asked"]) == (None, signal.SIGKILL, False)
+    assert (left["exit_code"], left["signal"], left["terminated"]) == (None, signal.SIGKILL, False)
     assert rank.returncode == -signal.SIGKILL
 
 
 def test_signals_that_the_rank_may_know(tmp_path):
-    """Launchers send these signals to the process group; the keeper itself ignores them."""
+    """Launchers send these signals to the process group; the wrapper itself ignores them."""
     program = """
 import signal, sys
 signals = (signal.SIGUSR1, signal.SIGUSR2)
@@ -70,7 +85,16 @@ while signal.sigwait(signals) == signal.SIGUSR1:
     print("one", flush=True)
 sys.exit(4)
 """
-    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", program]
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        rank_wrapper.__file__,
+        "NUMBER",
+        sys.executable,
+        "-c",
+        program,
+    ]
     env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)}
     process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, process_group=0)
     assert process.stdout.readline() == b"ready\n"
@@ -80,12 +104,21 @@ sys.exit(4)
     process.send_signal(signal.SIGUSR2)
     os.killpg(process.pid, signal.SIGUSR2)
     left = record(process, tmp_path)
-    assert (left["exit_code"], left["asked"], process.returncode) == (4, False, 4)
+    assert (left["exit_code"], left["terminated"], process.returncode) == (4, False, 4)
 
 
 def test_a_record_that_cannot_be_written(tmp_path):
     program = "import os, shutil; shutil.rmtree(os.environ['MPIDIST_RUN_DIR'])"
-    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", program]
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        rank_wrapper.__file__,
+        "NUMBER",
+        sys.executable,
+        "-c",
+        program,
+    ]
     env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path / "run")}
     (tmp_path / "run").mkdir()
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -96,13 +129,12 @@ def test_a_record_that_cannot_be_written(tmp_path):
 def test_told_to_end(rank, tmp_path):
     rank.stdout.readline()
     rank.send_signal(signal.SIGTERM)
-    rank.wait(timeout=30)  # the end of its input would end the rank, too
     left = record(rank, tmp_path)
-    assert (left["exit_code"], left["signal"], left["asked"]) == (None, signal.SIGTERM, True)
+    assert (left["exit_code"], left["signal"], left["terminated"]) == (None, signal.SIGTERM, True)
 
 
-@pytest.mark.parametrize(("first", "asked"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
-def test_the_keeper_is_told_to_end_after_its_rank(rank, tmp_path, first, asked):
+@pytest.mark.parametrize(("first", "terminated"), [(signal.SIGTERM, True), (signal.SIGKILL, False)])
+def test_the_wrapper_is_told_to_end_after_its_rank(rank, tmp_path, first, terminated):
     pid = int(rank.stdout.readline())
     rank.send_signal(signal.SIGSTOP)  # so that it has not seen the end of its rank
     os.kill(pid, first)
@@ -110,16 +142,20 @@ def test_the_keeper_is_told_to_end_after_its_rank(rank, tmp_path, first, asked):
     rank.send_signal(signal.SIGTERM)
     rank.send_signal(signal.SIGCONT)
     left = record(rank, tmp_path)
-    assert (left["signal"], left["asked"]) == (first, asked)
+    assert (left["signal"], left["terminated"]) == (first, terminated)
+
+
+GATE = "import sys\ngate = open(sys.argv[1])\n"
 
 
 def run_labelled(folder, program, labels="ps:1,worker:1", rank=1, **popen):
-    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-uc", program]
+    words = [sys.executable, "-I", "-S", rank_wrapper.__file__, "NUMBER", sys.executable, "-uc"]
+    gate = folder / "gate"
+    os.mkfifo(gate)
     labels = {"MPIDIST_RUN_LABELS": labels, "NUMBER": str(rank)}
     return subprocess.Popen(
-        words,
+        [*words, program, str(gate)],
         env={**os.environ, **labels, "MPIDIST_RUN_DIR": str(folder)},
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **popen,
@@ -158,31 +194,34 @@ def test_labels(tmp_path, labels, rank, label):
 
 
 def test_a_question_is_handed_on_before_its_line_ends(tmp_path):
-    process = run_labelled(tmp_path, "answer = input('well? ')\nprint('so ' + answer)")
-    assert process.stdout.readline() == b"[worker 0] well? \n"
-    out, _ = process.communicate(b"yes\n", timeout=30)
+    program = GATE + "print('well? ', end='')\nprint('so ' + gate.readline(), end='')"
+    process = run_labelled(tmp_path, program)
+    with open(tmp_path / "gate", "w") as gate:
+        assert process.stdout.readline() == b"[worker 0] well? \n"
+        gate.write("yes\n")
+    out, _ = process.communicate(timeout=30)
     assert out == b"[worker 0] so yes\n"
 
 
 def test_the_rank_says_itself_which_task_it_is(tmp_path):
     program = (
-        "import json, os\nprint('early')\ninput()\n"
+        f"{GATE}import json, os\nprint('early')\ngate.readline()\n"
         "path = os.environ['MPIDIST_RUN_DIR'] + '/rank-1.json'\n"
         "for job in (None, 'data'):\n"
         "    with open(path, 'w') as file:\n"
         "        json.dump({'job': job, 'task': job and 7}, file)\n"
-        "    print('line')\n    input()\n"
+        "    print('line')\n    gate.readline()\n"
     )
     process = run_labelled(tmp_path, program)
-    for line in (b"[worker 0] early", b"[worker 0] line", b"[data 7] line"):
-        assert process.stdout.readline() == line + b"\n"
-        process.stdin.write(b"\n")
-        process.stdin.flush()
+    with open(tmp_path / "gate", "w", buffering=1) as gate:
+        for line in (b"[worker 0] early", b"[worker 0] line", b"[data 7] line"):
+            assert process.stdout.readline() == line + b"\n"
+            gate.write("\n")
     assert process.wait(30) == 0
     process.communicate()
 
 
-def test_output_that_somebody_else_holds_open_ends_with_the_rank(tmp_path):
+def test_output_that_another_process_holds_open_ends_with_the_rank(tmp_path):
     program = "import subprocess\nprint(subprocess.Popen(['sleep', '100']).pid)"
     process = run_labelled(tmp_path, program)
     other = int(process.stdout.readline().split()[-1])
@@ -193,20 +232,27 @@ def test_output_that_somebody_else_holds_open_ends_with_the_rank(tmp_path):
         process.communicate()
 
 
-def test_nobody_reads_what_is_labelled(tmp_path):
-    process = run_labelled(tmp_path, "input()\nwhile True: print('on and on')")
+def test_labelled_output_without_a_reader(tmp_path):
+    process = run_labelled(tmp_path, f"{GATE}gate.readline()\nwhile True: print('on and on')")
     process.stdout.close()
-    process.stdin.write(b"\n")
-    process.stdin.flush()
+    (tmp_path / "gate").write_text("\n")
     assert process.wait(30) == 1  # BrokenPipeError, as without labels
     assert b"BrokenPipeError" in process.stderr.read()
-    process.stdin.close()
     process.stderr.close()
 
 
 def test_standard_input_of_another_host(tmp_path):
     """Rank 0 cannot reach the socket there, and the job's last line says so."""
-    words = [sys.executable, "-I", "-S", keeper.__file__, "NUMBER", sys.executable, "-c", "pass"]
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        rank_wrapper.__file__,
+        "NUMBER",
+        sys.executable,
+        "-c",
+        "pass",
+    ]
     env = {"NUMBER": "0", "MPIDIST_RUN_DIR": str(tmp_path), "MPIDIST_RUN_STDIN": "not-there"}
     done = subprocess.run(words, env={**os.environ, **env}, timeout=60, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What ``mpidist run`` says of a job that has ended."""
+"""The report on a job that has ended, from the records that ranks leave."""
 
 import json
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.launcher import doctor, verdict
+from mpidist.launcher import doctor, report
+from mpidist.launcher.job import Ending, Result
 from mpidist.launcher.layout import Layout
-from mpidist.launcher.supervise import Ending, Result
 from mpidist.launcher.vendors import VENDORS, Launcher
 
 BY_NAME = {vendor.name: vendor for vendor in VENDORS}
@@ -30,7 +30,7 @@ def library(monkeypatch):
 
 def ended(folder, status, launcher=OWN, hosts=(), ending=Ending.ITSELF):
     result = Result(ending, status, 15, 0, 0)
-    return verdict.verdict(folder, Layout(2), result, launcher, hosts, 5.0)
+    return report.report(folder, Layout(2), result, launcher, hosts, 5.0)
 
 
 def leave(folder, kind, rank, **facts):
@@ -39,7 +39,12 @@ def leave(folder, kind, rank, **facts):
 
 
 def leave_exit(folder, rank, code):
-    leave(folder, "exit", rank, signal=None, exit_code=code, asked=False)
+    leave(folder, "exit", rank, signal=None, exit_code=code, terminated=False)
+
+
+def leave_end(folder, rank, time, number=None, code=None, terminated=False):
+    facts = {"signal": number, "exit_code": code, "terminated": terminated}
+    leave(folder, "exit", rank, time=time, **facts)
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def unknown(monkeypatch):
     def without_address(hosts):
         return {host: "not known" for host in hosts if host.startswith("no")}
 
-    monkeypatch.setattr(verdict, "without_address", without_address)
+    monkeypatch.setattr(report, "without_address", without_address)
 
 
 @pytest.mark.parametrize(("launcher", "status"), [(0, 0), (3, 3)])
@@ -112,3 +117,84 @@ def test_what_ranks_waited_for_when_they_were_ended(tmp_path, ending):
     _, lines = ended(tmp_path, 143, ending=ending)
     assert len(lines) == 10
     assert lines[8] == "and 2 more such waits"
+
+
+def test_nobody_failed(tmp_path):
+    leave_end(tmp_path, 0, 1.0, code=0)
+    assert report.first_failure(tmp_path) is None
+    assert report.successful_ranks(tmp_path) == [0]
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    assert report.first_failure(gone) is None
+    assert (report.ended_ranks(gone), report.successful_ranks(gone)) == (set(), [])
+
+
+def test_the_earliest_counts(tmp_path):
+    leave_end(tmp_path, 0, 3.0, number=9)
+    leave_end(tmp_path, 1, 2.0, number=11)
+    leave_end(tmp_path, 2, 1.0, code=0)
+    failure = report.first_failure(tmp_path)
+    assert (failure.rank, failure.exit_code) == (1, 139)
+    assert failure.reason == "killed by signal 11 (SIGSEGV)"
+
+
+def test_victims_do_not_count(tmp_path):
+    leave_end(tmp_path, 0, 1.0, number=15, terminated=True)
+    leave_end(tmp_path, 1, 2.0, code=3)
+    failure = report.first_failure(tmp_path)
+    assert (failure.rank, failure.reason, failure.exit_code) == (1, "exited with status 3", 3)
+
+
+def test_a_bare_status_is_a_victims_where_another_was_killed_at_that_time(tmp_path):
+    leave_end(tmp_path, 0, 1.0, code=14)
+    assert report.first_failure(tmp_path).rank == 0
+    leave_end(tmp_path, 1, 2.5, number=9)
+    assert report.first_failure(tmp_path).rank == 0
+    leave_end(tmp_path, 1, 1.1, number=9)
+    assert report.first_failure(tmp_path).rank == 1
+    leave(tmp_path, "failure", 0, reason="ValueError: bad", exit_code=14, time=0.9, traceback="")
+    assert report.first_failure(tmp_path).rank == 0
+
+
+def test_the_rank_knows_better_than_its_keeper(tmp_path):
+    leave(tmp_path, "failure", 1, reason="ValueError: bad", exit_code=1, time=1.0, traceback="")
+    leave_end(tmp_path, 1, 1.5, number=6)
+    leave_end(tmp_path, 0, 1.2, number=9)
+    failure = report.first_failure(tmp_path)
+    assert (failure.rank, failure.reason, failure.exit_code) == (1, "ValueError: bad", 1)
+
+
+def test_a_failure_never_ends_with_status_zero(tmp_path):
+    leave(tmp_path, "failure", 1, reason="left early", exit_code=0, time=1.0, traceback="")
+    assert report.first_failure(tmp_path).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "layout", "name"),
+    [
+        ({"job": "chief", "task": 0}, Layout(2, (("worker", 2),)), "chief 0"),
+        ({"job": None, "task": None}, Layout(2, (("worker", 2),)), "worker 1"),
+        (None, Layout(2, (("worker", 2),)), "worker 1"),
+        (None, Layout(2), "rank 1"),
+    ],
+)
+def test_task_name(tmp_path, record, layout, name):
+    if record is not None:
+        leave(tmp_path, "rank", 1, **record)
+    assert report.task_name(tmp_path, layout, 1) == name
+
+
+def test_clear_leaves_other_files_alone(tmp_path):
+    leave_end(tmp_path, 0, 1.0, code=1)
+    leave(tmp_path, "rank", 12)
+    (tmp_path / "metrics-0.json").write_text("{}")
+    (tmp_path / "notes-0.json").write_text("{}")
+    report.clear_records(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes-0.json"]
+
+
+def test_signal_without_a_name():
+    assert report.describe_signal(9) == "signal 9 (SIGKILL)"
+    assert report.describe_signal(99) == "signal 99"

@@ -1,0 +1,283 @@
+"""The records in the run folder, and the report on a job that has ended.
+
+=====================  ==================================  =======================================
+File                   Written by                          When
+=====================  ==================================  =======================================
+``rank-<r>.json``      the runtime in the rank             MPI starts; job and task become known
+``failure-<r>.json``   the runtime in the rank             before the rank ends the job
+``metrics-<r>.json``   the runtime in the rank             every second, if a task has metrics
+``waits-<r>.json``     the runtime in the rank             every second, while it waits for long
+``exit-<r>.json``      :mod:`mpidist.launcher.rank_wrapper`  the rank has ended
+``end.json``           ``mpidist run``                     the job is over
+=====================  ==================================  =======================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpidist.launcher.hosts import without_address
+from mpidist.launcher.job import Ending, Result
+from mpidist.launcher.layout import Layout
+from mpidist.launcher.vendors import Launcher
+
+# When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
+# bare status. The records of those ranks can be earlier than the record of the dead one.
+_BARE_STATUS_DELAY_S = 1.0
+_TIMEOUT_STATUS = 124  # as timeout(1)
+_MOST_WAITS = 8
+_END = "end.json"
+_RECORD = re.compile(r"(rank|failure|exit|metrics|waits)-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a rank.
+
+    Attributes:
+        rank: The rank.
+        pid: Process id.
+        host: Host name.
+        reason: The reason in words.
+        exit_code: Exit status, as a shell shows it.
+        time: Time of the failure, in seconds since the epoch.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    reason: str
+    exit_code: int
+    time: float
+
+
+def clear_records(folder: Path) -> None:
+    """Remove the records of an earlier job from a run folder."""
+    for path in folder.iterdir():
+        if _RECORD.fullmatch(path.name) or path.name == _END:
+            path.unlink()
+
+
+def write_end(folder: Path, status: int) -> None:
+    """Record that the job is over: ranks that the launcher ends leave no records.
+
+    Args:
+        folder: The run folder.
+        status: Exit status of the job.
+    """
+    part = folder / f"{_END}.new"
+    part.write_text(json.dumps({"status": status}), encoding="utf-8")
+    part.replace(folder / _END)
+
+
+def is_over(folder: Path) -> bool:
+    """Return whether ``mpidist run`` has recorded the end of the job."""
+    return (folder / _END).exists()
+
+
+def read_records(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
+    """Return the records of one kind by rank.
+
+    Args:
+        folder: The run folder. If it does not exist (any more), there are no records.
+        kind: ``rank``, ``failure``, ``metrics``, ``waits`` or ``exit``.
+    """
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            name = _RECORD.fullmatch(path.name)
+            if name and name[1] == kind:
+                # Writers replace the file as a whole.
+                found[int(name[2])] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def describe_signal(number: int) -> str:
+    """Return a signal in words, for example ``signal 9 (SIGKILL)``."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def first_failure(folder: Path) -> Failure | None:
+    """Return the earliest failure; None if no rank has failed by itself."""
+    failures: dict[int, Failure] = {}
+    bare: set[int] = set()  # ranks of which only a status is known
+    for rank, record in read_records(folder, "exit").items():
+        number, code = record["signal"], record["exit_code"]
+        if record["terminated"] or code == 0:
+            continue
+        if number is None:
+            bare.add(rank)
+            reason, status = f"exited with status {code}", code
+        else:
+            reason, status = f"killed by {describe_signal(number)}", 128 + number
+        place = record["pid"], record["host"]
+        failures[rank] = Failure(rank, *place, reason, status, record["time"])
+    # The rank's own reason explains the status that its wrapper sees a little later.
+    for rank, record in read_records(folder, "failure").items():
+        bare.discard(rank)
+        place = record["pid"], record["host"]
+        status = record["exit_code"] or 1
+        failures[rank] = Failure(rank, *place, record["reason"], status, record["time"])
+
+    def order(failure: Failure) -> float:
+        return failure.time + _BARE_STATUS_DELAY_S * (failure.rank in bare)
+
+    return min(failures.values(), key=order, default=None)
+
+
+def ended_ranks(folder: Path) -> set[int]:
+    """Return the ranks that have ended."""
+    with contextlib.suppress(FileNotFoundError):
+        names = [_RECORD.fullmatch(path.name) for path in folder.iterdir()]
+        return {int(name[2]) for name in names if name and name[1] == "exit"}
+    return set()
+
+
+def successful_ranks(folder: Path) -> list[int]:
+    """Return the ranks that have ended with status 0, in order."""
+    exits = read_records(folder, "exit")
+    return sorted(rank for rank, record in exits.items() if record["exit_code"] == 0)
+
+
+def task_name(folder: Path, layout: Layout, rank: int) -> str:
+    """Return ``worker 1``, or ``rank 3`` where the rank's job is not known.
+
+    Args:
+        folder: The run folder. The rank's own record there overrules the layout.
+        layout: The jobs of the ranks.
+        rank: The rank.
+    """
+    record = read_records(folder, "rank").get(rank, {})
+    if record.get("job") is not None and record.get("task") is not None:
+        return f"{record['job']} {record['task']}"
+    task = layout.task(rank)
+    return f"rank {rank}" if task is None else f"{task[0]} {task[1]}"
+
+
+def report(
+    folder: Path,
+    layout: Layout,
+    result: Result,
+    launcher: Launcher,
+    hosts: Sequence[str],
+    timeout_s: float | None,
+) -> tuple[int, list[str]]:
+    """Return the exit status of the job, and the lines to print. The reason is the last line.
+
+    Args:
+        folder: The run folder.
+        layout: The ranks and their jobs.
+        result: The end of the launcher.
+        launcher: The launcher.
+        hosts: The hosts that the user gave, if any.
+        timeout_s: The time limit of the job.
+    """
+    status, reason = _reason(folder, layout, result, hosts, timeout_s)
+    lines = [_survivors(result, status)]
+    if result.ending in (Ending.SIGNAL, Ending.TIMEOUT):
+        lines += _waits(folder, layout)
+    elif status:
+        lines.append(_foreign_launcher(folder, launcher))
+    return status, [line for line in [*lines, reason] if line]
+
+
+def _reason(
+    folder: Path, layout: Layout, result: Result, hosts: Sequence[str], timeout_s: float | None
+) -> tuple[int, str]:
+    """Return the exit status and its reason, "" if there is nothing to explain."""
+    ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
+    if result.ending is Ending.SIGNAL:
+        name = "Ctrl-C" if result.signal == signal.SIGINT else describe_signal(result.signal)
+        return 128 + result.signal, f"interrupted by {name}; {ended}"
+    if result.ending is Ending.TIMEOUT:
+        return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
+    failure = first_failure(folder)
+    if result.status and _output_is_closed() and (failure is None or _is_broken_pipe(failure)):
+        return 128 + signal.SIGPIPE, ""  # as any command in a pipe ends, without a message
+    if failure is not None:
+        task = task_name(folder, layout, failure.rank)
+        rank = "" if task == f"rank {failure.rank}" else f"rank {failure.rank}, "
+        place = f"{rank}pid {failure.pid} on {failure.host}"
+        return failure.exit_code, f"{task} ({place}) failed first: {failure.reason}; {ended}"
+    left = successful_ranks(folder)
+    # Without the folder, which a script may have removed, only the launcher's status is known.
+    if result.status == 0 and (len(left) == layout.ranks or not folder.is_dir()):
+        return 0, ""
+    why = "no rank recorded a reason; look for a message of MPI above"
+    if left and len(left) < layout.ranks:
+        # MPICH's launcher returns 0 when a rank leaves without ending MPI.
+        names = ", ".join(task_name(folder, layout, rank) for rank in left)
+        why = f"it ended the others after {names} had left with status 0"
+    elif not left and (unknown := without_address(hosts)):
+        named = ", ".join(f"{host} ({problem})" for host, problem in unknown.items())
+        why = (
+            f"hosts without an address here: {named}; correct --hosts or --hostfile, or give them "
+            "one in DNS or /etc/hosts"
+        )
+    return result.status or 1, f"the launcher ended with status {result.status}; {why}"
+
+
+def _output_is_closed() -> bool:
+    """Return whether the reader of our standard output or error has closed it (``| head``)."""
+    poll = select.poll()
+    for output in (1, 2):
+        poll.register(output, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _is_broken_pipe(failure: Failure) -> bool:
+    """Return whether a rank failed because the launcher no longer read its output."""
+    by_signal = failure.exit_code == 128 + signal.SIGPIPE
+    return by_signal or failure.reason.startswith("BrokenPipeError")
+
+
+def _waits(folder: Path, layout: Layout) -> list[str]:
+    """Return lines about the operations in which ranks were waiting when the job was ended."""
+    left = successful_ranks(folder)
+    lines = []
+    for rank, record in sorted(read_records(folder, "waits").items()):
+        task = task_name(folder, layout, rank)
+        name = task if task == f"rank {rank}" else f"{task} (rank {rank})"
+        if rank not in left:
+            lines += [
+                f"{name} was waiting for {record['time'] - wait['since']:.0f} s: {wait['what']}"
+                for wait in record["waits"]
+            ]
+    more = [f"and {len(lines) - _MOST_WAITS} more such waits"] if len(lines) > _MOST_WAITS else []
+    return lines[:_MOST_WAITS] + more
+
+
+def _survivors(result: Result, status: int) -> str:
+    """Return a line about processes that outlived the launcher, or ""."""
+    if result.alive:
+        return f"{result.alive} processes of the job cannot be killed; look for them with ps"
+    if result.killed and status == 0:
+        number = "1 process" if result.killed == 1 else f"{result.killed} processes"
+        return f"killed {number} that the job left behind"
+    return ""
+
+
+def _foreign_launcher(folder: Path, launcher: Launcher) -> str:
+    """Return a line about a launcher from PATH that is not the library's, or "".
+
+    The check takes as long as a start of the library, so it is made only if no rank has started
+    MPI.
+    """
+    beside_python = Path(launcher.path).parent == Path(sys.executable).parent
+    if beside_python or read_records(folder, "rank"):
+        return ""
+    from mpidist.launcher.doctor import mismatch  # only failed jobs need it
+
+    return mismatch(launcher)
