@@ -47,15 +47,8 @@ def parse_hosts(text: str) -> Slots:
     Raises:
         ValueError: The text has another form.
     """
-    found: Slots = []
-    for item in split_hosts(text.removeprefix("\ufeff")):  # a byte-order mark, of "$(cat FILE)"
-        name, colon, number = item.partition(":")
-        if colon and not (number.isascii() and number.isdigit()):
-            raise ValueError(f"--hosts {text!r}: {number!r} after {name!r} is not a number")
-        found += [(host, int(number) if colon else None) for host in expand_hosts(name)]
-    if not found:
-        raise ValueError(f"--hosts {text!r} names no hosts")
-    return found
+    # "$(cat FILE)" can begin with a byte-order mark.
+    return _parse(split_hosts(text.removeprefix("\ufeff")), f"--hosts {text!r}")
 
 
 def read_host_file(path: str) -> Slots:
@@ -74,19 +67,23 @@ def read_host_file(path: str) -> Slots:
         lines = clean_lines(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--hostfile {path} cannot be read ({error})") from None
+    return _parse(lines, f"--hostfile {path}")
+
+
+def _parse(items: Sequence[str], source: str) -> Slots:
     found: Slots = []
-    for line in lines:
+    for item in items:
         try:
-            hosts, number = parse_host_line(line)
+            hosts, number = parse_host_line(item)
         except ValueError as error:
-            raise ValueError(f"--hostfile {path}: {error}") from None
+            raise ValueError(f"{source}: {error}") from None
         found += [(host, number) for host in hosts]
     if not found:
-        raise ValueError(f"--hostfile {path} names no hosts")
+        raise ValueError(f"{source} names no hosts")
     return found
 
 
-def place(slots: Slots, ranks: int) -> tuple[tuple[str, int], ...]:
+def assign_slots(slots: Slots, ranks: int) -> tuple[tuple[str, int], ...]:
     """Assign consecutive ranks to hosts, in the order of the hosts.
 
     Args:
@@ -113,31 +110,31 @@ def place(slots: Slots, ranks: int) -> tuple[tuple[str, int], ...]:
             f"the hosts have slots for {room.total()} ranks, and the job has {ranks}: raise the "
             "number after a colon (a:2,b:2) or lower -n"
         )
-    placed, left = [], ranks
+    assigned, left = [], ranks
     for host in hosts:
         taken = min(room[host], left)
-        placed.append((host, taken))
+        assigned.append((host, taken))
         left -= taken
-    return tuple((host, number) for host, number in placed if number)
+    return tuple((host, number) for host, number in assigned if number)
 
 
 def most_ranks_on_a_host(
-    ranks: int, places: Sequence[tuple[str, int]], environ: Mapping[str, str]
+    ranks: int, slots: Sequence[tuple[str, int]], environ: Mapping[str, str]
 ) -> int:
     """Return the number of ranks on the fullest host.
 
     Args:
         ranks: Number of ranks of the job.
-        places: The hosts that the user gave, each with its number of ranks. If there are none,
+        slots: The hosts that the user gave, each with its number of ranks. If there are none,
             launchers fill the hosts of the batch job around this process, one after the other.
         environ: The environment of this process.
     """
-    if places:
-        return max(number for _, number in places)
-    slots = _allocated(environ)
-    if not slots:
+    if slots:
+        return max(number for _, number in slots)
+    allocated = _allocated(environ)
+    if not allocated:
         return ranks
-    return max(min(ranks, max(slots)), -(-ranks // len(slots)))
+    return max(min(ranks, max(allocated)), -(-ranks // len(allocated)))
 
 
 def _allocated(environ: Mapping[str, str]) -> list[int]:

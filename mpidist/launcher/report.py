@@ -1,15 +1,17 @@
 """The records in the run folder, and the report on a job that has ended.
 
-=====================  ==================================  =======================================
-File                   Written by                          When
-=====================  ==================================  =======================================
-``rank-<r>.json``      the runtime in the rank             MPI starts; job and task become known
-``failure-<r>.json``   the runtime in the rank             before the rank ends the job
-``metrics-<r>.json``   the runtime in the rank             every second, if a task has metrics
-``waits-<r>.json``     the runtime in the rank             every second, while it waits for long
-``exit-<r>.json``      :mod:`mpidist.launcher.rank_wrapper`  the rank has ended
-``end.json``           ``mpidist run``                     the job is over
-=====================  ==================================  =======================================
+=====================  ======================  =======================================
+File                   Written by              When
+=====================  ======================  =======================================
+``rank-<r>.json``      the runtime             MPI starts; job and task become known
+``failure-<r>.json``   the runtime, or runner  before the rank ends the job
+``metrics-<r>.json``   the runtime             every second, if a task has metrics
+``waits-<r>.json``     the runtime             every second, while it waits for long
+``exit-<r>.json``      the wrapper             the rank has ended
+``end.json``           ``mpidist run``         the job is over
+=====================  ======================  =======================================
+
+The wrapper is :mod:`mpidist.launcher.rank_wrapper`, and the runner is :mod:`mpidist.runner`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY
@@ -24,7 +25,7 @@ from mpidist.launcher.files import (
     remove_shared_files,
     shared_files,
 )
-from mpidist.launcher.hosts import most_ranks_on_a_host, parse_hosts, place, read_host_file
+from mpidist.launcher.hosts import assign_slots, most_ranks_on_a_host, parse_hosts, read_host_file
 from mpidist.launcher.job import StandardInput, caught_signals, input_is_elsewhere, run_job
 from mpidist.launcher.layout import Layout
 from mpidist.launcher.options import (
@@ -96,54 +97,83 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
-def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
-    """Check the command line, and run the job in folders that are removed afterwards."""
-    try:
+@dataclass(frozen=True)
+class _Job:
+    """The job that a command line describes.
+
+    Attributes:
+        layout: The ranks and their jobs.
+        launcher: The launcher.
+        slots: The hosts that the user gave, each with its number of ranks.
+        variables: The variables that the user sets for all ranks.
+        script: The script and its arguments.
+        label: Whether each line of a rank begins with its task.
+    """
+
+    layout: Layout
+    launcher: Launcher
+    slots: tuple[tuple[str, int], ...]
+    variables: Mapping[str, str]
+    script: Sequence[str]
+    label: bool
+
+    @classmethod
+    def of(cls, namespace: argparse.Namespace) -> _Job:
+        """Return the job; ValueError or LauncherError if there can be none."""
         layout = layout_of(namespace)
+        slots: tuple[tuple[str, int], ...] = ()
         launcher = find_launcher()
-        namespace.places = _places(namespace, layout)
-        namespace.variables = _variables(namespace.env)
-        rank_command(launcher, layout, [], namespace.places)
-    except (ValueError, LauncherError) as error:
-        parser.error(str(error))
-    check_script(parser, namespace)
-    _check_pipe(parser, namespace, layout.ranks)
-    if namespace.timeout is not None and not namespace.timeout > 0:
-        parser.error(f"--timeout {namespace.timeout:g} must be positive")
-    if namespace.run_dir == "":
-        parser.error("--run-dir is empty; name a folder")
-    if namespace.stdin and input_is_elsewhere():
-        parser.error(
-            "--stdin: this command runs in the background of its terminal, whose input belongs to "
-            "the foreground; run it there, or redirect its input"
+        if namespace.hostfile is not None:
+            slots = assign_slots(read_host_file(namespace.hostfile), layout.ranks)
+        elif namespace.hosts is not None:
+            slots = assign_slots(parse_hosts(namespace.hosts), layout.ranks)
+        variables = _variables(namespace.env)
+        return cls(layout, launcher, slots, variables, script_words(namespace), namespace.label)
+
+    def command(self) -> list[str]:
+        """Return the command line of the launcher. Each rank runs the script under a wrapper."""
+        ours = _FOR_WRAPPER + (("MPIDIST_JOBS",) if self.layout.jobs else ())
+        words = self.launcher.command(
+            self.layout.ranks,
+            cores=len(os.sched_getaffinity(0)),
+            root=os.geteuid() == 0,
+            variables=(*ours, *self.variables),
+            slots=self.slots,
         )
-    # Signals are caught before anything is made that must be removed.
-    with caught_signals() as signals:
-        parent = Path(tempfile.gettempdir())
-        # Locks of other hosts may not be seen here, so the name has the host.
-        prefix = f"{_SCRATCH}{zlib.crc32(socket.gethostname().encode()) & 0xFFFF:04x}-"
-        remove_abandoned(parent, prefix)
-        name, lock = locked_folder(parent, prefix)
-        scratch = Path(name)
-        try:
-            folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                clear_records(folder)
-            except OSError as error:
-                parser.error(f"--run-dir must be a folder that you can write ({error})")
-            return _run_in(folder, scratch, launcher, layout, namespace, signals)
-        finally:
-            # A process that cannot be killed may still write here; the report has told of it.
-            shutil.rmtree(scratch, ignore_errors=True)
-            os.close(lock)
+        rank = self.launcher.vendor.rank_variable
+        wrapper = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__).absolute()), rank]
+        return [*words, *wrapper, sys.executable, RUNNER_FILE, rank, *self.script]
 
+    def environment(self, folder: Path, scratch: Path, standard_input: str) -> dict[str, str]:
+        """Return the environment of the ranks: that of this command, completed.
 
-def _places(namespace: argparse.Namespace, layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Return the given hosts, each with its number of ranks; ValueError if they do not fit."""
-    if namespace.hostfile is not None:
-        return place(read_host_file(namespace.hostfile), layout.ranks)
-    return place(parse_hosts(namespace.hosts), layout.ranks) if namespace.hosts is not None else ()
+        Args:
+            folder: The run folder.
+            scratch: A temporary folder on this host.
+            standard_input: Name of the socket that gives rank 0 its standard input, or "".
+        """
+        layout, vendor = self.layout, self.launcher.vendor
+        environment = self.launcher.environment(
+            {**os.environ, **self.variables},
+            ranks=most_ranks_on_a_host(layout.ranks, self.slots, os.environ),
+            cores=len(os.sched_getaffinity(0)),
+        )
+        if vendor.scratch_variable and vendor.scratch_choice not in environment:
+            environment[vendor.scratch_variable] = str(scratch)
+        environment["MPIDIST_RUN_DIR"] = str(folder)
+        environment["MPIDIST_RUN_STDIN"] = standard_input
+        labelled = range(layout.ranks) if self.label else ()
+        jobs = itertools.groupby((layout.task(rank) or ("", rank))[0] for rank in labelled)
+        labels = [f"{job}:{len(list(ranks))}" for job, ranks in jobs]
+        environment["MPIDIST_RUN_LABELS"] = ",".join(labels)
+        environment.pop("MPIDIST_JOBS", None)  # of a job around this one
+        if layout.jobs:
+            environment["MPIDIST_JOBS"] = str(layout)
+        if sys.stdout.isatty():
+            # Ranks write to a pipe of the launcher, which copies their bytes to this terminal.
+            environment.setdefault("TTY_COMPATIBLE", "1")
+            environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
+        return environment
 
 
 def _variables(words: list[str]) -> dict[str, str]:
@@ -164,6 +194,46 @@ def _variables(words: list[str]) -> dict[str, str]:
     return variables
 
 
+def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
+    """Check the command line, and run the job in folders that are removed afterwards."""
+    try:
+        job = _Job.of(namespace)
+        job.command()  # LauncherError if the launcher cannot take the hosts
+    except (ValueError, LauncherError) as error:
+        parser.error(str(error))
+    check_script(parser, namespace)
+    _check_pipe(parser, namespace, job.layout.ranks)
+    if namespace.timeout is not None and not namespace.timeout > 0:
+        parser.error(f"--timeout {namespace.timeout:g} must be positive")
+    if namespace.run_dir == "":
+        parser.error("--run-dir is empty; name a folder")
+    if namespace.stdin and input_is_elsewhere():
+        parser.error(
+            "--stdin: this command runs in the background of its terminal, whose input belongs to "
+            "the foreground; run it there, or redirect its input"
+        )
+    # Signals are caught before anything is made that must be removed.
+    with caught_signals() as signals:
+        parent = Path(tempfile.gettempdir())
+        # Locks of other hosts may not be seen here, so the name has the host.
+        prefix = f"{_SCRATCH}{zlib.crc32(socket.gethostname().encode()) & 0xFFFF:04x}-"
+        remove_abandoned(parent, prefix)
+        name, lock = locked_folder(parent, prefix)
+        scratch = Path(name)
+        folder = scratch if namespace.run_dir is None else Path(namespace.run_dir).absolute()
+        try:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                clear_records(folder)
+            except OSError as error:
+                parser.error(f"--run-dir must be a folder that you can write ({error})")
+            return _run_in(folder, scratch, job, namespace, signals)
+        finally:
+            # A process that cannot be killed may still write here; the report has told of it.
+            shutil.rmtree(scratch, ignore_errors=True)
+            os.close(lock)
+
+
 def _check_pipe(parser: argparse.ArgumentParser, namespace: argparse.Namespace, ranks: int) -> None:
     """End the command with an error if the script is a pipe that not all ranks can read."""
     if namespace.module:
@@ -176,89 +246,15 @@ def _check_pipe(parser: argparse.ArgumentParser, namespace: argparse.Namespace, 
         parser.error(f"only one rank can read the script {script}: give -n 1, or a file")
 
 
-def rank_command(
-    launcher: Launcher,
-    layout: Layout,
-    program: list[str],
-    places: Sequence[tuple[str, int]] = (),
-    variables: Sequence[str] = (),
-) -> list[str]:
-    """Return the command line that runs a program on every rank, each under its wrapper.
-
-    Args:
-        launcher: The launcher.
-        layout: The ranks.
-        program: The program and its arguments.
-        places: Hosts, each with its number of ranks. By default the launcher finds them.
-        variables: Names of environment variables of the user that every rank must get.
-
-    Raises:
-        LauncherError: Hosts are given, and how the launcher takes them is not known.
-    """
-    ours = _FOR_WRAPPER + (("MPIDIST_JOBS",) if layout.jobs else ())
-    words = launcher.command(
-        layout.ranks,
-        cores=len(os.sched_getaffinity(0)),
-        root=os.geteuid() == 0,
-        variables=(*ours, *variables),
-        places=places,
-    )
-    wrapper = [sys.executable, "-I", "-S", str(Path(rank_wrapper.__file__).absolute())]
-    return [*words, *wrapper, launcher.vendor.rank_variable, *program]
-
-
-def rank_environment(
-    launcher: Launcher,
-    layout: Layout,
-    folder: Path,
-    scratch: Path,
-    places: Sequence[tuple[str, int]] = (),
-    *,
-    variables: Mapping[str, str] | None = None,
-    label: bool = False,
-) -> dict[str, str]:
-    """Return the environment of the ranks: the user's, completed.
-
-    Args:
-        launcher: The launcher.
-        layout: The ranks and their jobs.
-        folder: The run folder.
-        scratch: A temporary folder on this host.
-        places: See :func:`rank_command`.
-        variables: Variables that the user sets for the ranks.
-        label: Whether every line of a rank begins with its task.
-    """
-    cores = len(os.sched_getaffinity(0))
-    most = most_ranks_on_a_host(layout.ranks, places, os.environ)
-    given = {**os.environ, **(variables or {})}
-    environment = launcher.environment(given, ranks=most, cores=cores)
-    environment["MPIDIST_RUN_DIR"] = str(folder)
-    vendor = launcher.vendor
-    if vendor.scratch_variable and vendor.scratch_choice not in environment:
-        environment[vendor.scratch_variable] = str(scratch)
-    jobs = [(layout.task(rank) or ("", rank))[0] for rank in range(layout.ranks)] if label else []
-    labels = [f"{job}:{len(list(ranks))}" for job, ranks in itertools.groupby(jobs)]
-    environment["MPIDIST_RUN_LABELS"] = ",".join(labels)
-    environment.pop("MPIDIST_JOBS", None)  # of a job around this one
-    if layout.jobs:
-        environment["MPIDIST_JOBS"] = str(layout)
-    if sys.stdout.isatty():
-        # Ranks write to a pipe of the launcher, which copies their bytes to this terminal.
-        environment.setdefault("TTY_COMPATIBLE", "1")
-        environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
-    return environment
-
-
 def _run_in(
     folder: Path,
     scratch: Path,
-    launcher: Launcher,
-    layout: Layout,
+    job: _Job,
     namespace: argparse.Namespace,
     signals: tuple[int, list[int]],
 ) -> int:
     """Run the job, and print why it failed if it did. Return its exit status."""
-    vendor, places, variables = launcher.vendor, namespace.places, namespace.variables
+    vendor = job.launcher.vendor
     try:
         before = shared_files(vendor.shared_files)
         tempfile.TemporaryFile(dir=SHARED_MEMORY).close()
@@ -270,18 +266,12 @@ def _run_in(
         return 1
     standard_input = StandardInput() if namespace.stdin else None
     try:
-        environment = rank_environment(
-            launcher, layout, folder, scratch, places,
-            variables=variables, label=namespace.label,
-        )  # fmt: skip
-        environment["MPIDIST_RUN_STDIN"] = standard_input.name if standard_input else ""
-        program = [sys.executable, RUNNER_FILE, vendor.rank_variable, *script_words(namespace)]
         result = run_job(
-            rank_command(launcher, layout, program, places, list(variables)),
-            environment,
+            job.command(),
+            job.environment(folder, scratch, standard_input.name if standard_input else ""),
             signals,
             failed=lambda: first_failure(folder) is not None,
-            ended=lambda: len(ended_ranks(folder)) == layout.ranks,
+            ended=lambda: len(ended_ranks(folder)) == job.layout.ranks,
             timeout_s=namespace.timeout,
             standard_input=standard_input,
             passed_on=vendor.passed_on,
@@ -290,8 +280,8 @@ def _run_in(
         remove_shared_files(vendor.shared_files, before)
         if standard_input is not None:
             standard_input.close()
-    hosts = [host for host, _ in places]
-    status, lines = report(folder, layout, result, launcher, hosts, namespace.timeout)
+    hosts = [host for host, _ in job.slots]
+    status, lines = report(folder, job.layout, result, job.launcher, hosts, namespace.timeout)
     with contextlib.suppress(OSError):  # the script may have removed the folder
         write_end(folder, status)
     if lines:

@@ -133,7 +133,7 @@ class Launcher:
         cores: int,
         root: bool,
         variables: Sequence[str] = (),
-        places: Sequence[tuple[str, int]] = (),
+        slots: Sequence[tuple[str, int]] = (),
     ) -> list[str]:
         """Return the command line that starts ranks, up to the program to run.
 
@@ -142,7 +142,7 @@ class Launcher:
             cores: Number of cores that the ranks of a host may use.
             root: Whether the user is root.
             variables: Names of environment variables that every rank must get.
-            places: Hosts in the order of their ranks, each with its number of ranks. By default the
+            slots: Hosts in the order of their ranks, each with its number of ranks. By default the
                 launcher takes this host, the hosts of the batch job, or those of its own settings.
 
         Raises:
@@ -150,14 +150,14 @@ class Launcher:
         """
         vendor = self.vendor
         words = [self.path, *vendor.flags]
-        if places:
+        if slots:
             if not vendor.hosts:
                 raise LauncherError(
                     f"how {self.path} ({vendor.name}) takes hosts is not known here: give them in "
                     "its own variables or configuration, and leave out --hosts and --hostfile"
                 )
-            words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in places)]
-        if most_ranks_on_a_host(ranks, places, os.environ) > cores:
+            words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in slots)]
+        if most_ranks_on_a_host(ranks, slots, os.environ) > cores:
             words += vendor.oversubscribe
         if root:
             words += vendor.root

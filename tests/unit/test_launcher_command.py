@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from mpidist.launcher import main, run
-from mpidist.launcher.layout import Layout
 from mpidist.launcher.vendors import VENDORS, Launcher, LauncherError
 
 
@@ -85,17 +84,6 @@ def test_no_command(words, script, capsys):
     assert capsys.readouterr().err.startswith("mpidist: ")
 
 
-def test_what_the_user_sets_for_the_ranks_is_asked_too(tmp_path):
-    (vendor,) = [vendor for vendor in VENDORS if vendor.scratch_variable]
-    launcher, layout = Launcher("mpiexec", vendor), Layout(2)
-    folders = (tmp_path, tmp_path / "scratch")
-    variables = {vendor.scratch_choice: "/var/tmp", "OMP_NUM_THREADS": "3"}
-    made = run.rank_environment(launcher, layout, *folders, variables=variables)
-    assert made[vendor.scratch_choice] == "/var/tmp"
-    assert made["OMP_NUM_THREADS"] == "3"
-    assert vendor.scratch_variable not in made
-
-
 def test_a_variable_that_is_wrong(monkeypatch):
     command = [sys.executable, "-m", "mpidist", "top"]
     monkeypatch.setenv("MPIDIST_STALL_S", "abc")
@@ -120,15 +108,42 @@ def test_the_command_starts_without_mpi(script):
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-def test_the_launchers_own_files(monkeypatch, tmp_path):
-    """They go with the job, unless the user says where they shall be on all hosts."""
+PRINT_ENVIRONMENT = """
+import sys
+from mpidist.launcher import main, run
+from mpidist.launcher.vendors import VENDORS, Launcher
+(vendor,) = [vendor for vendor in VENDORS if vendor.scratch_variable]
+run.find_launcher = lambda: Launcher(sys.argv[1], vendor)
+main(["run", "-n", "2", *sys.argv[2:]])
+"""
+
+
+@pytest.fixture
+def environment(script, tmp_path):
+    """A function that returns the environment of a launcher that keeps files of its own."""
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/sh\nenv\n")
+    launcher.chmod(0o755)
+
+    def get(*words):
+        command = [sys.executable, "-c", PRINT_ENVIRONMENT, str(launcher), *words, script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+    return get
+
+
+@pytest.mark.parametrize("option", [False, True])
+def test_the_folder_for_the_launchers_own_files(environment, monkeypatch, option):
+    """It goes with the job, unless the user chooses one for all hosts."""
     (vendor,) = [vendor for vendor in VENDORS if vendor.scratch_variable]
+    assert "/mpidist-run-" in environment()[vendor.scratch_variable]
+    if not option:
+        monkeypatch.setenv(vendor.scratch_choice, "/var/tmp")
+    found = environment(*(["--env", f"{vendor.scratch_choice}=/var/tmp"] if option else []))
+    assert found[vendor.scratch_choice] == "/var/tmp"
+    assert vendor.scratch_variable not in found
 
-    def variable():
-        launcher, layout = Launcher("mpiexec", vendor), Layout(2)
-        made = run.rank_environment(launcher, layout, tmp_path, tmp_path / "scratch")
-        return made.get(vendor.scratch_variable)
 
-    assert variable() == str(tmp_path / "scratch")
-    monkeypatch.setenv(vendor.scratch_choice, "/var/tmp")
-    assert variable() is None
+def test_the_variables_of_the_user_win(environment):
+    assert environment("--env", "OMP_NUM_THREADS=3")["OMP_NUM_THREADS"] == "3"

@@ -1,4 +1,4 @@
-"""On which hosts ``mpidist run`` puts ranks."""
+"""The hosts on which ``mpidist run`` starts ranks."""
 
 import socket
 import threading
@@ -7,9 +7,9 @@ import time
 import pytest
 
 from mpidist.launcher.hosts import (
+    assign_slots,
     most_ranks_on_a_host,
     parse_hosts,
-    place,
     read_host_file,
     without_address,
 )
@@ -41,8 +41,8 @@ BY_NAME = {vendor.name: vendor for vendor in VENDORS}
     ],
 )
 def test_places(text, ranks, placed):
-    assert dict(place(parse_hosts(text), ranks)) == placed
-    assert list(dict(place(parse_hosts(text), ranks))) == list(placed)
+    assert dict(assign_slots(parse_hosts(text), ranks)) == placed
+    assert list(dict(assign_slots(parse_hosts(text), ranks))) == list(placed)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_no_hosts(text):
 @pytest.mark.parametrize("text", ["a:1", "a:1,b:1"])
 def test_too_little_room(text):
     with pytest.raises(ValueError, match=r"slots for [12] ranks, and the job has 3"):
-        place(parse_hosts(text), 3)
+        assign_slots(parse_hosts(text), 3)
 
 
 def test_host_files(tmp_path):
@@ -117,16 +117,16 @@ def test_forms_of_lines_in_host_files(tmp_path, text, found):
 @pytest.mark.parametrize(("vendor", "flag"), [("mpich", "-hosts"), ("openmpi", "--host")])
 def test_commands(vendor, flag):
     launcher = Launcher("mpiexec", BY_NAME[vendor])
-    places = [("b", 2), ("a", 1)]
-    words = launcher.command(3, cores=2, root=False, places=places)
+    slots = [("b", 2), ("a", 1)]
+    words = launcher.command(3, cores=2, root=False, slots=slots)
     assert words[words.index(flag) + 1] == "b:2,a:1"
     assert "--oversubscribe" not in words
-    crowded = launcher.command(3, cores=1, root=False, places=places)
+    crowded = launcher.command(3, cores=1, root=False, slots=slots)
     assert ("--oversubscribe" in crowded) == (vendor == "openmpi")
 
 
 @pytest.mark.parametrize(
-    ("environ", "ranks", "places", "together"),
+    ("environ", "ranks", "slots", "together"),
     [
         ({}, 8, (), 8),
         ({}, 8, (("a", 5), ("b", 3)), 5),
@@ -140,15 +140,15 @@ def test_commands(vendor, flag):
         ({"PBS_NODEFILE": "none"}, 3, (), 3),
     ],
 )
-def test_how_many_ranks_share_a_host(tmp_path, monkeypatch, environ, ranks, places, together):
+def test_how_many_ranks_share_a_host(tmp_path, monkeypatch, environ, ranks, slots, together):
     (tmp_path / "nodes").write_text("a\na\nb\n")
     monkeypatch.chdir(tmp_path)
-    assert most_ranks_on_a_host(ranks, places, environ) == together
+    assert most_ranks_on_a_host(ranks, slots, environ) == together
 
 
 def test_a_launcher_whose_way_is_not_known():
     with pytest.raises(LauncherError, match="leave out --hosts"):
-        Launcher("mpiexec", BY_NAME["intelmpi"]).command(1, cores=1, root=False, places=[("a", 1)])
+        Launcher("mpiexec", BY_NAME["intelmpi"]).command(1, cores=1, root=False, slots=[("a", 1)])
 
 
 def test_names_without_an_address(monkeypatch):

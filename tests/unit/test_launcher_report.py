@@ -18,7 +18,7 @@ OWN = Launcher(str(Path(sys.executable).with_name("mpiexec")), BY_NAME["mpich"])
 
 @pytest.fixture
 def library(monkeypatch):
-    """Whose library mpi4py loads; it is an error to ask before this is called."""
+    """A function that sets the library that mpi4py loads. Before its call, a look is an error."""
     monkeypatch.setattr(doctor, "_library", lambda: pytest.fail("the library was asked"))
 
     def library(text):
@@ -57,12 +57,12 @@ def unknown(monkeypatch):
 
 @pytest.mark.parametrize(("launcher", "status"), [(0, 0), (3, 3)])
 @pytest.mark.usefixtures("library", "unknown")
-def test_where_the_folder_is_gone_the_launchers_word_counts(tmp_path, launcher, status):
+def test_without_the_folder_the_status_of_the_launcher_counts(tmp_path, launcher, status):
     assert ended(tmp_path / "gone", launcher)[0] == status
 
 
 @pytest.mark.usefixtures("library", "unknown")
-def test_hosts_that_are_not_known(tmp_path):
+def test_hosts_without_an_address(tmp_path):
     status, (line,) = ended(tmp_path, 255, hosts=["a", "nowhere", "b", "no"])
     assert status == 255
     assert line == (
@@ -71,7 +71,7 @@ def test_hosts_that_are_not_known(tmp_path):
     )
     for hosts in (["a", "b"], []):
         assert "look for a message of MPI above" in ended(tmp_path, 255, hosts=hosts)[1][0]
-    leave_exit(tmp_path, 0, 0)  # so it was found
+    leave_exit(tmp_path, 0, 0)  # the host was found
     assert "after rank 0 had left" in ended(tmp_path, 255, hosts=["no"])[1][0]
     leave_exit(tmp_path, 1, 3)
     assert "rank 1" in ended(tmp_path, 255, hosts=["no"])[1][0]
@@ -92,7 +92,7 @@ def test_a_launcher_of_another_library(tmp_path, library):
 
 
 @pytest.mark.usefixtures("library")
-def test_the_library_is_not_asked_where_it_does_not_matter(tmp_path):
+def test_the_library_is_loaded_only_if_it_matters(tmp_path):
     for ending, first in ((Ending.SIGNAL, "interrupted by"), (Ending.TIMEOUT, "the job ran")):
         assert ended(tmp_path, 1, FOREIGN, ending=ending)[1][0].startswith(first)
     leave_exit(tmp_path, 1, 16)
@@ -106,7 +106,7 @@ def test_the_library_is_not_asked_where_it_does_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [Ending.SIGNAL, Ending.TIMEOUT])
-def test_what_ranks_waited_for_when_they_were_ended(tmp_path, ending):
+def test_the_waits_of_ranks_that_were_ended(tmp_path, ending):
     waits = [{"what": "recv from rank 1 of group 'world'", "since": 88.0}]
     leave(tmp_path, "waits", 0, waits=waits, time=100.0)
     leave(tmp_path, "waits", 1, waits=[], time=100.0)
@@ -119,7 +119,7 @@ def test_what_ranks_waited_for_when_they_were_ended(tmp_path, ending):
     assert lines[8] == "and 2 more such waits"
 
 
-def test_nobody_failed(tmp_path):
+def test_no_failure(tmp_path):
     leave_end(tmp_path, 0, 1.0, code=0)
     assert report.first_failure(tmp_path) is None
     assert report.successful_ranks(tmp_path) == [0]
@@ -140,7 +140,7 @@ def test_the_earliest_counts(tmp_path):
     assert failure.reason == "killed by signal 11 (SIGSEGV)"
 
 
-def test_victims_do_not_count(tmp_path):
+def test_terminated_ranks_do_not_count(tmp_path):
     leave_end(tmp_path, 0, 1.0, number=15, terminated=True)
     leave_end(tmp_path, 1, 2.0, code=3)
     failure = report.first_failure(tmp_path)
@@ -158,7 +158,7 @@ def test_a_bare_status_is_a_victims_where_another_was_killed_at_that_time(tmp_pa
     assert report.first_failure(tmp_path).rank == 0
 
 
-def test_the_rank_knows_better_than_its_keeper(tmp_path):
+def test_the_reason_of_the_rank_goes_before_its_status(tmp_path):
     leave(tmp_path, "failure", 1, reason="ValueError: bad", exit_code=1, time=1.0, traceback="")
     leave_end(tmp_path, 1, 1.5, number=6)
     leave_end(tmp_path, 0, 1.2, number=9)
