@@ -18,6 +18,8 @@ Variable                        Meaning                                         
                                 every one; ``off``, none
 ``MPIDIST_GPU_MPI``             1 gives MPI the memory of GPUs; only for an MPI library   0
                                 that is built for CUDA
+``MPIDIST_HOOKS``               0 leaves sys.excepthook, threading.excepthook,            1
+                                sys.stdout and signals alone; see docs/hooks.md
 ``MPIDIST_SECRET``              shared by processes that speak tcp to each other          none
 ==============================  ========================================================  ========
 """
@@ -33,6 +35,7 @@ PER_NODE, COLOCATED = "per_node", "colocated"
 """Values of a job layout in place of a number of tasks."""
 _SWITCH = ("0", "1")
 _DEBUG = ("info", "off", "detail")
+_HOOKS = ("1", "0")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Config:
     credit_bytes: int = 64 << 20
     debug: str = "info"
     gpu_mpi: bool = False
+    hooks: str = "1"
     secret: str | None = field(default=None, repr=False)
 
     @property
@@ -108,6 +112,7 @@ class Config:
             credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
             debug=one_of("MPIDIST_DEBUG", _DEBUG),
             gpu_mpi=one_of("MPIDIST_GPU_MPI", _SWITCH) == "1",
+            hooks=one_of("MPIDIST_HOOKS", _HOOKS),
             secret=env.get("MPIDIST_SECRET") or None,
         )
 

@@ -214,12 +214,14 @@ class Runner:
         if not status:
             return 0
         reason = exit_reason(error.code)
-        exits = sys.modules.get("mpidist.runtime.exits")
-        if exits is not None and exits.installed():
+        module = sys.modules.get("mpidist.runtime.world")
+        world = None if module is None else module.started_world()
+        if world is not None:
             import traceback
 
             error.with_traceback(_of_user(error.__traceback__))
-            exits.exits().fail(reason, "".join(traceback.format_exception(error)), error.code)
+            trace = "".join(traceback.format_exception(error))
+            world.shutdown.end_job(reason, trace, error.code)
         self._record(reason, status)
         if _mpi_runs():
             _print_code(error.code)

@@ -12,7 +12,7 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.errors import DeadlineExceededError, InvalidArgumentError
 from mpidist.proto.mpidist_pb2 import TaskState
 from mpidist.rpc import Address, Request, open_endpoint
-from mpidist.runtime import World, exits, world
+from mpidist.runtime import World, world
 
 # Endpoint numbers from here on. Servers and services have lower numbers.
 _FIRST_NUMBER = 1 << 31
@@ -112,6 +112,7 @@ class Membership:
         self._spec = spec
         self._task = task
         self._rank = world().rank
+        self._left = world().shutdown.left
         self._inbox = membership_inbox()
         self._candidates: list[int] = []
         self._members: dict[Task, _Member] = {}
@@ -190,8 +191,7 @@ class Membership:
         others = [(task, m) for task, m in self._members.items() if m.rank != self._rank]
         for _, member in others:
             self._read_states(member)
-        left = exits().left
-        gone = [m.state == TaskState.CLOSED or m.rank in left for _, m in others]
+        gone = [m.state == TaskState.CLOSED or m.rank in self._left for _, m in others]
         idle = (m.state == TaskState.JOINING or task[0] == "evaluator" for task, m in others)
         return any(gone) and all(g or i for g, i in zip(gone, idle, strict=True))
 
@@ -201,7 +201,7 @@ class Membership:
         if member.rank != self._rank:
             self._inbox.handle_arrived()
             self._read_states(member)
-        return member.state == TaskState.CLOSED or member.rank in exits().left
+        return member.state == TaskState.CLOSED or member.rank in self._left
 
     def _announce(self, state: TaskState.State, same_spec: bool = True) -> None:
         """Send a state to all candidates. Other ranks learn only that this rank is in a cluster.

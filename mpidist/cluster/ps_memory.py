@@ -80,7 +80,7 @@ class PsMemory:
             for job, index in self._spec.tasks()
             if job == "ps" and membership.rank_of(("ps", index)) in ranks
         }
-        here.at_leave.append(self._free)
+        here.shutdown.at_leave.append(self._free)
         nbytes = arena_bytes(settings.arena_bytes, max(len(owners), 1))
         try:
             window = Window.shared(node, nbytes if self._own is not None else 0)

@@ -26,7 +26,7 @@ from mpidist.group import ProcessGroup, group_of
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.rpc import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.runner import exit_reason, explain, status_of
-from mpidist.runtime import exits, launched, world
+from mpidist.runtime import launched, world
 
 _Part = TypeVar("_Part")
 
@@ -232,7 +232,7 @@ class Server:
             self.stop()
             return
         if isinstance(error, SystemExit) and self._membership is not None:
-            exits().fail(exit_reason(error.code, "SystemExit"), "", error.code)
+            world().shutdown.end_job(exit_reason(error.code, "SystemExit"), code=error.code)
         self._close()  # without draining: the pending work may be the reason of the error
 
     # For services and for the packages built on this one
@@ -338,7 +338,7 @@ class Server:
 
     def _start_in_world(self) -> None:
         here = world()
-        exits().identify(*self._task)
+        here.identify(*self._task)
         placement = place_in_world(self._spec, self._task, here.rank, here.hosts)
         self._own_tasks = placement.own_tasks
         self._endpoint = open_endpoint("mpi", here.rank)

@@ -13,7 +13,7 @@ from mpidist.cluster_resolver.slurm import SlurmClusterResolver, is_step_of_seve
 from mpidist.cluster_resolver.tf_config import VARIABLE, TFConfigClusterResolver
 from mpidist.config import config
 from mpidist.runtime import launched
-from mpidist.runtime.launch import launcher_of
+from mpidist.runtime.launch_env import launcher_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import mpidist.group as group_package
 from mpidist.collectives.backends import WITH_GPUS, Backend, BackendName, check_backend
 from mpidist.cuda import cupy, device_count, why_no_gpu
 from mpidist.group import ProcessGroup
-from mpidist.runtime import together, world
+from mpidist.runtime import watched, world
 from mpidist.work import Timeout
 
 _default: ProcessGroup | None = None
@@ -58,6 +58,8 @@ def init_process_group(
     group_name: str = "world",
     pg_options: Any = None,
     device_id: Any = None,
+    *,
+    hooks: bool | None = None,
 ) -> ProcessGroup:
     """Collective. Make the default group, of all ranks that the launcher has started.
 
@@ -76,6 +78,9 @@ def init_process_group(
         pg_options: Argument of torch; must be None.
         device_id: GPU of this rank: an index or a ``torch.device``. The default is CuPy's current
             device. NCCL needs a different one on each rank of a host.
+        hooks: False leaves ``sys.excepthook``, ``threading.excepthook``, ``sys.stdout`` and signals
+            alone, for programs that embed mpidist. docs/hooks.md says what the job loses. The
+            default is the environment variable ``MPIDIST_HOOKS``, or True if it is not set.
 
     Returns:
         The default group. torch's function returns None.
@@ -83,7 +88,8 @@ def init_process_group(
     Raises:
         DistBackendError: MPI cannot be started.
         ValueError: The default group exists, an argument has no meaning for MPI or contradicts the
-            launcher, or the ranks give different backends.
+            launcher, the ranks give different backends, or MPI was started before with the other
+            value of ``hooks``.
     """
     if _default is not None:
         raise ValueError("the default group exists already; destroy_process_group() ends it")
@@ -95,7 +101,7 @@ def init_process_group(
     for name, value in (("store", store), ("pg_options", pg_options)):
         if value is not None:
             raise ValueError(f"{name} has no meaning here: leave it None")
-    here = world()
+    here = world(hooks)
     for name, value, truth in (("world_size", world_size, here.size), ("rank", rank, here.rank)):
         if value not in (-1, truth):
             raise ValueError(
@@ -104,7 +110,7 @@ def init_process_group(
             )
     wish = _wish(backend)
     device = _device_of(wish, device_id)
-    with together("init_process_group", here.comm.Get_group()):
+    with watched("init_process_group", here.comm.Get_group()):
         comm = here.comm.Dup()
         wishes = comm.allgather(wish)
     if len(set(wishes) - {None}) > 1:

@@ -13,7 +13,7 @@ from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import as_mpi_buffer, as_mpi_input, copy_if_overlapping
 from mpidist.group.operation import Op
 from mpidist.group.process_group import ProcessGroup
-from mpidist.runtime import together
+from mpidist.runtime import watched
 from mpidist.work import Timeout, Work
 
 if TYPE_CHECKING:
@@ -189,6 +189,6 @@ def make_cartesian(
         )
     if len(around) != len(lengths):
         raise ValueError(f"periodic={around} does not fit a grid of {lengths}: one answer each")
-    with together(f"making group {name!r}", parent.comm.Get_group()):
+    with watched(f"making group {name!r}", parent.comm.Get_group()):
         comm = parent.comm.Create_cart(lengths, around, reorder)
     return CartesianGroup(comm, name, timeout, parent.device)

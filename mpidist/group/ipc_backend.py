@@ -26,7 +26,7 @@ from mpidist.errors import DistBackendError
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.mpi_backend import MpiBackend, backend_error
 from mpidist.group.operation import Op
-from mpidist.runtime import Waits, together
+from mpidist.runtime import PendingOps, watched
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ class IpcBackend:
         self,
         comm: MPI.Intracomm,
         device: int,
-        waits: Waits,
+        waits: PendingOps,
         pending: MutableMapping[int, Work],
         tear: Callable[[str, BaseException], None],
     ) -> None:
         from mpi4py import MPI
 
         self.error: type[Exception] = MPI.Exception
-        with together("making exchange buffers on GPUs", comm.Get_group()):
+        with watched("making exchange buffers on GPUs", comm.Get_group()):
             self._comm = comm.Dup()
         self._rank, self._size, self._device = comm.rank, comm.size, device
         self._waits, self._pending, self._tear = waits, pending, tear
@@ -83,7 +83,7 @@ class IpcBackend:
         self._queue: queue.SimpleQueue[tuple[GpuOp, Work] | None] = queue.SimpleQueue()
         self._queued = 0  # operations that the thread has not finished
         self._thread: threading.Thread | None = None
-        with together("opening exchange buffers on GPUs", comm.Get_group()):
+        with watched("opening exchange buffers on GPUs", comm.Get_group()):
             self.problem = self._open_buffers()
             """The reason why all operations are staged, or ""."""
         if self.problem:
@@ -111,7 +111,7 @@ class IpcBackend:
         """Collective. Release the buffers and the communicator; no operation is pending."""
         self._end_thread()
         self._close_buffers()
-        with together("closing exchange buffers on GPUs", self._comm.Get_group()):
+        with watched("closing exchange buffers on GPUs", self._comm.Get_group()):
             self._comm.Barrier()  # memory must not be freed while another rank has it open
         self._memory = None
         self._host.free()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpidist.errors import DistBackendError
 from mpidist.group.process_group import ProcessGroup
-from mpidist.runtime import together
+from mpidist.runtime import watched
 from mpidist.work import Timeout
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def group_of(
 
     whole = comm.Get_group()
     members = whole.Incl(positions)
-    with together(f"making group {name!r}", members.Dup()):
+    with watched(f"making group {name!r}", members.Dup()):
         try:
             made = comm.Create_group(members)
         except MPI.Exception as error:

@@ -19,7 +19,7 @@ from mpidist.config import config
 from mpidist.errors import DistBackendError
 from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_op
-from mpidist.runtime import Backoff, Waits
+from mpidist.runtime import Backoff, PendingOps
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MpiBackend:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, waits: Waits, pending: MutableMapping[int, Work]
+        self, comm: MPI.Intracomm, waits: PendingOps, pending: MutableMapping[int, Work]
     ) -> None:
         from mpi4py import MPI
 
@@ -173,7 +173,7 @@ class RequestWork(Work):
         self,
         op: Op,
         requests: list[MPI.Request],
-        waits: Waits,
+        waits: PendingOps,
         pending: MutableMapping[int, Work],
         failure: BaseException | None = None,
     ) -> None:

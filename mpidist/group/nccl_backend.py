@@ -15,7 +15,7 @@ from mpidist.cuda.streams import CommStream, has_come, mark
 from mpidist.errors import DistBackendError
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op
-from mpidist.runtime import Backoff, together
+from mpidist.runtime import Backoff, watched
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class NcclBackend:
         self._pending = pending
         self._tear = tear
         where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
-        with together("meeting in NCCL", comm.Get_group()):
+        with watched("meeting in NCCL", comm.Get_group()):
             unique = comm.bcast(_unique_id_or_error() if comm.rank == 0 else None)
         if isinstance(unique, Exception):
             raise unique

@@ -55,7 +55,7 @@ from mpidist.group.pickled_objects import (
 )
 from mpidist.group.prepared import Prepared, check_repeatable
 from mpidist.group.submission import Submission
-from mpidist.runtime import together, world
+from mpidist.runtime import watched, world
 from mpidist.work import Timeout, Work, seconds
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class ProcessGroup:
             )
         here = world()
         self._comm = comm
-        with together(f"making group {name!r}", comm.Get_group()):
+        with watched(f"making group {name!r}", comm.Get_group()):
             gpu = None if device is None else (bus_id(device), nccl_problem())
             own = next(_counter) * here.size + here.rank, config.debug, gpu
             told = comm.allgather(own)

@@ -26,7 +26,7 @@ from mpidist.group.ipc_backend import IpcBackend
 from mpidist.group.mpi_backend import MpiBackend, backend_error
 from mpidist.group.nccl_backend import NcclBackend
 from mpidist.group.operation import SHAPED, SIZED, GroupInfo, Op, Signature
-from mpidist.runtime import Waits, exits, fork, together
+from mpidist.runtime import PendingOps, fork, pending_ops, watched
 from mpidist.work import Work, gather_works
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Submission:
         self._comm = comm
         self._info = info
         self._number = info.number
-        self._waits: Waits = exits().waits
+        self._waits: PendingOps = pending_ops
         self._counts, self._current = self._waits.counts, self._waits.current
         self._sequence = 0
         self._refusing = False  # True if ``freed``, ``_torn`` or ``_late`` is set
@@ -306,7 +306,7 @@ class Submission:
                 self._gpu_backend.abandon()
             else:
                 self._gpu_backend.free()
-        with together(f"freeing group {self._info.name!r}", self._comm.Get_group()):
+        with watched(f"freeing group {self._info.name!r}", self._comm.Get_group()):
             if not pending and self._torn is None:
                 self._backend.free()
 

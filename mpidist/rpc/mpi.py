@@ -40,7 +40,7 @@ from mpidist.rpc.mpi_receive import (
 from mpidist.rpc.shared_buffers import SharedBuffer
 from mpidist.rpc.transport import Receiver
 from mpidist.rpc.waker import Waker
-from mpidist.runtime import World, exits, fork, world
+from mpidist.runtime import World, fork, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -104,11 +104,11 @@ class MpiTransport:
         self._order_lock = threading.Lock()
         self._outgoing: list[tuple[int, list[MPI.Request]]] = []  # requests keep their buffers
         self.poll_briefly = partial(self.progress, _BRIEF_TESTS)
-        self._left = exits().left
+        self._left = world.shutdown.left
         self._reported_losses = 0
         self._ended = False
-        world.before_leave.append(self._close_all)
-        world.at_leave.append(self._end)
+        world.shutdown.before_leave.append(self._close_all)
+        world.shutdown.at_leave.append(self._end)
 
     def attach(self, receiver: Receiver, number: int | None) -> int:
         """See :class:`Transport`; a number of another rank, or in use, is an error."""

@@ -1,23 +1,22 @@
-"""Where this process stands in the MPI world; the only place that starts MPI and ends the job."""
+"""The MPI world of this process; the only package that starts MPI, ends the job and sets hooks."""
 
 from mpidist.runtime import fork
 from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.exits import exits, this_rank
 from mpidist.runtime.metrics import TaskMetrics, task_metrics
-from mpidist.runtime.together import together
-from mpidist.runtime.waits import Waits
-from mpidist.runtime.world import World, launched, world
+from mpidist.runtime.pending import PendingOps, pending_ops, watched
+from mpidist.runtime.world import World, launched, started_world, this_rank, world
 
 __all__ = [
     "Backoff",
+    "PendingOps",
     "TaskMetrics",
-    "Waits",
     "World",
-    "exits",
     "fork",
     "launched",
+    "pending_ops",
+    "started_world",
     "task_metrics",
     "this_rank",
-    "together",
+    "watched",
     "world",
 ]

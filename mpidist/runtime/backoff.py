@@ -1,4 +1,4 @@
-"""How to wait by polling without burning a core."""
+"""Pauses between polls that leave the core to other threads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 
 
 class Backoff:
-    """Local. Pauses between polls: first a yield of the core, then sleeps that grow.
+    """Exponential backoff: the first pauses yield the core, later ones sleep longer and longer.
 
-    Yielding keeps the latency near that of spinning while ranks share cores; sleeping keeps an
-    idle loop from taking a core of its own. Up to a third of a millisecond sleeps double; after
-    that they grow slowly, so that only what has been idle for long is late by more.
+    A yield keeps the latency near that of spinning while ranks share cores. Sleeps keep an idle
+    loop from taking a core. They double up to a third of a millisecond. After that they grow
+    slowly, so only a loop that has been idle for long reacts later.
 
     Args:
-        spins: How many pauses only yield before sleeping begins.
+        spins: Number of pauses that yield before the first sleep.
         longest_s: The longest sleep, in seconds.
     """
 
@@ -29,12 +29,12 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        """Local. Start again with yields: something happened."""
+        """Start again with yields, after an event."""
         self._count = 0
         self._sleep_s = self._FIRST_S
 
     def next_sleep(self) -> float:
-        """Local. Seconds that the next pause sleeps; 0 means that it only yields."""
+        """Return the seconds that the next pause sleeps; 0 for a yield."""
         if self._count < self._spins:
             self._count += 1
             return 0.0
@@ -44,7 +44,7 @@ class Backoff:
         return sleep_s
 
     def pause(self) -> None:
-        """Local. Yield or sleep once."""
+        """Yield or sleep once."""
         sleep_s = self.next_sleep()
         if sleep_s:
             time.sleep(sleep_s)

@@ -1,7 +1,7 @@
-"""Where MPI and connections must not be used: in a forked child, and after the end of MPI.
+"""The fork guard: errors for the use of MPI and connections in forked children and after MPI.
 
-They work only in the process that made them (MPI 4.1, 11.10.1), and MPI ends a process that calls
-it after MPI_Finalize.
+MPI and connections work only in the process that made them (MPI-4.1, 11.10.1). MPI ends a process
+that calls it after MPI_Finalize.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _parent = 0
 _ended = False
 
 unusable = False
-"""Whether :func:`check_mpi` fails, for those who have no time to call it."""
+"""True if :func:`check_mpi` fails. Fast paths read it, because a call costs more."""
 
 
 def in_parent_only(forget: Callable[[], None] = lambda: None) -> None:
-    """Local. From now on :func:`check` fails in children that are forked from this process.
+    """Make :func:`check` fail in children that are forked from this process from now on.
 
     Args:
-        forget: Called in each child first, to undo what must not happen there.
+        forget: Called in each child first, to release the state of the parent.
     """
 
     def in_child() -> None:
@@ -35,7 +35,7 @@ def in_parent_only(forget: Callable[[], None] = lambda: None) -> None:
 
 
 def check() -> None:
-    """Local. FailedPreconditionError in a forked child."""
+    """Raise FailedPreconditionError in a forked child."""
     if _parent:
         raise FailedPreconditionError(
             f"process {os.getpid()} was forked from process {_parent}, whose connections it must "
@@ -45,7 +45,7 @@ def check() -> None:
 
 
 def end_mpi() -> None:
-    """Local. From now on :func:`check_mpi` fails in this process."""
+    """Make :func:`check_mpi` fail in this process from now on."""
     global _ended, unusable
     _ended = unusable = True
 
@@ -56,11 +56,11 @@ def mpi_has_ended() -> bool:
 
 
 def check_mpi() -> None:
-    """Local. FailedPreconditionError in a forked child, and once this rank has left the job."""
+    """Raise FailedPreconditionError in a forked child, and after this rank has left the job."""
     if _parent:
         check()
     if _ended:
         raise FailedPreconditionError(
-            "MPI has ended in this process, as it does at the end of the script: what uses mpidist "
-            "later, for example a function given to atexit before MPI was started, comes too late"
+            "MPI has ended in this process, as it does at the end of the script; code that runs "
+            "later, such as a function given to atexit before MPI was started, cannot use mpidist"
         )

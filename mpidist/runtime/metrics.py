@@ -1,8 +1,8 @@
-"""What the tasks of this process have done so far, in numbers, and when they did it.
+"""Metrics of the tasks of this process, and a timeline of their work.
 
-Once a second a rank writes the numbers of its tasks into the run folder, where ``mpidist top``
-reads them, and what took its time into the folder ``MPIDIST_TIMELINE``, if that is set: events of
-Chrome's Trace Event Format, in its form of an array that needs no end, which Perfetto opens.
+Once a second a rank writes the metrics of its tasks into the run folder, where ``mpidist top``
+reads them. If ``MPIDIST_TIMELINE`` names a folder, the rank writes a timeline there: events of
+Chrome's Trace Event Format, as an array without an end, which Perfetto opens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.runtime.launch import launcher_of
+from mpidist.runtime.launch_env import launcher_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +27,17 @@ _tasks: dict[str, TaskMetrics] = {}
 
 
 class TaskMetrics:
-    """What a task of this process has done so far.
+    """Metrics of one task of this process.
 
     Args:
         name: Job and index of the task.
 
     Attributes:
         name: Job and index of the task.
-        values: Sums since the start, by name; whoever counts adds to them. Threads that add at the
-            same moment may lose one. ``mpidist top`` knows: ``steps``, ``in_bytes``, ``out_bytes``,
-            ``changes`` and their ``staleness``, ``queued``, ``waited_s``, ``data_waited_s``,
-            ``busy_s``.
+        values: Sums since the start, by name. The code of the task adds to them, and threads that
+            add at the same moment may lose an addition. ``mpidist top`` shows ``steps``,
+            ``in_bytes``, ``out_bytes``, ``changes`` and their ``staleness``, ``queued``,
+            ``waited_s``, ``data_waited_s`` and ``busy_s``.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,11 +46,11 @@ class TaskMetrics:
 
     @contextmanager
     def timed(self, what: str, sum_name: str | None = None) -> Iterator[None]:
-        """Local. Draw what happens in the block, and add its seconds to a sum.
+        """Add the time of the block to the timeline, and to a sum.
 
         Args:
-            what: For the timeline.
-            sum_name: Of the sum, if there is one.
+            what: Name of the event in the timeline.
+            sum_name: Name of the sum, if there is one.
         """
         begin = time.time()
         try:
@@ -59,12 +59,12 @@ class TaskMetrics:
             self.note(what, begin, sum_name)
 
     def note(self, what: str, begin: float, sum_name: str | None = None) -> None:
-        """Local. Draw what has lasted until now; see :meth:`timed`.
+        """Add an event that ends now to the timeline, and to a sum.
 
         Args:
-            what: For the timeline.
-            begin: When it began, in seconds since the epoch.
-            sum_name: Of the sum, if there is one.
+            what: Name of the event in the timeline.
+            begin: Begin of the event, in seconds since the epoch.
+            sum_name: Name of the sum, if there is one.
         """
         seconds = time.time() - begin
         if sum_name is not None:
@@ -76,20 +76,20 @@ class TaskMetrics:
 
 
 def task_metrics(job: str, index: int) -> TaskMetrics:
-    """Local. The numbers of a task that lives in this process.
+    """Return the metrics of a task of this process.
 
     Args:
-        job: Of the task.
-        index: Of the task.
+        job: Job of the task.
+        index: Index of the task.
     """
     name = f"{job} {index}"
-    if launcher_of(os.environ) is None:  # nobody else begins, and ends, a timeline
+    if launcher_of(os.environ) is None:  # no world begins a timeline
         start_timeline(os.getpid())
     return _tasks.setdefault(name, TaskMetrics(name))
 
 
 def snapshot() -> dict[str, dict[str, float]]:
-    """Local. The numbers of all tasks of this process, by job and index; NumPy's become floats."""
+    """Return the metrics of all tasks of this process, as floats, by job and index."""
     now = {name: dict(task.values) for name, task in list(_tasks.items())}
     return {
         name: {str(what): float(value) for what, value in values.items()}
@@ -98,17 +98,17 @@ def snapshot() -> dict[str, dict[str, float]]:
 
 
 class Timeline:
-    """Events of this process, and the file that they go to.
+    """The timeline of this process, and its file.
 
     Args:
-        folder: Of the file; made if it is not there.
-        rank: Of this process; its process id if it was not launched.
+        folder: Folder of the file. It is made if it does not exist.
+        rank: Rank of this process, or its process id if no launcher started it.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
         self._path = os.path.join(folder, f"timeline-{rank}.json")
         self._rank = rank
-        self._events: deque[dict[str, Any]] = deque()  # other threads add while one takes
+        self._events: deque[dict[str, Any]] = deque()  # threads add while another removes
         self._named: set[str] = set()
         self._before: dict[str, dict[str, float]] = {}
         self._writing = threading.Lock()
@@ -118,13 +118,13 @@ class Timeline:
             file.write("[\n")
 
     def add(self, event: dict[str, Any]) -> None:
-        """Local. Keep an event until the next write; process and thread are filled in."""
+        """Keep an event until the next write. Process and thread are filled in."""
         self._events.append({**event, "tid": threading.get_native_id()})
 
     def write(self) -> None:
-        """Local. Append what has come since the last time, and how the numbers have changed.
+        """Append the events since the last write, and the changes of the metrics.
 
-        Of staleness that is the mean of the changes since then, as in ``mpidist top``.
+        Staleness is the mean over the changes since the last write, as in ``mpidist top``.
         """
         with self._writing:
             events = [self._events.popleft() for _ in range(len(self._events))]
@@ -150,7 +150,7 @@ class Timeline:
                 what: value if what == "queued" else value - before.get(task, {}).get(what, 0.0)
                 for what, value in values.items()
             }
-            if "staleness" in drawn:  # the mean, of which there is none without changes
+            if "staleness" in drawn:  # without changes there is no mean
                 total, count = drawn.pop("staleness"), drawn.get("changes")
                 drawn |= {"staleness": total / count} if count else {}
             for what, value in drawn.items():
@@ -162,7 +162,7 @@ _timeline: Timeline | None = None
 
 
 def start_timeline(rank: int) -> None:
-    """Local. Begin the timeline of this process, if ``MPIDIST_TIMELINE`` asks for one."""
+    """Begin the timeline of this process, if ``MPIDIST_TIMELINE`` is set."""
     global _timeline
     if config.timeline is None or _timeline is not None:
         return
@@ -182,6 +182,6 @@ def _forget_timeline() -> None:
 
 
 def write_timeline() -> None:
-    """Local. Write what has come since the last time, if there is a timeline."""
+    """Append the events since the last write, if there is a timeline."""
     if _timeline is not None:
         _timeline.write()

@@ -1,4 +1,4 @@
-"""What a rank writes into the run folder, for ``mpidist run`` and other onlookers."""
+"""Records that a rank writes into the run folder, for ``mpidist run`` and ``mpidist top``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Identity:
-    """Who this rank is.
+    """Names of this rank, for messages and records.
 
     Attributes:
-        rank: In the MPI world.
+        rank: Rank in the MPI world.
         pid: Process id.
         host: Host name.
         job: Job name; None until it is known.
@@ -38,36 +38,36 @@ class Identity:
 
 
 def write_rank(identity: Identity, started: float) -> None:
-    """Local. Write ``rank-<rank>.json``: the identity, and when the rank started."""
+    """Write ``rank-<rank>.json``: the identity, and the time at which the rank started MPI."""
     _write(f"rank-{identity.rank}.json", {**asdict(identity), "started": started})
 
 
 def write_failure(identity: Identity, reason: str, trace: str, code: int) -> None:
-    """Local. Write ``failure-<rank>.json``: why this rank ends the job."""
+    """Write ``failure-<rank>.json``: the reason for which this rank ends the job."""
     facts = {"reason": reason, "traceback": trace, "exit_code": code, "time": time.time()}
     _write(f"failure-{identity.rank}.json", {**asdict(identity), **facts})
 
 
 def write_metrics(identity: Identity, tasks: dict[str, dict[str, float]]) -> None:
-    """Local. Write ``metrics-<rank>.json``: what the tasks of the rank have done so far, and when.
+    """Write ``metrics-<rank>.json``: the metrics of the rank's tasks, and the time.
 
     Args:
         identity: The rank.
-        tasks: Numbers by name, by job and index.
+        tasks: Metrics by name, by job and index.
     """
     _write(f"metrics-{identity.rank}.json", {"time": time.time(), "tasks": tasks})
 
 
 def write_waits(identity: Identity, waits: list[tuple[str, float]]) -> None:
-    """Local. Write ``waits-<rank>.json``: what the rank has waited for, for long.
+    """Write ``waits-<rank>.json``: the operations that have been pending for long.
 
     Args:
         identity: The rank.
-        waits: Operations in words, each with the time when the wait was seen first, in seconds
+        waits: Operations in words, each with the time at which it was first observed, in seconds
             since the epoch.
     """
-    told = [{"what": what, "since": since} for what, since in waits]
-    _write(f"waits-{identity.rank}.json", {"time": time.time(), "waits": told})
+    entries = [{"what": name, "since": since} for name, since in waits]
+    _write(f"waits-{identity.rank}.json", {"time": time.time(), "waits": entries})
 
 
 def _write(name: str, record: dict[str, Any]) -> None:
@@ -79,5 +79,5 @@ def _write(name: str, record: dict[str, Any]) -> None:
             json.dump(record, file)
         os.replace(path + ".new", path)
     except OSError as error:
-        # The folder may be gone when a job is being ended; that must not hide why.
+        # The folder may be gone while a job ends. That must not hide the reason.
         logger.warning("cannot write %s: %s", path, error)

@@ -1,10 +1,11 @@
-"""What the MPI libraries themselves need of /dev/shm, and what happens where there is less."""
+"""The memory that the MPI libraries themselves need in /dev/shm, and their files there."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from mpidist.arena import populate
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.errors import DistBackendError
+from mpidist.runtime.launch_env import launcher_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 # MPICH writes to 1 MiB a rank and a little more while it starts, without asking for the pages.
 _MPICH_BYTES = (1 << 20) + (1 << 16)
-# The UCX in it takes 5 MiB a rank, and crashes where it gets a part of that (measured, 1.18, at
-# 16 to 18 MiB with 2 ranks and at 18 to 24 MiB with 4); told to do without, it does.
+# MPICH's UCX takes 5 MiB a rank, and crashes if it gets a part of that (measured, UCX 1.18: at 16
+# to 18 MiB with 2 ranks, and at 18 to 24 MiB with 4). It can be told to use no shared memory.
 _UCX_BYTES = 16 << 20
 _UCX_RANK_BYTES = 8 << 20
 
 
 def usable_bytes(folder: str = SHARED_MEMORY) -> int:
-    """Local. Bytes free for a job of MPICH that is about to start, and those it has taken."""
+    """Return the bytes that are free for a job of MPICH, with those that it has taken already."""
     taken = 0
     for path in Path(folder).glob("mpich_shm_*"):
         with contextlib.suppress(FileNotFoundError):
@@ -36,16 +38,16 @@ def usable_bytes(folder: str = SHARED_MEMORY) -> int:
 
 
 def prepare(vendor: str, ranks: int, usable: int, env: MutableMapping[str, str]) -> None:
-    """Local. Have MPI start with the shared memory that there is, or say that it cannot.
+    """Set ``UCX_TLS`` if MPICH must start with little shared memory.
 
     Args:
-        vendor: Of the MPI library.
-        ranks: How many of this node.
+        vendor: Vendor of the MPI library.
+        ranks: Number of ranks of this node.
         usable: See :func:`usable_bytes`.
         env: The environment that the library reads.
 
     Raises:
-        DistBackendError: It would be killed by SIGBUS while it starts.
+        DistBackendError: There is so little memory that SIGBUS would end the process.
     """
     if vendor != "MPICH":
         return
@@ -59,14 +61,14 @@ def prepare(vendor: str, ranks: int, usable: int, env: MutableMapping[str, str])
 
 
 def own_segments(maps: Iterable[str], rank: int) -> list[tuple[int, int]]:
-    """Local. Where Open MPI has mapped what this rank's messages to node-mates go through.
+    """Return the memory through which Open MPI sends messages to this rank within the node.
 
     Args:
         maps: The lines of ``/proc/self/maps``.
-        rank: Of this process among those of its node.
+        rank: Rank of this process on its node.
 
     Returns:
-        Address and length of each; none with another library, or where it uses none.
+        Address and length of each segment. Other MPI libraries have none.
     """
     found = []
     for line in maps:
@@ -79,10 +81,11 @@ def own_segments(maps: Iterable[str], rank: int) -> list[tuple[int, int]]:
 
 
 def commit_segments(node: MPI.Comm) -> None:
-    """Collective over ``node``. Have the pages that Open MPI writes to without asking.
+    """Collective. Allocate the pages of the segments of Open MPI, or warn that memory is short.
 
-    It would take them when messages are sent, and a rank that then finds none is killed. Where
-    there are not enough for all, that is told, and they are left to who needs them first.
+    Open MPI allocates pages when messages are sent, and a rank that then finds none is killed. If
+    there are too few pages for all ranks, none are allocated, and the ranks that need them first
+    get them.
 
     Args:
         node: The ranks of this node.
@@ -104,3 +107,22 @@ def commit_segments(node: MPI.Comm) -> None:
             needed >> 20,
             REMEDY,
         )
+
+
+def unlink_mpi_files() -> None:
+    """Remove the names of MPI's files in /dev/shm that this process has mapped.
+
+    MPICH removes its file only in MPI_Finalize, so every killed or aborted job would leave one. A
+    mapping outlives the name. Open MPI's segments are opened by peers at the first message, and its
+    launcher removes them. A rank that is alone, without a launcher or under MPICH's, removes its
+    own.
+    """
+    prefixes = [f"{SHARED_MEMORY}/mpich_shm_"]
+    if launcher_of(os.environ) in (None, "hydra"):
+        prefixes.append(f"{SHARED_MEMORY}/sm_segment.")
+    with open("/proc/self/maps") as maps:
+        names = {line.split()[-1] for line in maps}
+    for name in sorted(names):
+        if name.startswith(tuple(prefixes)):
+            with contextlib.suppress(FileNotFoundError):  # another rank of the node was first
+                os.unlink(name)

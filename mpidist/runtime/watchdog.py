@@ -1,4 +1,4 @@
-"""Looks, on a thread of its own, whether what this rank waits for can still come."""
+"""The thread that checks whether the pending operations of this rank can still complete."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import numpy as np
 
 from mpidist.config import config
 from mpidist.runtime import metrics, records
-from mpidist.runtime.waits import Waiting, Waits, missing_rank
+from mpidist.runtime.pending import PendingOp, PendingOps, missing_rank
 
 if TYPE_CHECKING:
-    from mpidist.runtime.world import World
+    from mpi4py import MPI
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.1
 _METRICS_PERIOD_S = 1.0
-_TAG = 1
+_LEAVE_TAG = 1
 _CALLS_TAG = 2
 # Seconds of waiting in a collective after which its call is compared with those of the other ranks.
 _COMPARED_AFTER_S = 5.0
@@ -34,60 +34,64 @@ _CALLS_PERIOD_S = 1.0
 
 
 class Watchdog:
-    """The thread, and the leave notes of all ranks, which it reads until it is stopped.
+    """The watchdog thread, and the leave notes that it reads until it is stopped.
 
     Args:
-        world: The MPI world.
-        identity: Who this rank is.
-        fail: Ends the job; gets a reason and the stacks of all threads.
+        control: Carries the messages between watchdogs.
+        pending: The pending operations of this rank.
+        identity: This rank.
+        end_job: Ends the job; gets the reason and the stacks of all threads.
 
     Attributes:
-        waits: What this rank waits for; kept by those who block.
-        left: When the leave note of each rank that has left arrived.
+        left: Time at which the leave note of each rank that has left arrived.
     """
 
     def __init__(
-        self, world: World, identity: records.Identity, fail: Callable[[str, str], Any]
+        self,
+        control: MPI.Intracomm,
+        pending: PendingOps,
+        identity: records.Identity,
+        end_job: Callable[[str, str], Any],
     ) -> None:
-        self.waits = Waits()
         self.left: dict[int, float] = {}
-        self._control = world.control
-        self._ranks = [rank for rank in range(world.size) if rank != world.rank]
+        self._control = control
+        self._pending = pending
         self._identity = identity
-        self._fail = fail
+        self._end_job = end_job
         self._counts_of_left: dict[int, dict[int, int]] = {}
-        self._told: set[tuple[int, float]] = set()  # waits, by id and when they were first seen
+        self._reported: set[tuple[int, float]] = set()  # id and time of first observation
         self._wrote_waits = False
         self._calls_sent = 0.0
         self._sending: list[tuple[Any, Any]] = []
         # Call and time of arrival, by rank, number of the group and number of the collective.
         self._calls: dict[tuple[int, int, int], tuple[str, float]] = {}
-        self._rank = world.rank
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Local. Start the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Local. End the thread; from now on whoever calls :meth:`read_note` reads the notes."""
+        """End the thread. From now on the caller of :meth:`read_note` reads the leave notes."""
         self._stop.set()
         self._thread.join()
-        self.write_metrics()
-        self._write_waits((), time.monotonic())  # of those that have just ended
+        self._write_metrics()
+        self._write_waits((), time.monotonic())  # operations may have ended since the last time
 
-    def send_notes(self) -> list[Any]:
-        """Local. Tell all others that this rank has left; the requests of the messages."""
-        note = np.array(sorted(self.waits.counts.items()), np.int64).reshape(-1)
-        return [self._control.Isend(note, dest=other, tag=_TAG) for other in self._ranks]
+    def send_notes(self) -> list[MPI.Request]:
+        """Send a leave note to every other rank. Return the requests of the messages."""
+        counts = sorted(self._pending.counts.items())
+        note = np.array(counts, np.int64).reshape(-1)
+        others = [rank for rank in range(self._control.size) if rank != self._control.rank]
+        return [self._control.Isend(note, dest=rank, tag=_LEAVE_TAG) for rank in others]
 
     def read_note(self) -> bool:
-        """Local. Take up one leave note; whether there was one."""
+        """Read one leave note. Return False if none has arrived."""
         from mpi4py import MPI
 
         status = MPI.Status()
-        message = self._control.Improbe(tag=_TAG, status=status)
+        message = self._control.Improbe(tag=_LEAVE_TAG, status=status)
         if message is None:
             return False
         note = np.empty(status.Get_count(MPI.INT64_T), np.int64)
@@ -96,10 +100,10 @@ class Watchdog:
         self.left[status.source] = time.monotonic()
         return True
 
-    def write_metrics(self) -> None:
-        """Local. Write the numbers of this rank's tasks, and the timeline, for who looks on."""
+    def _write_metrics(self) -> None:
+        """Write the metrics of this rank's tasks, and its timeline."""
         tasks = metrics.snapshot()
-        if tasks:  # process groups have none
+        if tasks:  # a rank without a Server has none
             records.write_metrics(self._identity, tasks)
         metrics.write_timeline()
 
@@ -111,35 +115,35 @@ class Watchdog:
             while self.read_note():
                 pass
             now = time.monotonic()
-            waits = self.waits.observe(now)
+            pending = self._pending.observe(now)
             if now - written >= _METRICS_PERIOD_S:
                 written = now
-                self.write_metrics()
-                self._write_waits(waits, now)
-            self._look_at(waits, now)
-            self._compare_calls(waits, now)
-            del waits  # no name of an operation outlives this: its arrays may be large
+                self._write_metrics()
+                self._write_waits(pending, now)
+            self._check_all(pending, now)
+            self._compare_calls(pending, now)
+            del pending  # a reference would keep the arrays of the operations alive
 
-    def _write_waits(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
+    def _write_waits(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         long = [
             (operation.describe(), time.time() - (now - since))
-            for operation, since in waits
+            for operation, since in pending
             if now - since >= _METRICS_PERIOD_S
         ]
         if long or self._wrote_waits:
             records.write_waits(self._identity, long)
         self._wrote_waits = bool(long)
 
-    def _look_at(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
-        told, self._told = self._told, set()
-        for operation, since in waits:
+    def _check_all(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
+        before, self._reported = self._reported, set()
+        for operation, since in pending:
             self._check(operation, since, now)
             if now - since > config.stall_s:
-                self._told.add((id(operation), since))
-                if (id(operation), since) not in told:
-                    self._tell(operation, now - since)
+                self._reported.add((id(operation), since))
+                if (id(operation), since) not in before:
+                    self._report(operation, now - since)
 
-    def _tell(self, operation: Waiting, waited_s: float) -> None:
+    def _report(self, operation: PendingOp, waited_s: float) -> None:
         logger.warning(
             "%s: %s has waited for %.0f s; the other ranks have not made the call, or are stuck "
             "themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
@@ -148,14 +152,14 @@ class Watchdog:
             waited_s,
         )
 
-    def _compare_calls(self, waits: Sequence[tuple[Waiting, float]], now: float) -> None:
+    def _compare_calls(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         """Compare the collectives in which ranks have waited for long. End the job if they differ.
 
         No error can be raised in threads that are inside MPI.
         """
         self._receive_calls(now)
         sends = now - self._calls_sent >= _CALLS_PERIOD_S
-        for operation, since in waits:
+        for operation, since in pending:
             if not operation.sequence or now - since < _COMPARED_AFTER_S:
                 continue
             call = operation.call()
@@ -168,9 +172,9 @@ class Watchdog:
             for rank in operation.members:
                 other, arrived = self._calls.get((rank, *place), ("", 0.0))
                 if other not in ("", call) and now - arrived < _CALL_IS_NEW_S:
-                    self._fail(
+                    self._end_job(
                         f"the ranks of a group call different collectives: {operation.describe()} "
-                        f"is {call} on rank {self._rank} and {other} on rank {rank}",
+                        f"is {call} on rank {self._control.rank} and {other} on rank {rank}",
                         _stacks(),
                     )
 
@@ -179,7 +183,7 @@ class Watchdog:
 
         self._sending = [(request, data) for request, data in self._sending if not request.Test()]
         for rank in members:
-            if rank != self._rank:
+            if rank != self._control.rank:
                 request = self._control.Isend([note, MPI.BYTE], dest=rank, tag=_CALLS_TAG)
                 self._sending.append((request, note))
 
@@ -196,16 +200,16 @@ class Watchdog:
             }
             self._calls[status.source, group, sequence] = call, now
 
-    def _check(self, operation: Waiting, since: float, now: float) -> None:
+    def _check(self, operation: PendingOp, since: float, now: float) -> None:
         gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
         if gone is not None:
-            self._fail(
+            self._end_job(
                 f"{operation.describe()} waits for rank {gone}, whose script has ended; every "
                 "rank of a group must make the same calls",
                 _stacks(),
             )
         if now - since > config.stall_abort_s:
-            self._fail(
+            self._end_job(
                 f"{operation.describe()} has waited for {now - since:.0f} s, the limit set by "
                 "MPIDIST_STALL_ABORT_S",
                 _stacks(),

@@ -1,4 +1,4 @@
-"""The MPI world of this process, started when first asked for."""
+"""The MPI world of this process. MPI starts when the world is first needed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import ctypes
 import os
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mpi4py
@@ -16,9 +15,8 @@ import mpi4py
 from mpidist.config import config, distribution_version
 from mpidist.errors import DistBackendError
 from mpidist.home_folder import home_folder
-from mpidist.runtime import fork, shared_memory, start
-from mpidist.runtime.exits import install
-from mpidist.runtime.launch import (
+from mpidist.runtime import fork, metrics, records, shared_memory
+from mpidist.runtime.launch_env import (
     foreign_launcher,
     foreign_step,
     launcher_of,
@@ -28,6 +26,8 @@ from mpidist.runtime.launch import (
     unspoken_launcher,
 )
 from mpidist.runtime.node import NodePeers, share
+from mpidist.runtime.shutdown import Shutdown
+from mpidist.runtime.startup import has_loaded, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """All ranks, and what is known of them.
+    """All ranks and the facts about them.
 
     Attributes:
-        rank: Of this process.
+        rank: Rank of this process.
         size: Number of ranks.
         hosts: Host name of each rank.
-        nodes: Node number of each rank: equal for ranks that can share memory.
+        nodes: Node number of each rank, equal for ranks that can share memory.
         vendor: ``"MPICH"``, ``"Open MPI"``, ...
-        version: The library's version.
+        version: Version of the MPI library.
         thread_level: Always ``"multiple"``; a world with less is refused.
-        launcher: See :func:`launcher_of`.
-        comm: Duplicate of MPI_COMM_WORLD; process groups are made from it.
-        control: Carries leave notes between the watchdogs.
+        launcher: See :func:`mpidist.runtime.launch_env.launcher_of`.
+        comm: Duplicate of MPI_COMM_WORLD, from which process groups are made.
         messages: Carries endpoint messages.
         node: The ranks of this node.
-        peers: The ranks of this node, and what they share beside MPI.
-        before_leave: Local clean-up, last registered first: threads that use MPI end here.
-        at_leave: Collective clean-up, once every rank is at its end; same order on all ranks.
+        peers: The ranks of this node, and the memory and sockets that they share beside MPI.
+        hooks: Whether the hooks that can be turned off were wanted.
+        started: Time at which this rank started MPI, in seconds since the epoch.
+        shutdown: The hooks and the end of this rank.
     """
 
     rank: int
@@ -64,58 +64,81 @@ class World:
     thread_level: str
     launcher: str | None
     comm: MPI.Intracomm
-    control: MPI.Intracomm
     messages: MPI.Intracomm
     node: MPI.Comm
     peers: NodePeers
-    before_leave: list[Callable[[], None]] = field(default_factory=list)
-    at_leave: list[Callable[[], None]] = field(default_factory=list)
+    hooks: bool
+    started: float
+    shutdown: Shutdown
 
     @property
     def host(self) -> str:
         """Name of this rank's host."""
         return self.hosts[self.rank]
 
+    def identify(self, job: str, task: int) -> None:
+        """Set the task of this rank, for messages and records."""
+        identity = self.shutdown.identity
+        identity.job, identity.task = job, task
+        records.write_rank(identity, self.started)
+
+
+_world: World | None = None
+# MPI may be started once, and other threads run meanwhile.
+_starting = threading.RLock()
+
 
 def launched() -> bool:
-    """Local. Whether this process is one of several ranks; does not start MPI."""
+    """Return whether this process is one of several ranks. This does not start MPI."""
     if size_hint(os.environ) == 1:
         return False
     return launcher_of(os.environ) is not None
 
 
-def world() -> World:
-    """Collective. Start MPI if that has not been done, and describe the world.
+def world(hooks: bool | None = None) -> World:
+    """Collective. Start MPI if it has not been started, and return the world.
 
-    The first call on each rank is collective over all ranks; later ones are local.
+    The first call of each rank is collective over all ranks. Later calls are not.
 
-    Returns:
-        The world.
+    Args:
+        hooks: Whether to set the hooks of :mod:`mpidist.runtime.shutdown` that can be turned off.
+            The default is the environment variable ``MPIDIST_HOOKS``.
 
     Raises:
-        DistBackendError: There is no MPI library, it does not give MPI_THREAD_MULTIPLE, or srun or
-            another library's mpiexec started several ranks that it cannot see. The message has the
-            remedy.
+        DistBackendError: There is no MPI library, the library does not give MPI_THREAD_MULTIPLE, or
+            srun or another library's mpiexec started several ranks that this library cannot see.
+            The message has the remedy.
         FailedPreconditionError: The process was forked from one that had started MPI, or MPI has
             ended.
+        ValueError: MPI was started with the other value of ``hooks``.
     """
+    global _world
     fork.check_mpi()
     with _starting:
-        return _world()
+        if _world is None:
+            wanted = config.hooks == "1" if hooks is None else hooks
+            _refuse(foreign_step(os.environ))
+            with watched_start():  # this call returns after all ranks have made it
+                _world = _start(wanted)
+        elif hooks not in (None, _world.hooks):
+            raise ValueError(
+                f"hooks={hooks} comes too late: MPI was started with hooks={not hooks} in this "
+                f"process; set MPIDIST_HOOKS={hooks:d}, or call init_process_group first"
+            )
+        return _world
 
 
-# MPI may be started once, and lets other threads run meanwhile.
-_starting = threading.RLock()
+def started_world() -> World | None:
+    """Return the world, or None if mpidist has not started MPI in this process."""
+    return _world
 
 
-@cache
-def _world() -> World:
-    _refuse(foreign_step(os.environ))
-    with start.watched():  # every rank must come here; this one waits until they do
-        return _make_world()
+def this_rank() -> str:
+    """Return this rank in words, with its host and, once known, its task; "" without MPI."""
+    return "" if _world is None else str(_world.shutdown.identity)
 
 
-def _make_world() -> World:
+def _start(hooks: bool) -> World:
     owned = _start_mpi()
     from mpi4py import MPI
 
@@ -124,9 +147,17 @@ def _make_world() -> World:
     facts = comm.allgather((socket.gethostname(), node.bcast(comm.rank), distribution_version()))
     _check_versions([version for _, _, version in facts])
     first_ranks = sorted({first for _, first, _ in facts})
-    own = facts[comm.rank][1]
-    on_node = [rank for rank, (_, first, _) in enumerate(facts) if first == own]
+    own_host, own_first, _ = facts[comm.rank]
+    on_node = [rank for rank, (_, first, _) in enumerate(facts) if first == own_first]
     vendor, version = MPI.get_vendor()
+    launcher = launcher_of(os.environ)
+    shutdown = Shutdown(
+        records.Identity(comm.rank, os.getpid(), own_host),
+        comm.Dup(),
+        finalize=owned,
+        # Without a launcher no rank waits for this one, and a prompt must survive an error.
+        hooks=hooks and (launcher is not None or comm.size > 1),
+    )
     result = World(
         rank=comm.rank,
         size=comm.size,
@@ -135,22 +166,35 @@ def _make_world() -> World:
         vendor=vendor,
         version=version,
         thread_level="multiple",
-        launcher=launcher_of(os.environ),
+        launcher=launcher,
         comm=comm,
-        control=comm.Dup(),
         messages=comm.Dup(),
         node=node,
         peers=share(node, on_node, comm.size, node.bcast(config.shared_buffer_bytes)),
+        hooks=hooks,
+        started=time.time(),
+        shutdown=shutdown,
     )
     node.Barrier()
-    start.unlink_shared_memory()  # all ranks of the node have mapped it
+    shared_memory.unlink_mpi_files()  # all ranks of the node have mapped them
     shared_memory.commit_segments(node)
-    install(result, finalize=owned)
+    records.write_rank(shutdown.identity, result.started)
+    metrics.start_timeline(comm.rank)
+    fork.in_parent_only(_forget)
+    shutdown.install()
     return result
 
 
+def _forget() -> None:
+    """Forget the world in a forked child."""
+    global _world
+    if _world is not None:
+        _world.shutdown.uninstall()
+        _world = None
+
+
 def _check_versions(versions: list[str]) -> None:
-    """What is said between ranks is only understood by the same version."""
+    """Refuse ranks of different versions, because messages between ranks may differ."""
     for rank, version in enumerate(versions):
         if version != versions[0]:
             raise DistBackendError(
@@ -160,7 +204,7 @@ def _check_versions(versions: list[str]) -> None:
 
 
 def _start_mpi() -> bool:
-    """Start MPI; True if that was left to us, False if the script had done it."""
+    """Start MPI. Return False if the script has started it."""
     mpi4py.rc.initialize = False
     try:
         from mpi4py import MPI
@@ -175,7 +219,7 @@ def _start_mpi() -> bool:
         usable = shared_memory.usable_bytes()
         vendor = MPI.get_vendor()[0]
         _refuse(foreign_step(os.environ, vendor))
-        _refuse(unspoken_launcher(os.environ, vendor, start.has_loaded("libpmix")))
+        _refuse(unspoken_launcher(os.environ, vendor, has_loaded("libpmix")))
         # Open MPI ends a process without HOME.
         os.environ.setdefault("HOME", home_folder())
         for name, value in start_settings(os.environ, MPI.Get_library_version()).items():
@@ -192,7 +236,7 @@ def _start_mpi() -> bool:
     if MPI.Comm.Get_parent() == MPI.COMM_NULL:
         problem = foreign_launcher(os.environ, MPI.get_vendor()[0], MPI.COMM_WORLD.size)
         if problem is not None:
-            start.unlink_shared_memory()
+            shared_memory.unlink_mpi_files()
             if owned:
                 MPI.Finalize()
         _refuse(problem)
@@ -205,7 +249,10 @@ def _refuse(problem: str | None) -> None:
 
 
 def _init_thread() -> None:
-    """MPI.Init_thread, but other threads run meanwhile, such as the one that watches the start."""
+    """Call MPI_Init_thread without the interpreter's lock, which mpi4py holds meanwhile.
+
+    Other threads must run, such as the watchdog of the start.
+    """
     from mpi4py import MPI
 
     library = ctypes.CDLL(MPI.__file__)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from operator import index
 
 from mpidist.errors import DistStoreError, QueueEmptyError
-from mpidist.runtime.exits import exits, installed
+from mpidist.runtime import started_world
 from mpidist.work import Timeout, seconds
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -285,7 +285,8 @@ class Store(ABC):
 
     def _here(self) -> str:
         """Return the name of the store and the rank, for messages."""
-        return f"{self!r} on rank {exits().world.rank}" if installed() else repr(self)
+        here = started_world()
+        return repr(self) if here is None else f"{self!r} on rank {here.rank}"
 
 
 class PrefixStore(Store):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
 from mpidist.host_memory import free_memory
-from mpidist.runtime import together
+from mpidist.runtime import watched
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,7 +50,7 @@ def shared(comm: MPI.Intracomm, nbytes: int) -> Allocation:
     _check_size(nbytes)
     if comm.size == 1:  # MPICH's memory for a single rank is neither zero nor sparse
         return private(nbytes)
-    with together("Window.shared", comm.Get_group()):
+    with watched("Window.shared", comm.Get_group()):
         sizes = comm.allgather(nbytes)
         win = _allocate_shared(comm, [_with_lock(size) for size in sizes])
         win.Lock_all(MPI.MODE_NOCHECK)
@@ -63,7 +63,7 @@ def rma(comm: MPI.Intracomm, nbytes: int) -> Allocation:
     from mpi4py import MPI
 
     _check_size(nbytes)
-    with together("Window.rma", comm.Get_group()):
+    with watched("Window.rma", comm.Get_group()):
         sizes = _sizes_with_room(comm, nbytes)
         # The order of additions does not matter, so MPI need not keep it.
         info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})

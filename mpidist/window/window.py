@@ -15,7 +15,7 @@ from mpidist.buffers.copying import copy_array
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import with_upload
 from mpidist.errors import FailedPreconditionError
-from mpidist.runtime import Backoff, fork, together
+from mpidist.runtime import Backoff, fork, watched
 from mpidist.window import allocation
 from mpidist.window.allocation import Allocation, Bytes
 
@@ -240,7 +240,7 @@ class Window:
         self._freed = True
         if self._win is not None:
             win, self._win = self._win, None
-            with together("Window.free", win.Get_group()):
+            with watched("Window.free", win.Get_group()):
                 win.Unlock_all()
                 win.Free()
 

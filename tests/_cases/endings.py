@@ -81,6 +81,7 @@ class Way:
         silent: Whether standard error must be empty.
         env: Added to the environment.
         upsets: Vendors whose own launcher cannot be relied on to end such a job.
+        bare: The way to end under the library's own launcher, if more than the status differs.
     """
 
     body: str
@@ -94,6 +95,7 @@ class Way:
     silent: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     upsets: tuple[str, ...] = ()
+    bare: Way | None = None
 
     def script(self, seed):
         return f"SEED, RANKS = {seed}, {self.ranks}\n{HEAD}{self.body}"
@@ -131,8 +133,30 @@ def killed(body, number, **others):
     return Way(body, 128 + number, None, reasons=(0, 1), **others)
 
 
+def exits(body, reason, status, **others):
+    """A way in which one rank exits, while another waits for it.
+
+    ``mpidist run`` sees the exit. Under the library's own launcher the rank leaves, and the rank
+    that waits for it ends the job.
+    """
+    left = ended(".* waits for rank ODD, whose script has ended", OTHER)
+    return fails(body, reason, status, bare=fails(body, "", says=left, **others), **others)
+
+
 LUCK = "ValueError: no such luck"
 OTHER = r"\d"  # any rank
+WITHOUT_HOOKS = {"MPIDIST_HOOKS": "0"}
+
+SERVED = (
+    WORK
+    + SERVICE
+    + """
+if odd:
+    endpoint.serve(lambda: False)
+else:
+    endpoint.call(addresses[ODD], "a/Leave").wait()
+"""
+)
 
 WAYS = {
     "all end": Way(WORK, silent=True),
@@ -168,12 +192,8 @@ else:
     endpoint.call(addresses[ODD], "a/Leave").wait()
 work_on()
 """, "", says=ended(r".*SystemExit: 6 \(in a/Leave at mpi:", OTHER)),
-    "exit of a handler on the main thread": fails(WORK + SERVICE + """
-if odd:
-    endpoint.serve(lambda: False)
-else:
-    endpoint.call(addresses[ODD], "a/Leave").wait()
-""", "", 6, says=ended(r"sys\.exit\(6\)")),
+    "exit of a handler on the main thread": fails(SERVED, "", 6, says=ended(r"sys\.exit\(6\)"),
+        bare=fails(SERVED, "", says=ended(".*UnavailableError: .*script there has ended", OTHER))),
     "exception in the serving loop": fails(WORK + SERVICE + """
 if odd:
     endpoint._server._report_loss = None  # a flaw of our own
@@ -181,10 +201,30 @@ if odd:
     endpoint.peer_lost("another process")
 work_on()
 """, "TypeError: 'NoneType' object is not callable"),
-    "exit of one": fails(WORK + "sys.exit(3) if odd else work_on()\n", r"sys\.exit\(3\)", 3),
-    "exit of all": Way(
-        WORK + "sys.exit(4)\n", 4, says=ended(r"sys\.exit\(4\)", OTHER), reasons=(1, 2)
+    "exit of one": exits(WORK + "sys.exit(3) if odd else work_on()\n", r"sys\.exit\(3\)", 3),
+    "SystemExit of one": exits(
+        WORK + "if odd:\n    raise SystemExit(3)\nwork_on()\n", r"sys\.exit\(3\)", 3
     ),
+    "exit of one that no rank waits for": fails(
+        WORK + "sys.exit(3) if odd else time.sleep(0.5)\n", r"sys\.exit\(3\)", 3,
+        bare=Way(WORK + "sys.exit(3) if odd else time.sleep(0.5)\n", 3),
+    ),
+    "exit of all": Way(
+        WORK + "sys.exit(4)\n", 4, says=ended(r"sys\.exit\(4\)", OTHER), reasons=(1, 2),
+        bare=Way(WORK + "sys.exit(4)\n", 4),
+    ),
+    "exception without hooks": Way(
+        WORK + "boom() if odd else work_on()\n", 1, says=LUCK, env=WITHOUT_HOOKS,
+        bare=exits(WORK + "boom() if odd else work_on()\n", "", 1, env=WITHOUT_HOOKS).bare,
+    ),
+    "exit without hooks": exits(
+        WORK + "sys.exit(3) if odd else work_on()\n", r"sys\.exit\(3\)", 3, env=WITHOUT_HOOKS
+    ),
+    "SIGINT to a rank without hooks": Way(
+        WORK + "if odd:\n    os.kill(os.getpid(), signal.SIGINT)\nwork_on()\n", 130, None,
+        says="KeyboardInterrupt", reasons=(0, 1), env=WITHOUT_HOOKS,
+    ),
+    "all end without hooks": Way(WORK, silent=True, env=WITHOUT_HOOKS),
     "leaves a collective": fails(
         WORK + "if not odd:\n    group.all_reduce(np.ones(2))\n", "",
         says=ended(r"all_reduce number \d+ of group 'world' waits for rank ODD, whose script has "

@@ -44,20 +44,36 @@ def reason_of(ended):
     return lines[0]
 
 
+def test_one_rank_fails_while_the_other_waits(run):
+    ended = run("""
+def worker():
+    raise ValueError("no such luck")
+if rank == 1:
+    worker()
+wait_for_ever()
+""")
+    assert ended.status == 1, ended.err
+    assert reason_of(ended).startswith("mpidist: rank 1 on ")
+    assert reason_of(ended).endswith(" ends the job: ValueError: no such luck")
+    assert ended.err.index("in worker") < ended.err.index("ends the job")
+
+
+EXITS = {
+    "sys.exit": ("sys.exit(3)", 3, ""),
+    "SystemExit": ("raise SystemExit(3)", 3, ""),
+    "text": ("sys.exit('all is lost')", 1, "all is lost"),
+    "array": ("sys.exit(np.zeros(2))", 1, "[0. 0.]"),
+    "quit": ("quit(4)", 4, ""),
+    "bad object": (BAD, 1, ""),
+}
+
+
 @pytest.mark.parametrize(
-    ("end", "status", "reason", "shown"),
-    [
-        ("raise ValueError('no such luck')", 1, "ValueError: no such luck", "in worker"),
-        ("sys.exit(3)", 3, "sys.exit(3)", ""),
-        pytest.param("sys.exit('all is lost')", 1, "sys.exit('all is lost')", "", marks=LONG),
-        ("sys.exit(256)", 1, "sys.exit(256)", ""),
-        pytest.param("sys.exit(np.zeros(2))", 1, "sys.exit(array([0., 0.]))", "", marks=LONG),
-        pytest.param("quit(4)", 4, "sys.exit(4)", "", marks=LONG),
-        (BAD, 1, "sys.exit(<Bad object, whose __repr__ fails>)", "in worker"),
-    ],
-    ids=["exception", "exit", "text", "no byte", "array", "quit", "bad object"],
+    "name",
+    ["sys.exit", "SystemExit", *(pytest.param(name, marks=LONG) for name in list(EXITS)[2:])],
 )
-def test_one_rank_fails_while_the_other_waits(run, end, status, reason, shown):
+def test_one_rank_exits_while_the_other_waits(run, name):
+    end, _, shown = EXITS[name]
     ended = run(f"""
 def worker():
     {end}
@@ -65,11 +81,27 @@ if rank == 1:
     worker()
 wait_for_ever()
 """)
-    assert ended.status == status, ended.err
-    assert reason_of(ended).startswith("mpidist: rank 1 on ")
-    assert reason_of(ended).endswith(f" ends the job: {reason}")
+    assert ended.status == 1, ended.err
     assert shown in ended.err
-    assert ended.err.index(shown) < ended.err.index("ends the job")
+    assert reason_of(ended).startswith("mpidist: rank 0 on ")
+    assert "recv from rank 1 of group 'world' waits for rank 1, whose script" in reason_of(ended)
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_one_rank_exits_and_no_rank_waits_for_it(run, name):
+    end, status, shown = EXITS[name]
+    ended = run(f"""
+def worker():
+    {end}
+if rank == 1:
+    worker()
+time.sleep(0.3)
+say("goes on")
+""")
+    assert ended.status == status, ended.err
+    assert ended.out == "goes on\n"
+    assert shown in ended.err
+    assert "ends the job" not in ended.err
 
 
 def test_exception_in_a_thread(run):

@@ -15,8 +15,8 @@ import logging, os, pathlib, sys, time
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
 SIGN = pathlib.Path(__file__).with_name("reminded")
 import mpidist as dist
-from mpidist.runtime import start
-start._LOOK_PERIOD_S, start._REMINDER_S = 0.1, 0.4
+from mpidist.runtime import startup
+startup._LOOK_PERIOD_S, startup._REMINDER_S = 0.1, 0.4
 """
 
 

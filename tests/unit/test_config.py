@@ -23,6 +23,7 @@ TEXTS = {
     "MPIDIST_SECRET": "secret",
 }
 CHOICES = {
+    "MPIDIST_HOOKS": ("1", "0"),
     "MPIDIST_DEBUG": ("info", "off", "detail"),
 }
 

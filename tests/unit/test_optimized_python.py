@@ -28,11 +28,6 @@ MISUSES = {
         "server.task_address('ps', 0)",
         "the Server inproc://h:1 is not running; start() it",
     ),
-    "exits before MPI": (
-        "from mpidist.runtime import exits",
-        "exits()",
-        "MPI has not been started in this process",
-    ),
     "dispatcher target before start": (
         "from dataservice import DispatchServer; server = DispatchServer(start=False)",
         "server.target",

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.errors import DistBackendError
-from mpidist.runtime import streams
+from mpidist.runtime import shutdown
 from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.launch import (
+from mpidist.runtime.launch_env import (
     foreign_launcher,
     foreign_step,
     launcher_of,
@@ -23,8 +23,8 @@ from mpidist.runtime.launch import (
     start_settings,
     unspoken_launcher,
 )
-from mpidist.runtime.start import has_loaded, missing_here
-from mpidist.runtime.waits import Waits, missing_rank
+from mpidist.runtime.pending import PendingOps, missing_rank
+from mpidist.runtime.startup import has_loaded, missing_here
 from mpidist.runtime.world import _check_versions
 
 OPENMPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
@@ -263,17 +263,17 @@ def test_only_a_member_that_has_left_is_ever_missing(members, sequence, data, si
 
 
 def test_operations_under_way():
-    waits = Waits()
+    pending = PendingOps()
     first, second = Waiting(1), Waiting(2)
-    waits.current[id(first)] = first
-    assert waits.observe(10.0) == [(first, 10.0)]
-    waits.current[id(second)] = second
-    assert waits.observe(11.0) == [(first, 10.0), (second, 11.0)]
-    del waits.current[id(first)]
-    assert waits.observe(12.0) == [(second, 11.0)]
-    del waits.current[id(second)]
-    waits.current[id(first)] = first
-    assert waits.observe(13.0) == [(first, 13.0)]
+    pending.current[id(first)] = first
+    assert pending.observe(10.0) == [(first, 10.0)]
+    pending.current[id(second)] = second
+    assert pending.observe(11.0) == [(first, 10.0), (second, 11.0)]
+    del pending.current[id(first)]
+    assert pending.observe(12.0) == [(second, 11.0)]
+    del pending.current[id(second)]
+    pending.current[id(first)] = first
+    assert pending.observe(13.0) == [(first, 13.0)]
 
 
 def test_ranks_of_different_versions():
@@ -289,14 +289,14 @@ def test_what_was_printed_last_is_read_before_the_end(monkeypatch):
     reader = threading.Thread(target=lambda: got.append(os.read(reading, 100)))
     threading.Timer(0.05, reader.start).start()
     with monkeypatch.context() as patched:
-        patched.setattr(streams, "_LIMIT_S", 30.0)
-        streams.wait_until_read(writing)
+        patched.setattr(shutdown, "_READ_LIMIT_S", 30.0)
+        shutdown.wait_until_read(writing)
     reader.join()
     assert got == [b"last words"]
     os.write(writing, b"nobody reads this")
-    streams.wait_until_read(writing)  # not for ever
+    shutdown.wait_until_read(writing)  # not for ever
     os.close(reading)
     os.close(writing)
-    streams.wait_until_read(writing)
+    shutdown.wait_until_read(writing)
     with open(os.devnull) as file:
-        streams.wait_until_read(file.fileno())
+        shutdown.wait_until_read(file.fileno())

@@ -12,6 +12,8 @@ from mpidist import DeviceMesh, collectives
 
 # An argument that torch keeps for itself.
 INTERNAL = {"_ranks"}
+# Arguments of ours that can be given by keyword alone.
+OURS_BY_KEYWORD = {"init_process_group": {"hooks"}}
 MESH_ARGUMENTS = {"backend_override"}  # of the class; init_device_mesh has it
 # Functions of the package that torch has as private ones, or as none.
 EXTRA_FUNCTIONS = {"coalescing_manager", "new_cartesian_group", "set_timeout"}
@@ -68,7 +70,11 @@ def test_names_that_are_documented_as_missing_are_torchs():
 
 @pytest.mark.parametrize("name", INSPECTED)
 def test_arguments_and_their_order(name):
-    have = list(inspect.signature(getattr(mpidist, name)).parameters)
+    have = [
+        argument
+        for argument in inspect.signature(getattr(mpidist, name)).parameters
+        if argument not in OURS_BY_KEYWORD.get(name, ())
+    ]
     assert have == [one for one in torch_names.ARGUMENTS[name] if one not in INTERNAL]
 
 
@@ -81,6 +87,14 @@ def test_defaults_that_differ_are_documented(name):
     for argument, default in torch_names.ARGUMENTS[name].items():
         if have.get(argument) != default:
             assert f"`{argument}`" in DOCUMENTED[name], argument
+
+
+@pytest.mark.parametrize("name", OURS_BY_KEYWORD)
+def test_arguments_of_ours_are_documented(name):
+    parameters = inspect.signature(getattr(mpidist, name)).parameters
+    for argument in OURS_BY_KEYWORD[name]:
+        assert parameters[argument].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"`{argument}`" in DOCUMENTED[name]
 
 
 def test_functions_of_cpp():

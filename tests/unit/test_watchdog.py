@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from mpidist.config import Config
 from mpidist.runtime import watchdog
+from mpidist.runtime.pending import PendingOps
 from mpidist.runtime.records import Identity
 
 
@@ -15,20 +16,21 @@ def wait_of(name):
 
 def test_each_long_wait_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(watchdog, "config", Config(stall_s=1.0))
-    failed = []
-    world = SimpleNamespace(control=None, size=2, rank=0)
-    dog = watchdog.Watchdog(world, Identity(0, 1, "h"), lambda *why: failed.append(why))
-    operations = dog.waits.current
+    ended = []
+    pending = PendingOps()
+    control = SimpleNamespace(size=2, rank=0)
+    dog = watchdog.Watchdog(control, pending, Identity(0, 1, "h"), lambda *why: ended.append(why))
+    operations = pending.current
     operations[1], operations[2] = wait_of("first"), wait_of("second")
     for now in range(100, 110):
-        dog._look_at(dog.waits.observe(float(now)), float(now))
+        dog._check_all(pending.observe(float(now)), float(now))
     operations[1] = wait_of("third")
     for now in range(110, 120):
-        dog._look_at(dog.waits.observe(float(now)), float(now))
+        dog._check_all(pending.observe(float(now)), float(now))
     told = [record.getMessage() for record in caplog.records]
     assert [text.split(" has waited")[0].split(": ")[1] for text in told] == [
         "first",
         "second",
         "third",
     ]
-    assert not failed
+    assert not ended

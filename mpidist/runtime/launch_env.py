@@ -1,18 +1,18 @@
-"""How this process was launched, read from its environment. Pure: MPI is not started."""
+"""The launch environment: facts that launchers tell a process by variables. MPI is not used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Variables that a launcher sets for each rank, and the launcher that sets them.
+# Variables that launchers set for each rank.
 _MARKS = (
     ("OMPI_COMM_WORLD_SIZE", "prte"),
     ("PMIX_RANK", "pmix"),
     ("PMI_RANK", "hydra"),
     ("PMI_FD", "hydra"),
 )
-# How the variables begin by which launchers and batch systems tell a process its place in a job, or
-# a launcher its hosts; and those of settings among them, which a user may have made.
+# Prefixes of the variables by which launchers and batch systems tell a process its place in a job,
+# or a launcher its hosts, and prefixes of those among them that users set.
 _PLACES = (
     *("PMI_", "PMI2_", "PMIX_", "PMIX2_", "HYDI_", "HYDRA_", "MPI_LOCAL", "OMPI_", "OPAL_USER_"),
     *("PRTE_", "MV2_COMM_WORLD_", "SLURM_", "PALS_", "FLUX_", "PBS_", "LSB_", "JSM_", "MPIDIST_"),
@@ -26,7 +26,7 @@ _OWN_LAUNCHER = (
 
 
 def launcher_of(env: Mapping[str, str]) -> str | None:
-    """Local. The launcher that started this process as a rank of an MPI world.
+    """Return the launcher that started this process as a rank of an MPI world.
 
     Args:
         env: Usually ``os.environ``.
@@ -42,29 +42,29 @@ def launcher_of(env: Mapping[str, str]) -> str | None:
 
 
 def size_hint(env: Mapping[str, str]) -> int | None:
-    """Local. The number of ranks that the launcher announces, or None where it says nothing."""
+    """Return the number of ranks that the launcher announces, or None."""
     return _number(env, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def rank_hint(env: Mapping[str, str]) -> int | None:
-    """Local. The rank that the launcher gave this process, or None where it says nothing."""
+    """Return the rank that the launcher gave this process, or None."""
     return _number(env, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def local_size_hint(env: Mapping[str, str]) -> int | None:
-    """Local. The number of ranks on this host, or None where the launcher says nothing."""
+    """Return the number of ranks on this host that the launcher announces, or None."""
     return _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 
 
 def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
-    """Local. An environment for processes on this host that are no part of this one's job.
+    """Return an environment for processes on this host that do not belong to this job.
 
     Args:
         env: Usually ``os.environ``.
 
     Returns:
-        A new one, without what launchers, batch systems and ``mpidist run`` have put there. What
-        the MPI library is told of its transports stays.
+        A new environment, without the variables of launchers, batch systems and ``mpidist run``.
+        Settings of the MPI library's transports stay.
     """
 
     def stays(name: str) -> bool:
@@ -76,15 +76,16 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_settings(env: Mapping[str, str], library: str) -> dict[str, str]:
-    """Local. Variables that the MPI library needs while it starts, unless the user has set them.
+    """Return the variables that the MPI library needs while it starts, unless the user sets them.
 
-    MPICH over UCX has addresses longer than srun's PMI-2 takes, and fails or hangs with it; its
-    own launcher, which sets MPI_LOCALNRANKS, takes them. Over OFI it prefers libfabric's deprecated
-    provider "sockets" to "tcp", and one in twelve starts of 6 ranks on 3 nodes hung with that.
+    MPICH over UCX has addresses that are longer than srun's PMI-2 takes, and fails or hangs there.
+    Its own launcher, which sets MPI_LOCALNRANKS, takes them. MPICH over OFI prefers libfabric's
+    deprecated provider "sockets" to "tcp", with which one in twelve starts of 6 ranks on 3 nodes
+    hung.
 
     Args:
         env: Usually ``os.environ``.
-        library: What the library says of itself.
+        library: Result of ``MPI.Get_library_version()``.
     """
     device = next((line for line in library.splitlines() if line.startswith("MPICH Device")), "")
     by_srun = launcher_of(env) == "slurm" and "MPI_LOCALNRANKS" not in env
@@ -101,14 +102,14 @@ def _number(env: Mapping[str, str], *variables: str) -> int | None:
 
 
 def foreign_step(env: Mapping[str, str], vendor: str = "") -> str | None:
-    """Local. What to say if srun started several tasks that MPI cannot see; None if all is well.
+    """Return an error message if srun started several tasks that MPI cannot see, else None.
 
-    An MPI library that does not speak srun's PMI gives each task a world of one. In the body of
-    an sbatch script that is right; in a job step of several tasks it is not.
+    An MPI library that does not speak srun's PMI gives each task a world of one. That is right in
+    the body of an sbatch script, and wrong in a job step of several tasks.
 
     Args:
         env: Usually ``os.environ``.
-        vendor: Of the MPI library, if known: Open MPI speaks PMIx, and not the others.
+        vendor: Vendor of the MPI library, if known. Open MPI speaks PMIx alone.
     """
     tasks = env.get("SLURM_STEP_NUM_TASKS", "")
     inside_step = "SLURM_PROCID" in env and env.get("SLURM_STEP_ID", "batch").isdigit()
@@ -126,17 +127,17 @@ def foreign_step(env: Mapping[str, str], vendor: str = "") -> str | None:
 
 
 def foreign_launcher(env: Mapping[str, str], vendor: str, size: int) -> str | None:
-    """Local. What to say if another library's mpiexec started this rank; None if all is well.
+    """Return an error message if another library's mpiexec started this rank, else None.
 
-    Each of its ranks is alone in a world of one. Other worlds are never refused, nor children of
-    MPI_Comm_spawn: they may have the variables of a job around theirs.
+    Each of its ranks is alone in a world of one. Larger worlds are never refused, because they may
+    have the variables of a job around theirs. Do not call this in children of MPI_Comm_spawn.
 
     Args:
         env: Usually ``os.environ``.
-        vendor: Of the MPI library.
-        size: Of its world.
+        vendor: Vendor of the MPI library.
+        size: Number of ranks in the world.
     """
-    sizes = ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"]  # that of the library's own launcher counts first
+    sizes = ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"]  # the library's own launcher counts first
     if vendor == "Open MPI":
         sizes = ["OMPI_COMM_WORLD_SIZE"] if "PMIX_RANK" in env else sizes[::-1]
     name = next((name for name in sizes if _number(env, name) is not None), "")
@@ -146,18 +147,18 @@ def foreign_launcher(env: Mapping[str, str], vendor: str, size: int) -> str | No
     return (
         f"rank {rank_hint(env)} is alone in a world of {size}, but its launcher started {number} "
         f"ranks ({name}={number}): that is not the mpiexec of this MPI library, {vendor}. "
-        f"{_OWN_LAUNCHER}. A process that shall be alone inside a job must not have {name}"
+        f"{_OWN_LAUNCHER}. If this process should be alone inside a job, unset {name}"
     )
 
 
 def unspoken_launcher(env: Mapping[str, str], vendor: str, speaks_pmix: bool) -> str | None:
-    """Local. What to say if MPI would not start under Open MPI's launcher; None if it may.
+    """Return an error message if MPI cannot start under Open MPI's launcher, else None.
 
     MPICH ends the process there, without the remedy, unless it was built with PMIx.
 
     Args:
         env: Usually ``os.environ``.
-        vendor: Of the MPI library.
+        vendor: Vendor of the MPI library.
         speaks_pmix: Whether it has loaded a library of PMIx.
     """
     by_open_mpi = {"OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"} <= set(env) and "PMI_SIZE" not in env

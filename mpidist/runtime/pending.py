@@ -1,0 +1,164 @@
+"""The operations in which threads of this rank are blocked, for the watchdog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# A message may still be on its way when the leave note of its sender arrives. MPI may also need a
+# moment to end a collective that the other members have completed.
+_GRACE_S = 1.0
+_ALL_GRACE_S = 3.0
+
+ALL_MEMBERS = -2
+"""The peer of an operation that needs every member and that no group counts."""
+
+
+class PendingOp(Protocol):
+    """An operation in which a thread of this rank may be blocked.
+
+    Attributes:
+        sequence: Number of the collective in its group, from 1; 0 for point-to-point operations.
+    """
+
+    sequence: int
+
+    @property
+    def peer(self) -> int:
+        """World rank of the peer of a message, -1 for any member, or ``ALL_MEMBERS``."""
+
+    @property
+    def group_number(self) -> int:
+        """Number of the group, equal on all members."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """World ranks of the group."""
+
+    def describe(self) -> str:
+        """Return the operation in words."""
+
+    def call(self) -> str:
+        """Return the call as it must be on all members; "" if it is not known."""
+
+
+class PendingOps:
+    """The pending operations of this rank, and the number of collectives of each group.
+
+    Attributes:
+        current: The pending operations. The blocked thread adds its operation under a key of its
+            own and removes it afterwards.
+        counts: Number of collectives begun, by group number.
+    """
+
+    def __init__(self) -> None:
+        self.current: dict[int, PendingOp] = {}
+        self.counts: dict[int, int] = {}
+        self._seen: dict[int, tuple[PendingOp, float]] = {}
+
+    def observe(self, now: float) -> list[tuple[PendingOp, float]]:
+        """Return the pending operations, each with the time at which it was first observed.
+
+        Operations are not stamped when they begin. Most end before the watchdog looks, and reading
+        the clock would cost more than adding them to ``current``.
+
+        Args:
+            now: The time, in seconds.
+        """
+        operations = list(self.current.values())
+        # The reference to a seen operation keeps its id from being used for a new one.
+        self._seen = {id(op): self._seen.get(id(op), (op, now)) for op in operations}
+        return list(self._seen.values())
+
+
+pending_ops = PendingOps()
+"""The registry of this process. Only ranks have a watchdog that reads it."""
+
+
+class _WatchedCall:
+    """A blocking MPI call that no group counts; see :class:`PendingOp`."""
+
+    sequence = 0
+    peer = ALL_MEMBERS
+    group_number = 0
+
+    def __init__(self, name: str, members: tuple[int, ...]) -> None:
+        self._name = name
+        self.members = members
+
+    def describe(self) -> str:
+        return f"{self._name} of {len(self.members)} ranks"
+
+    def call(self) -> str:
+        return ""  # no arguments are compared
+
+
+@contextmanager
+def watched(name: str, group: MPI.Group) -> Iterator[None]:
+    """Collective. Register the blocking MPI calls in the block as one pending operation.
+
+    This is for calls that no group counts, such as making and freeing groups and windows. If a
+    member leaves without making the call, the watchdog ends the job.
+
+    Args:
+        name: Name of the call, for messages.
+        group: The ranks that take part. It is freed.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD.Get_group()
+    ranks = group.Translate_ranks(None, world)
+    group.Free()
+    world.Free()
+    call = _WatchedCall(name, tuple(int(rank) for rank in ranks))
+    current = pending_ops.current
+    current[id(call)] = call
+    try:
+        yield
+    finally:
+        del current[id(call)]
+
+
+def missing_rank(
+    operation: PendingOp,
+    since: float,
+    left: Mapping[int, float],
+    counts: Mapping[int, Mapping[int, int]],
+    now: float,
+) -> int | None:
+    """Return a rank that has left and without which an operation can never complete.
+
+    Args:
+        operation: The pending operation.
+        since: Time at which the operation was first observed.
+        left: Time at which the leave note of each rank that has left arrived.
+        counts: For each of these ranks, the number of collectives that it took part in, by group
+            number.
+        now: The time, on the same clock.
+
+    Returns:
+        The world rank, or None if the operation may still complete.
+    """
+    if operation.sequence:
+        for rank in operation.members:
+            taken_part = counts.get(rank, {}).get(operation.group_number, 0)
+            if rank in left and taken_part < operation.sequence:
+                return rank
+        return None
+    grace_s = _GRACE_S
+    if operation.peer >= 0:
+        gone = [operation.peer] if operation.peer in left else []
+    else:
+        gone = [rank for rank in operation.members if rank in left]
+        if operation.peer == ALL_MEMBERS:
+            grace_s = _ALL_GRACE_S
+        elif len(gone) < len(operation.members) - 1:  # this rank waits, so it has not left
+            return None
+    if not gone:
+        return None
+    last = max(since, *(left[rank] for rank in gone))
+    return gone[0] if now - last > grace_s else None

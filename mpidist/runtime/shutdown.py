@@ -1,0 +1,274 @@
+"""How a rank leaves, how a job ends, and every hook that mpidist sets in a process.
+
+* A rank whose script ends sends a leave note to every other rank. The note has the number of
+  collectives that the rank took part in, by group. The rank sleeps until all ranks have left. Then
+  all of them clean up and finalize MPI together.
+* If a rank waits for one that has left, its watchdog ends the job and names both.
+* An uncaught exception in any thread ends the job through MPI_Abort, with its traceback and the
+  name of the rank. Without this hook the other ranks wait until their watchdogs notice.
+
+These are all the changes that mpidist makes outside its own objects. The first four are the hooks
+that ``MPIDIST_HOOKS=0`` and ``init_process_group(hooks=False)`` turn off. They are set when MPI
+starts, and only in a process that a launcher has started. docs/hooks.md tells users about them.
+
+===================================  ================================  ============================
+Change                               Module                            Purpose
+===================================  ================================  ============================
+``sys.excepthook``                   :mod:`mpidist.runtime.shutdown`   end the job
+``threading.excepthook``             :mod:`mpidist.runtime.shutdown`   end the job
+line buffering of ``sys.stdout``     :mod:`mpidist.runtime.shutdown`   whole lines for the launcher
+SIGINT is ignored                    :mod:`mpidist.runtime.shutdown`   a second Ctrl-C does not stop
+                                                                       the end of a failed rank
+``atexit``                           :mod:`mpidist.runtime.shutdown`   leave, finalize MPI
+``atexit``                           :mod:`mpidist.runtime.metrics`    write the timeline, if any
+``atexit``                           :mod:`mpidist.rpc.tcp`            send the last messages
+``faulthandler``                     :mod:`mpidist.runtime.shutdown`   end a process whose MPI_Abort
+                                                                       hangs
+``os.register_at_fork``              :mod:`mpidist.runtime.fork`       errors in forked children
+``os.register_at_fork``              :mod:`mpidist.runtime.metrics`    no timeline in children
+``os.register_at_fork``              :mod:`mpidist.rpc`                shared memory of the parent
+``os.register_at_fork``              :mod:`mpidist.work`               no futures of the parent
+``HOME``                             :mod:`mpidist.runtime.world`      Open MPI ends without it
+``UCX_TLS``                          :mod:`mpidist.runtime.world`      MPICH in a small /dev/shm
+``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.runtime.world`      MPICH under srun
+``FI_PROVIDER``                      :mod:`mpidist.runtime.world`      MPICH under srun
+``CUDA_VISIBLE_DEVICES``             :mod:`mpidist.cluster_resolver`   the GPUs of a Slurm task
+``mpi4py.rc.initialize``             :mod:`mpidist.runtime.world`      MPI starts when it is needed
+files of MPI in /dev/shm             :mod:`mpidist.runtime.world`      unlinked: no job leaves any
+``mallopt``                          :mod:`mpidist.rpc.tcp`            keep freed memory
+===================================  ================================  ============================
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import faulthandler
+import fcntl
+import io
+import os
+import signal
+import stat
+import sys
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mpidist.errors import UnavailableError
+from mpidist.runner import INTERRUPTED, INTERRUPTED_STATUS, explain, reason_of, status_of
+from mpidist.runtime import fork, metrics, records
+from mpidist.runtime.backoff import Backoff
+from mpidist.runtime.pending import pending_ops
+from mpidist.runtime.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# MPI_Abort can hang on a broken network. Other ranks notice a process that has ended.
+_ABORT_LIMIT_S = 3.0
+# An error of MPI, or of a call to another rank, mostly follows from the failure of that rank. The
+# failed rank, or the launcher, should give the reason first.
+_OTHERS_FIRST_S = 1.0
+_READ_LIMIT_S = 0.5
+_READ_POLL_S = 1e-3
+
+_ending = threading.Lock()  # locked for good by the thread that ends the job
+
+
+class Shutdown:
+    """The hooks, the watchdog and the end of this rank.
+
+    Args:
+        identity: This rank.
+        control: Carries the messages between watchdogs.
+        finalize: Whether mpidist has started MPI and so finalizes it.
+        hooks: Whether to set the hooks that can be turned off.
+
+    Attributes:
+        identity: This rank.
+        hooks: Whether those hooks are set.
+        left: Time at which the leave note of each rank that has left arrived.
+        before_leave: Local clean-up, last registered first. Threads that use MPI end here.
+        at_leave: Collective clean-up, in the same order on all ranks, after every rank has left.
+    """
+
+    def __init__(
+        self, identity: records.Identity, control: MPI.Intracomm, *, finalize: bool, hooks: bool
+    ) -> None:
+        self.identity = identity
+        self.hooks = hooks
+        self.before_leave: list[Callable[[], None]] = []
+        self.at_leave: list[Callable[[], None]] = []
+        self._control = control
+        self._finalize = finalize
+        self._leaving = False
+        self._watchdog = Watchdog(control, pending_ops, identity, self.end_job)
+        self.left = self._watchdog.left
+        self._previous = sys.excepthook, threading.excepthook
+
+    def install(self) -> None:
+        """Set the hooks and start the watchdog."""
+        atexit.register(self._leave)
+        if self.hooks:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                # The launcher merges the output of all ranks, line by line.
+                sys.stdout.reconfigure(line_buffering=True, write_through=False)
+            sys.excepthook = self._uncaught
+            threading.excepthook = self._uncaught_in_thread
+        self._watchdog.start()
+
+    def uninstall(self) -> None:
+        """Restore the previous hooks in a forked child, which is no rank of the job."""
+        atexit.unregister(self._leave)
+        if self.hooks:
+            sys.excepthook, threading.excepthook = self._previous
+
+    def end_job(self, reason: str, trace: str = "", code: Any = 1) -> NoReturn:
+        """End the job on all ranks; see :func:`end_job`."""
+        if self.hooks:
+            _ignore_interrupts()
+        end_job(self.identity, reason, trace, code, _abort)
+
+    # Hooks
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _ignore_interrupts()
+        if isinstance(error, KeyboardInterrupt):
+            self._end_interrupted()
+        if _is_consequence(error):
+            time.sleep(_OTHERS_FIRST_S)
+        explain(error)
+        text = "".join(traceback.format_exception(kind, error, trace))
+        self.end_job(reason_of(error), text)
+
+    def _end_interrupted(self) -> NoReturn:
+        self.end_job(INTERRUPTED, code=INTERRUPTED_STATUS)
+
+    def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        # During a normal shutdown daemon threads may fail, because the objects they use are closed.
+        if self._leaving and args.thread and args.thread.daemon:
+            self._previous[1](args)
+        elif not issubclass(args.exc_type, SystemExit):
+            error = args.exc_type() if args.exc_value is None else args.exc_value
+            self._uncaught(args.exc_type, error, args.exc_traceback)
+
+    # Leaving
+
+    def _leave(self) -> None:
+        from mpi4py import MPI
+
+        self._leaving = True
+        if MPI.Is_finalized():
+            fork.end_mpi()
+            return
+        if self.hooks and isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+            self._end_interrupted()  # a second Ctrl-C has ended the hook as it began
+        try:
+            self._leave_with_all()
+        except KeyboardInterrupt:  # the other ranks would wait for this one for ever
+            self._end_interrupted()
+
+    def _leave_with_all(self) -> None:
+        from mpi4py import MPI
+
+        for callback in reversed(self.before_leave):
+            callback()
+        self._watchdog.stop()
+        notes = self._watchdog.send_notes()
+        self.left[self._control.rank] = time.monotonic()
+        backoff = Backoff(longest_s=5e-3)
+        while len(self.left) < self._control.size or not MPI.Request.Testall(notes):
+            if not self._watchdog.read_note():
+                backoff.pause()
+        fork.end_mpi()
+        for callback in reversed(self.at_leave):
+            callback()
+        if self._finalize:
+            MPI.Finalize()
+
+
+def end_job(
+    identity: records.Identity,
+    reason: str,
+    trace: str = "",
+    code: Any = 1,
+    abort: Callable[[int], object] = os._exit,
+) -> NoReturn:
+    """End the job: print the reason, leave a failure record, and end this process.
+
+    Args:
+        identity: This rank.
+        reason: The reason; its first line is used.
+        trace: A traceback or other text to print before the reason.
+        code: The argument of ``sys.exit``; see :func:`mpidist.runner.status_of`. 0 counts as 1.
+        abort: Ends the job with a status.
+    """
+    code = status_of(code) or 1
+    if not _ending.acquire(blocking=False):
+        threading.Event().wait()  # another thread is ending the job
+    reason = reason.strip().partition("\n")[0]
+    text = trace.rstrip() + "\n" if trace.strip() else ""
+    # The script may have replaced its streams, and the job must end all the same.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"{text}mpidist: {identity} ends the job: {reason}\n")
+        sys.stderr.flush()
+    records.write_failure(identity, reason, trace, code)
+    metrics.write_timeline()
+    for descriptor in (1, 2):
+        wait_until_read(descriptor)
+    # Python 3.12 and later start no thread during the interpreter's shutdown; this one is in C.
+    faulthandler.dump_traceback_later(_ABORT_LIMIT_S, exit=True, file=2)
+    abort(code)
+    os._exit(code)
+
+
+def wait_until_read(descriptor: int) -> None:
+    """Wait up to half a second until the reader of a pipe has read all of it.
+
+    MPICH's launcher drops the output that it has not read when a rank aborts.
+
+    Args:
+        descriptor: A file descriptor. Nothing happens if it is no pipe.
+    """
+    deadline = time.monotonic() + _READ_LIMIT_S
+    unread = array.array("i", [1])
+    with contextlib.suppress(OSError):  # the descriptor is closed
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return
+        while unread[0] and time.monotonic() < deadline:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+            time.sleep(_READ_POLL_S)
+
+
+def _is_consequence(error: BaseException | None) -> bool:
+    from mpi4py import MPI
+
+    seen = set[int]()
+    # "raise error from error" makes an exception its own cause.
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (MPI.Exception, UnavailableError)):
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
+
+
+def _ignore_interrupts() -> None:
+    """Ignore SIGINT, because launchers send it too when the terminal sends it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _abort(code: int) -> None:
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(code)
