@@ -119,7 +119,7 @@ def world(hooks: bool | None = None) -> World:
             wanted = config.hooks == "1" if hooks is None else hooks
             _refuse(foreign_step(os.environ))
             with watched_start():  # this call returns after all ranks have made it
-                _world = _start(wanted)
+                _world = _make_world(wanted)
         elif hooks not in (None, _world.hooks):
             raise ValueError(
                 f"hooks={hooks} comes too late: MPI was started with hooks={not hooks} in this "
@@ -138,7 +138,7 @@ def this_rank() -> str:
     return "" if _world is None else str(_world.shutdown.identity)
 
 
-def _start(hooks: bool) -> World:
+def _make_world(hooks: bool) -> World:
     owned = _start_mpi()
     from mpi4py import MPI
 
