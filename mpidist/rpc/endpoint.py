@@ -221,7 +221,9 @@ class Endpoint:
         """Stop serving and fail the pending calls; idempotent.
 
         Requests without replies fail with UnavailableError. If a handler calls this, it takes
-        effect after the handler's own reply.
+        effect after the handler's own reply. If a handler of the serving thread does not return
+        within ``MPIDIST_STALL_S`` seconds, an error that names it is logged, and the endpoint
+        closes without it.
         """
         if self._closed:
             return

@@ -14,6 +14,7 @@ from weakref import ref
 
 from google.protobuf.message import DecodeError
 
+from mpidist.config import config
 from mpidist.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -104,6 +105,7 @@ class RequestServer:
         # does not serve: under CPython 3.11 its get() with a short timeout can block for ever.
         self._inbox: deque[Message | str] = deque()
         self._busy = False
+        self._running: Message | None = None  # of the handler that runs now
         self._deferred: dict[int, _Deferred] = {}
         self._dropped: deque[Message] = deque()
         self._loss_callbacks: list[Callable[[str], None]] = []
@@ -202,6 +204,9 @@ class RequestServer:
     def close(self, on_closed: Callable[[], None]) -> None:
         """Stop serving and refuse the requests without replies.
 
+        A handler that still runs after ``MPIDIST_STALL_S`` seconds is logged as an error, and its
+        request is refused, too.
+
         Args:
             on_closed: Called at the end. If a handler closes the endpoint, that is after the
                 handler's own reply.
@@ -214,7 +219,18 @@ class RequestServer:
         self._arrived.set()
         # A garbage collection may close an endpoint on any thread, even on its serving thread.
         if self._thread not in (None, threading.current_thread()):
-            self._thread.join()
+            self._thread.join(config.stall_s)
+            running = self._running
+            if running is not None and self._thread.is_alive():
+                logger.error(
+                    "%s closes although the handler of %s has not returned for %g s; handlers "
+                    "must not wait",
+                    self._name,
+                    running.method,
+                    config.stall_s,
+                )
+                if running.kind == REQUEST:
+                    self._refuse(running, "was closed")
         self._refuse_all()
         on_closed()
 
@@ -347,6 +363,7 @@ class RequestServer:
                 self._report_loss(arrived)
             else:
                 self._handle(arrived)
+        self._running = None
         self._busy = False
         while self._dropped:
             self._refuse(self._dropped.popleft(), "dropped it unanswered")
@@ -377,6 +394,7 @@ class RequestServer:
                 self.reply(message, _EMPTY, self._unimplemented(method))
                 return
             request = Request(method, message.body, message.buffers, self, message)
+            self._running = message
             reply = handler(request)
             if reply is LATER:
                 if message.kind == REQUEST:

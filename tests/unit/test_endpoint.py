@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from _cases.endpoints import CASES, LIMIT_S, NAMES, Service, wait_until
 from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
 from mpidist import LATER, DistNetworkError, Endpoint, Reply, errors, open_endpoint
+from mpidist.config import config
+from mpidist.rpc import server as server_module
 
 
 @pytest.fixture
@@ -289,3 +292,33 @@ def test_a_call_that_nobody_waits_for_ends_at_its_deadline(protocol):
             work.result()
         client.call(server.address, "never/Answers", timeout=0.2)
         assert client.drain(LIMIT_S)  # it ends, and so does the wait for it
+
+
+@pytest.mark.parametrize("kind", ["call", "notify"])
+@pytest.mark.parametrize("protocol", ["inproc", "tcp"])
+def test_close_does_not_wait_for_a_handler_that_is_stuck(protocol, kind, monkeypatch, caplog):
+    monkeypatch.setattr(server_module, "config", replace(config, stall_s=0.2))
+    entered, free = threading.Event(), threading.Event()
+
+    def stick(request):
+        entered.set()
+        free.wait(LIMIT_S)
+        return Reply(b"late")
+
+    with open_endpoint(protocol) as client:
+        server = open_endpoint(protocol)
+        server.register("test", {"Stick": stick})
+        address = server.address
+        server.serve_in_thread()
+        work = getattr(client, kind)(address, "test/Stick")
+        assert entered.wait(LIMIT_S)
+        begin = time.monotonic()
+        server.close()
+        assert time.monotonic() - begin < LIMIT_S / 2
+        assert "the handler of test/Stick has not returned for 0.2 s" in caplog.text
+        if kind == "call":
+            with pytest.raises(errors.UnavailableError, match="was closed"):
+                work.wait(LIMIT_S)
+        free.set()
+        server._server._thread.join(LIMIT_S)
+        assert len(caplog.records) == 1
