@@ -22,11 +22,13 @@ NOTICE: Final = 2
 HELLO: Final = 3
 """The first message of a tcp connection. Its body is a Hello."""
 HELLO_ACK: Final = 4
-"""Answers a HELLO with a Hello of the server, or with a failure."""
+"""Answers a HELLO or RESUME. It carries a failure if the server refuses the connection."""
 CLOSE: Final = 5
 """The sender closes the tcp connection."""
 ACK: Final = 6
 """Carries acknowledgements of replies, and nothing else. Used over tcp."""
+RESUME: Final = 7
+"""The first message of a tcp connection that replaces a broken one. Its body is a Hello."""
 
 NO_ENDPOINT: Final = 100
 """Failure code, beside the canonical ones: the receiver has no endpoint of that number."""
@@ -47,7 +49,8 @@ class Message:
             provided the arrays.
         peer: The other side, in the transport's own terms.
         failure: The error that a reply carries in place of a result.
-        acks: Ids of requests whose replies have arrived since the last message. Used over tcp.
+        acks: Used over tcp: ids of requests whose replies have arrived since the last message. In a
+            HELLO or RESUME the ids of the requests without replies.
         has_output_buffers: True if the caller provides arrays for the buffers of the reply.
         reply_started: True for a received request once its reply is about to be sent.
         replied: True for a received request once its reply has been sent.

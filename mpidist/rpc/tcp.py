@@ -3,8 +3,8 @@
 An endpoint that serves has a port of its own, which opens when its address is first read. All
 endpoints of a process share one connection to each peer. Without a shared secret (MPIDIST_SECRET)
 only this host can be reached. With one, everything is encrypted, and a process without it cannot
-send a message. Connections that break reconnect by themselves, unless the peer is away for too
-long. Large buffers between processes of one host that see each other go through shared memory.
+send a message. Connections that break resume by themselves, unless the peer is away for too long.
+Large buffers between processes of one host that see each other go through shared memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
-from typing import cast
+from functools import cache, partial
 
 import zmq
 from zmq.utils import z85
@@ -33,7 +32,7 @@ from mpidist.errors import (
 )
 from mpidist.rpc.address import Address, is_loopback
 from mpidist.rpc.message import Message
-from mpidist.rpc.tcp_connection import CHUNK_BYTES, Connection, Keys, Listener
+from mpidist.rpc.tcp_connection import Connection, Listener, Session, TcpContext
 from mpidist.rpc.transport import Receiver
 from mpidist.rpc.waker import Waker
 from mpidist.runtime import fork
@@ -41,9 +40,10 @@ from mpidist.runtime import fork
 _FIRST_NUMBER = 1 << 16  # above all ports
 _CHECK_PERIOD_S = 0.02
 
-# Options of glibc's mallopt (malloc.h).
+# Options of glibc's mallopt (malloc.h), and the largest threshold that it allows.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_MAX_MMAP_THRESHOLD = 32 << 20
 _KEPT_BYTES = 256 << 20
 
 
@@ -60,18 +60,18 @@ class TcpTransport:
     spin_count = 50  # few, because ZeroMQ's own threads need the cores
 
     def __init__(self, secret: str | None) -> None:
-        self._keys = _derive_keys(secret) if secret else None
+        keys = _derive_keys(secret) if secret else None
         _keep_freed_memory()
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
-        self._process = os.urandom(16)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+        self._context = TcpContext(context, Waker(), keys, os.urandom(16))
+        self._waker = self._context.waker
         self._numbers = itertools.count(_FIRST_NUMBER)
         self._receivers: dict[int, Receiver] = {}
         self._listeners: dict[int, Listener] = {}
         self._connections: dict[tuple[str, int], Connection] = {}
         self._socket_lock = threading.Lock()
         self._receive_lock = threading.Lock()
-        self._waker = Waker()
         self._checked_at = 0.0
         atexit.register(self.close)
         fork.in_parent_only(lambda: atexit.unregister(self.close))
@@ -87,7 +87,7 @@ class TcpTransport:
             elif number in self._receivers:
                 raise DistNetworkError(f"tcp://{self.host()}:{number} is in use already")
             else:
-                self._listen(number, number)
+                self._listeners[number] = Listener(self._context, number)
             self._receivers[number] = receiver
         return number
 
@@ -96,7 +96,9 @@ class TcpTransport:
         with self._socket_lock:
             if number not in self._receivers:
                 raise CancelledError(f"endpoint number {number} over tcp is closed: it has no port")
-            return self._listen(number, None).port
+            if number not in self._listeners:
+                self._listeners[number] = Listener(self._context, None)
+            return self._listeners[number].port
 
     def detach(self, number: int) -> None:
         """See :class:`Transport`."""
@@ -106,16 +108,15 @@ class TcpTransport:
                 self._close_connections()
             listener = self._listeners.pop(number, None)
             if listener is not None:
-                self._waker.ignore(listener.descriptor)
                 listener.close()
 
     def host(self) -> str:
         """Return the name of this host, or ``localhost`` if no other host can reach it."""
-        return "localhost" if self._keys is None else socket.gethostname()
+        return "localhost" if self._context.keys is None else socket.gethostname()
 
     def resolve(self, address: Address) -> Connection:
         """Return the connection to an address, a new one if there is none."""
-        if self._keys is None and not is_loopback(address.host):
+        if self._context.keys is None and not is_loopback(address.host):
             raise PermissionDeniedError(
                 f"{address} is on another host: over tcp that needs a secret that both sides know; "
                 "set MPIDIST_SECRET there and here"
@@ -125,40 +126,27 @@ class TcpTransport:
             connection = self._connections.get(key)
             if connection is None or connection.loss is not None:
                 if connection is not None:
-                    self._close_connection(self._connections.pop(key))
+                    self._connections.pop(key).close()
                 try:
-                    connection = Connection(self._context, self._keys, *key, self._process)
+                    connection = self._connections[key] = Connection(self._context, *key)
                 except zmq.ZMQError as error:
                     raise DistNetworkError(f"cannot connect to {address}: {error}") from None
-                self._connections[key] = connection
-                self._waker.watch(connection.descriptor)
         return connection
 
     def is_connected(self, address: Address) -> bool:
         """Return whether the connection to an address is open; see :class:`Transport`."""
         connection = self._connections.get((address.host, address.port))
-        return connection is not None and connection.is_open
+        return connection is not None and connection.is_open and connection.loss is None
 
-    def process_of(self, peer: tuple[Listener, bytes]) -> str:
+    def process_of(self, peer: Session) -> str:
         """See :class:`Transport`."""
-        return peer[0].process_of(peer[1])
+        return peer.process
 
     def send(self, message: Message) -> None:
         """See :class:`Transport`."""
         fork.check()
         with self._socket_lock:
-            sender: Connection | Listener
-            if isinstance(message.peer, Connection):
-                sender = message.peer
-                sender.send(message)
-            else:
-                sender, name = cast("tuple[Listener, bytes]", message.peer)
-                if sender.closed:  # the reply comes too late
-                    return
-                sender.send(name, message)
-            # Sending reads ZeroMQ's events, and the descriptor does not announce them once more.
-            if self._waker.waiting and sender.has_arrived():
-                self._waker.wake()
+            message.peer.send(message)  # a Connection, or the Session of a request
 
     def forget(self, peer: Connection, request_id: int) -> None:
         """See :class:`Transport`."""
@@ -175,8 +163,8 @@ class TcpTransport:
             return False
         try:
             arrived = self._receive()
-            for receiver, message in arrived:
-                receiver.deliver(message)
+            for deliver in arrived:
+                deliver()
         finally:
             self._receive_lock.release()
         if arrived:
@@ -196,75 +184,56 @@ class TcpTransport:
             receiver.close()
         with self._socket_lock:
             self._close_connections()
-        self._context.term()
+        self._context.zmq.term()
         self._waker.close()
 
-    # Inside; the caller holds the socket lock
+    # Inside
 
-    def _listen(self, number: int, port: int | None) -> Listener:
-        listener = self._listeners.get(number)
-        if listener is None:
-            listener = Listener(self._context, self._keys, port, self._process)
-            self._listeners[number] = listener
-            self._waker.watch(listener.descriptor)
-        return listener
-
-    def _receive(self) -> list[tuple[Receiver, Message]]:
-        arrived = []
+    def _receive(self) -> list[Callable[[], None]]:
+        """Return the deliveries of the messages that have arrived, and of lost processes."""
+        arrived: list[Callable[[], None]] = []
         with self._socket_lock:
+            now = time.monotonic()
+            must_check = now - self._checked_at > _CHECK_PERIOD_S
+            if must_check:
+                self._checked_at = now
             for number, listener in self._listeners.items():
-                receiver = self._receivers.get(number)
-                if receiver is not None:
-                    arrived += [(receiver, message) for message in listener.receive()]
+                receiver = self._receivers[number]
+                arrived += [partial(receiver.deliver, one) for one in listener.receive()]
+                if must_check:  # a lost process is delivered behind its last requests
+                    arrived += [partial(receiver.peer_lost, one) for one in listener.check()]
             for connection in list(self._connections.values()):
                 for message in connection.receive():
-                    receiver = self._receivers.get(message.receiver)
-                    if receiver is not None:
-                        arrived.append((receiver, message))
-            now = time.monotonic()
-            if now - self._checked_at > _CHECK_PERIOD_S:
-                self._checked_at = now
-                self._check_for_losses()
+                    if message.receiver in self._receivers:
+                        arrived.append(partial(self._receivers[message.receiver].deliver, message))
+                if must_check:
+                    connection.check()
         return arrived
-
-    def _check_for_losses(self) -> None:
-        for connection in self._connections.values():
-            connection.check()
-        for number, listener in self._listeners.items():
-            for process in listener.check():
-                self._receivers[number].peer_lost(process)
-                self._waker.wake()
 
     def _close_connections(self) -> None:
         for connection in self._connections.values():
-            self._close_connection(connection)
+            connection.close()
         self._connections.clear()
 
-    def _close_connection(self, connection: Connection) -> None:
-        self._waker.ignore(connection.descriptor)
-        connection.close()
 
-
-def _derive_keys(secret: str) -> Keys:
-    return Keys(_key_pair(secret, b"server"), _key_pair(secret, b"client"))
-
-
-def _key_pair(secret: str, role: bytes) -> tuple[bytes, bytes]:
-    digest = hashlib.blake2b(secret.encode(), digest_size=32, person=b"mpidist-" + role)
+def _derive_keys(secret: str) -> tuple[bytes, bytes]:
+    """Return the public and the secret key of all servers that know a secret."""
+    digest = hashlib.blake2b(secret.encode(), digest_size=32, person=b"mpidist-server")
     text = z85.encode(digest.digest())
     return zmq.curve_public(text), text
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep up to 256 MiB of freed memory.
+    """Have the C library keep up to 256 MiB of freed memory, for the whole process.
 
-    ZeroMQ allocates memory for each message that arrives. With pages that the system has to clear
-    each time, large messages took up to twice as long. Other libraries than glibc stay as they are.
+    ZeroMQ allocates memory for each message that arrives. If the system has to clear pages each
+    time, messages of 1 to 2 MiB by the sockets take 1.3 to 1.8 times as long. Other C libraries
+    than glibc stay as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, 2 * CHUNK_BYTES)  # the largest that it allows
+        mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
 
 
 @cache

@@ -32,6 +32,7 @@ class Waker:
         self._epoll.register(self._event, select.EPOLLIN)
         self._changed = threading.Condition(threading.Lock())
         self._has_leader = False
+        self._wakes = 0  # calls of wake(), and ends of leadership
         self.waiting = 0
         """The number of waiting threads."""
 
@@ -47,6 +48,7 @@ class Waker:
         """Wake all waiting threads."""
         if self.waiting:
             with self._changed:
+                self._wakes += 1
                 if self._has_leader:
                     os.eventfd_write(self._event, 1)
                 self._changed.notify_all()
@@ -62,12 +64,15 @@ class Waker:
         with self._changed:
             self.waiting += 1
             leads, self._has_leader = not self._has_leader, True
+            wakes = self._wakes
         try:
+            if done():  # not under the lock, because it can end a call, which needs other locks
+                return
             if not leads:
                 with self._changed:
-                    if not done():
+                    if self._wakes == wakes:
                         self._changed.wait(seconds)
-            elif not done() and self._set_idle():
+            elif self._set_idle():
                 self._epoll.poll(seconds)
         finally:  # a signal handler may have raised
             self._end_wait(leads)
@@ -79,6 +84,7 @@ class Waker:
             self.waiting -= 1
             if leads:
                 self._has_leader = False
+                self._wakes += 1
                 with suppress(BlockingIOError):  # the event is not set
                     os.eventfd_read(self._event)
                 self._changed.notify()  # another thread must lead

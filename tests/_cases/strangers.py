@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from _cases.garbage import frames_of
 from mpidist.rpc.codec import encode
-from mpidist.rpc.message import HELLO, REQUEST, Message
+from mpidist.rpc.message import REQUEST, Message
 from mpidist.rpc.tcp_connection import hello_message
 
 _LIMIT_S = 30.0
@@ -50,7 +50,7 @@ def conversation(rng, methods=("",), requests=5):
         methods: That are asked for.
         requests: How many of each.
     """
-    said = frame(encode(hello_message(HELLO, rng.randbytes(16)))[0])
+    said = frame(encode(hello_message(rng.randbytes(16)))[0])
     for number in range(requests):
         body = rng.randbytes(rng.randrange(40))
         message = Message(REQUEST, number, 0, 0, rng.choice(methods), body)

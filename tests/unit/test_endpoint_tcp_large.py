@@ -43,7 +43,7 @@ def test_large(secret, direction):
         transport.close()
 
 
-def test_buffers_that_travel_in_pieces(monkeypatch):
+def test_buffers_that_travel_in_chunks(monkeypatch):
     monkeypatch.setattr(tcp_connection, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(tcp_connection, "_open_offered", lambda reference: None)
     transports = [TcpTransport(None), TcpTransport(None)]
