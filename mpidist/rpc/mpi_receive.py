@@ -78,16 +78,6 @@ def chunks(buffers: Sequence[Array]) -> list[Array]:
 
 
 @dataclass(slots=True, eq=False)
-class _ProbedBuffer:
-    """A message that a matched probe has found."""
-
-    source: int
-    tag: int
-    nbytes: int
-    handle: MPI.Message
-
-
-@dataclass(slots=True, eq=False)
 class _Incoming:
     """A message that waits for its buffers, or for earlier messages of its rank.
 
@@ -169,7 +159,7 @@ class Reassembler:
         self._expecting: dict[int, _Incoming] = {}  # by rank: its next messages are buffers of this
         self._incoming: list[_Incoming] = []
         self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
-        self._unexpected: dict[int, _ProbedBuffer] = {}  # by rank: its frame may still arrive
+        self._unexpected: set[tuple[int, int]] = set()  # ranks and tags of buffers without a frame
         self._idle_polls = 0
         for _ in range(0 if probe_frames else _POSTED_RECEIVES):
             memory = memoryview(bytearray(MAX_FRAME_BYTES))
@@ -189,6 +179,7 @@ class Reassembler:
         """
         frame = self._take_frame(tests)
         if frame is not None:
+            self._unexpected.clear()
             self._handle_frame(*frame, completed)
         else:
             self._idle_polls += 1
@@ -213,10 +204,10 @@ class Reassembler:
                 request.Wait()
             request.Free()
         self._posted = []
-        for late in self._unexpected.values():
-            late.handle.Recv(bytearray(late.nbytes))
-        while (found := self._probe(self._any_source, self._any_tag)) is not None:
-            found.handle.Recv(bytearray(found.nbytes))
+        while (
+            late := self._comm.Improbe(self._any_source, self._any_tag, self._status)
+        ) is not None:
+            late.Recv(bytearray(self._status.count))
 
     # Frames
 
@@ -226,13 +217,14 @@ class Reassembler:
         Frames of one rank come in the order of sending: posted receives match in the order of
         posting (MPI 4.1, 3.5), and are tested in that order.
         """
+        status = self._status
         if not self._posted:
-            found = self._probe(self._any_source, FRAME_TAG)
-            if found is None:
+            probed = self._comm.Improbe(self._any_source, FRAME_TAG, status)
+            if probed is None:
                 return None
-            frame = bytearray(found.nbytes)
-            found.handle.Recv(frame)
-            return found.source, frame
+            frame = bytearray(status.count)
+            probed.Recv(frame)
+            return status.source, frame
         number = self._next
         taken = self._early.pop(number, None) or self._test_posted(number, tests)
         if taken is not None:
@@ -252,6 +244,7 @@ class Reassembler:
         """Return True if a frame is here, even behind one that is still being received."""
         if not self._posted:
             return self._comm.Iprobe(self._any_source, FRAME_TAG)
+        # MPI_Request_get_status would do, but in MPICH 5.0.2 it ends a persistent receive.
         for number in range(_POSTED_RECEIVES):
             if number not in self._early:
                 frame = self._test_posted(number, 1)
@@ -319,31 +312,19 @@ class Reassembler:
 
     def _receive_buffers(self, source: int) -> None:
         """Receive the visible buffers of the expected message straight into place."""
-        incoming = self._expecting[source]
+        incoming, status = self._expecting[source], self._status
         while incoming.targets != []:
-            found = self._unexpected.get(source)
-            if found is not None and found.tag == incoming.tag:
-                del self._unexpected[source]
-            else:
-                found = self._probe(source, incoming.tag)
-            if found is None:
+            probed = self._comm.Improbe(source, incoming.tag, status)
+            if probed is None:
                 return
-            target = incoming.target(found.nbytes, self._pool)
+            nbytes = status.count
+            target = incoming.target(nbytes, self._pool)
             if target is None:
-                self._drop_buffer(found)
+                probed.Recv(bytearray(nbytes))
                 self._drop_expected(source, "a buffer has another size than its frame says")
                 return
-            incoming.requests.append(found.handle.Irecv(target))
+            incoming.requests.append(probed.Irecv(target))
         del self._expecting[source]
-
-    def _probe(self, source: int, tag: int) -> _ProbedBuffer | None:
-        status = self._status
-        handle = self._comm.Improbe(source, tag, status)
-        return (
-            None
-            if handle is None
-            else _ProbedBuffer(status.source, status.tag, status.count, handle)
-        )
 
     def _finish(self, completed: list[Message]) -> None:
         waiting, self._incoming = self._incoming, []
@@ -370,28 +351,28 @@ class Reassembler:
     def _drop_unexpected(self) -> None:
         """Drop buffers that no frame has announced.
 
-        A frame could have arrived at the same moment. So a buffer is found in one poll and dropped
-        in a later one, and not while frames wait.
+        A frame could arrive between the two looks. So a buffer is seen in one poll and dropped in a
+        later one, if no frame has come between.
         """
         if self._has_frames():
             return
-        for source in self._unexpected.keys() - self._expecting.keys():
-            self._drop_buffer(self._unexpected.pop(source))
+        seen, self._unexpected = self._unexpected, set()
         status = self._status
         for candidate in (*self._bad_peers, self._any_source):
             if not self._comm.Iprobe(candidate, self._any_tag, status):
                 continue
             source, tag = status.source, status.tag
             # A frame stays for a posted receive, and messages behind it can wait.
-            if tag != FRAME_TAG and source not in self._unexpected | self._expecting:
-                found = self._probe(source, tag)
-                if found is not None:
-                    self._unexpected[source] = found
-
-    def _drop_buffer(self, found: _ProbedBuffer) -> None:
-        found.handle.Recv(bytearray(found.nbytes))
-        reason = f"a buffer of {found.nbytes} bytes came that no frame has announced"
-        self._report(found.source, reason)
+            if tag == FRAME_TAG or source in self._expecting:
+                continue
+            if (source, tag) not in seen:
+                self._unexpected.add((source, tag))
+                continue
+            probed = self._comm.Improbe(source, tag, status)
+            if probed is not None:
+                nbytes = status.count
+                probed.Recv(bytearray(nbytes))
+                self._report(source, f"a buffer of {nbytes} bytes came that no frame has announced")
 
     def _drop_expected(self, source: int, reason: str) -> None:
         """Give up the message whose buffers were expected."""

@@ -221,15 +221,15 @@ class RequestServer:
         if self._thread not in (None, threading.current_thread()):
             self._thread.join(config.stall_s)
             running = self._running
-            if running is not None and self._thread.is_alive():
+            if self._thread.is_alive():
                 logger.error(
                     "%s closes although the handler of %s has not returned for %g s; handlers "
                     "must not wait",
                     self._name,
-                    running.method,
+                    "a lost process" if running is None else running.method,
                     config.stall_s,
                 )
-                if running.kind == REQUEST:
+                if running is not None and running.kind == REQUEST:
                     self._refuse(running, "was closed")
         self._refuse_all()
         on_closed()
@@ -360,6 +360,7 @@ class RequestServer:
         self._busy = True  # before the first message is taken, so that drain() misses none
         while (arrived := self._next()) is not None:
             if isinstance(arrived, str):
+                self._running = None
                 self._report_loss(arrived)
             else:
                 self._handle(arrived)

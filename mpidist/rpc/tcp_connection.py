@@ -6,9 +6,9 @@ half is the server's.
 
 A Connection replaces a socket that has lost its network connection. The first message of the new
 socket is a RESUME with the ids of the requests without replies, and the client repeats these behind
-it. The server keeps the reply to a request until the client has acknowledged it or no longer asks
-for it, so that no request is executed twice. The shared memory ends with the socket, because
-nothing would release the segments that are lost with the network connection.
+it. The server keeps each reply until the client acknowledges it, or resumes without its request, so
+that no request is executed twice. The shared memory ends with the socket, because nothing would
+release the segments that are lost with the network connection.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _Socket:
 
 
 class _Side:
-    """Makes frames of messages, and messages of frames, for one side of a connection."""
+    """One side of a connection: turns messages into frames, and frames into messages."""
 
     _write: Write | None = None  # to the own shared buffer
     _other: SharedBuffer | None = None  # of the other side
@@ -410,7 +410,8 @@ class Listener:
     def __init__(self, context: TcpContext, port: int | None) -> None:
         self._sessions: dict[bytes, Session] = {}  # by name
         self._ended: set[str] = set()  # processes that have closed a connection
-        # Network connections in order: by descriptor, which is used again, a number of their own.
+        # The network connections in order. The system uses descriptors again, so each connection
+        # has a number of its own.
         self._accepted: dict[int, int] = {}
         self._reported = False
         self._closed = False
@@ -457,9 +458,9 @@ class Listener:
         """
         self._read_events()
         now = time.monotonic()
-        open_ones = set(self._accepted.values())
+        in_order = set(self._accepted.values())
         for session in list(self._sessions.values()):
-            if session.accepted in open_ones:
+            if session.accepted in in_order:
                 session.lost_at = None
             elif session.lost_at is None:
                 session.lost_at = now
@@ -534,7 +535,7 @@ class Listener:
             for request_id in message.acks
             if request_id in session.replies
         }
-        # Old events first: the previous connection with this handle may have ended just now.
+        # The previous connection with this descriptor may have ended just now.
         self._read_events()
         session.accepted = self._accepted.get(frames[0].get(zmq.SRCFD))
         memory = _open_offered(hello.memory)
