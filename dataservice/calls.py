@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from dataservice.stall import Stall
 from dataservice.wire import Array
-from mpidist import Backoff, Endpoint, Reply, Work
+from mpidist import Endpoint, Reply, Work
 from mpidist.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -22,6 +22,7 @@ from mpidist.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from mpidist.runtime import Backoff
 
 M = TypeVar("M", bound=Message)
 

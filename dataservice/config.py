@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import mpidist
+from mpidist.config import config
 
 # Sooner than for ranks that wait for each other: a trainer gives up after a minute without any
 # data worker, and is to be told before that why it stands still.
@@ -170,7 +170,7 @@ class WorkerConfig:
 
 def stall_s() -> float:
     """Local. Seconds after which a wait for data is reported: 15, or MPIDIST_STALL_S if shorter."""
-    return min(_STALL_S, mpidist.settings.stall_s)
+    return min(_STALL_S, config.stall_s)
 
 
 def seconds_of(milliseconds: int | None, default_s: float) -> float:

@@ -1,9 +1,6 @@
 """The public names of the package."""
 
 from mpidist import errors, group
-from mpidist.arena import Arena
-from mpidist.buffers.compiling import can_compile, compiled, compiled_fence
-from mpidist.buffers.copying import copy_array, put_rows, take_rows
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.reduce_op import ReduceOp
 from mpidist.cluster import ClusterSpec, Server
@@ -75,7 +72,6 @@ from mpidist.collectives import (
     split_group,
     supports_complex,
 )
-from mpidist.config import config as settings
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
@@ -88,16 +84,14 @@ from mpidist.errors import (
 )
 from mpidist.group import CartesianGroup, GpuRule, Prepared, ProcessGroup
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
-from mpidist.runtime import Backoff, TaskMetrics, launched, task_metrics
+from mpidist.runtime import TaskMetrics, launched, task_metrics
 from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
 from mpidist.window import Window
 from mpidist.work import Work, gather_works
 
 __all__ = [
     "Address",
-    "Arena",
     "Backend",
-    "Backoff",
     "CartesianGroup",
     "ClusterSpec",
     "DeadlineExceededError",
@@ -143,11 +137,7 @@ __all__ = [
     "breakpoint",
     "broadcast",
     "broadcast_object_list",
-    "can_compile",
     "coalescing_manager",
-    "compiled",
-    "compiled_fence",
-    "copy_array",
     "destroy_process_group",
     "errors",
     "gather",
@@ -184,7 +174,6 @@ __all__ = [
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "open_endpoint",
-    "put_rows",
     "recv",
     "recv_object_list",
     "reduce",
@@ -198,10 +187,8 @@ __all__ = [
     "set_debug_level",
     "set_debug_level_from_env",
     "set_timeout",
-    "settings",
     "shrink_group",
     "split_group",
     "supports_complex",
-    "take_rows",
     "task_metrics",
 ]

@@ -15,7 +15,7 @@ from dataservice.read.reports import Reports
 from dataservice.read.stream import Frame, Stream
 from dataservice.read.terms import Terms
 from dataservice.wire import Array, Parcel, expand, unpack
-from mpidist import Backoff, Endpoint, Work
+from mpidist import Endpoint, Work
 from mpidist.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -26,6 +26,7 @@ from mpidist.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from mpidist.runtime import Backoff
 
 logger = logging.getLogger(__name__)
 

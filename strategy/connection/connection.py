@@ -11,7 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mpidist import Reply, Work, errors, settings, task_metrics
+from mpidist import Reply, Work, errors, task_metrics
+from mpidist.config import config as settings
 from strategy.connection.change import Change, in_order
 from strategy.connection.line import LOOK_S, Line
 from strategy.connection.parcel import Parcel

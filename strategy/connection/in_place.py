@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import can_compile
+from mpidist.buffers.compiling import can_compile
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared import kernels
 from strategy.shared.shard import BLOCK_BYTES, SharedShard

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpidist import Work, errors, settings
+from mpidist import Work, errors
+from mpidist.config import config as settings
 from strategy.connection.change import Change, push_all
 from strategy.connection.connection import Connection
 from strategy.connection.line import LOOK_S

@@ -9,7 +9,8 @@ from typing import Any
 
 import cloudpickle
 
-from mpidist import can_compile, errors
+from mpidist import errors
+from mpidist.buffers.compiling import can_compile
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.kernels import FUNCTION, PIECE, Piece, Rule
 from strategy.shared.rules import RULES

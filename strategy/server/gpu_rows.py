@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist import put_rows, take_rows
+from mpidist.buffers.copying import put_rows, take_rows
 from mpidist.cuda import Lane
 from strategy.server.gpu import LANES, Gpu
 from strategy.shared import gpu_kernels

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import put_rows
+from mpidist.buffers.copying import put_rows
 from strategy.server.scratch import Scratch
 from strategy.shared.blocks import Blocks
 from strategy.shared.rows import distinct

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Arena, Window, errors
+from mpidist import Window, errors
+from mpidist.arena import Arena
 from mpidist.host_memory import check_free
 from strategy.shared.host import Host
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpidist import put_rows, take_rows
+from mpidist.buffers.copying import put_rows, take_rows
 from strategy.shared.kernels import PIECE, Array, Piece, Rule
 
 

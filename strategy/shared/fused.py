@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist import compiled, compiled_fence
+from mpidist.buffers.compiling import compiled, compiled_fence
 from strategy.shared.kernels import Array, Piece, Rule
 from strategy.shared.rules import RULES, Values, adam_rates
 

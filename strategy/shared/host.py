@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors, settings
+from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors
 from mpidist.cluster_resolver import (
     ClusterResolver,
     MPIClusterResolver,
     TFConfigClusterResolver,
 )
+from mpidist.config import config as settings
 
 Bytes = NDArray[np.uint8]
 Task = tuple[str, int]

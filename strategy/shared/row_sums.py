@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import compiled
+from mpidist.buffers.compiling import compiled
 
 Array = NDArray[Any]
 

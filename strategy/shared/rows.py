@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import can_compile
+from mpidist.buffers.compiling import can_compile
 from strategy.shared.shard import HALVES
 
 Array = NDArray[Any]

@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mpidist import Backoff, copy_array, take_rows
+from mpidist.buffers.copying import copy_array, take_rows
+from mpidist.runtime import Backoff
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]

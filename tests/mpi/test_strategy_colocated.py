@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from _cases.clusters import spec_of
 
-from mpidist import ClusterSpec, Server, settings
+from mpidist import ClusterSpec, Server
+from mpidist.config import config as settings
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 SIZE = (3 << 18) + 5

@@ -8,7 +8,8 @@ import pytest
 from _cases.clusters import spec_of
 from _cases.jobs import run_job
 
-from mpidist import Server, errors, settings
+from mpidist import Server, errors
+from mpidist.config import config as settings
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 MIB = 1 << 20

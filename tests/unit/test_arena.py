@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mpidist import Arena
 from mpidist import arena as arenas
-from mpidist.arena import arena_bytes, commit
+from mpidist.arena import Arena, arena_bytes, commit
 from mpidist.errors import ResourceExhaustedError
 
 ARENA = 64 * 40 + 10  # the last bytes are too few for a piece

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist import can_compile, copy_array, put_rows, take_rows
 from mpidist.buffers import compiling, copying
+from mpidist.buffers.compiling import can_compile
+from mpidist.buffers.copying import copy_array, put_rows, take_rows
 
 pytest.importorskip("numba")
 from mpidist.buffers.compiled_copies import copy_past_caches, put_compiled, take_ahead
@@ -127,7 +128,7 @@ def test_first_copies_of_several_threads():
     script = """
 import threading
 import numpy as np
-from mpidist import copy_array
+from mpidist.buffers.copying import copy_array
 sources = [np.full(9 << 20, n, np.uint8) for n in range(4)]
 targets = [np.zeros(9 << 20, np.uint8) for _ in sources]
 threads = [threading.Thread(target=copy_array, args=p) for p in zip(targets, sources)]

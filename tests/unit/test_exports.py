@@ -3,6 +3,8 @@
 import inspect
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -195,3 +197,21 @@ def test_a_plain_process_without_groups_needs_no_mpi():
     )
     assert "strategy.shared.staging" in loaded
     assert "mpi4py.MPI" not in loaded
+
+
+def test_every_module_is_in_the_contract_of_strategy_and_dataservice():
+    """A new module of mpidist must be forbidden to them or named as allowed."""
+    allowed = {
+        "arena", "buffers", "cluster_resolver", "config", "cuda", "errors", "host_memory", "public",
+        "runtime", "work",
+    }  # fmt: skip
+    root = Path(mpidist.__file__).parent
+    modules = {path.stem for path in root.iterdir() if path.suffix == ".py" or path.is_dir()}
+    modules -= {"__init__", "__main__", "__pycache__"}
+    project = tomllib.loads((root.parent / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (contract,) = [
+        one for one in contracts if one.get("source_modules") == ["strategy", "dataservice"]
+    ]
+    forbidden = {name.removeprefix("mpidist.") for name in contract["forbidden_modules"]}
+    assert modules == allowed | forbidden

@@ -8,8 +8,8 @@ import pytest
 from _cases.servers import Cluster
 
 import mpidist
-from mpidist import settings
 from mpidist.cluster_resolver import mpi
+from mpidist.config import config as settings
 from mpidist.errors import FailedPreconditionError
 from strategy import (
     ParameterServerStrategy,

@@ -12,7 +12,8 @@ from _cases.endpoints import wait_until
 from _cases.servers import Cluster, variable
 from safetensors.numpy import load_file
 
-from mpidist import errors, settings
+from mpidist import errors
+from mpidist.config import config as settings
 from mpidist.rpc import endpoint
 from strategy import optimizers
 from strategy.server import pushes as pushes_module

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist import Work, gather_works
+from mpidist import Work
 from mpidist.errors import DeadlineExceededError, NotFoundError
-from mpidist.work import completed, seconds
+from mpidist.work import completed, gather_works, seconds
 
 LIMIT_S = 30
 
