@@ -82,6 +82,7 @@ class IpcBackend:
         self._memory: Any = None
         self._queue: queue.SimpleQueue[tuple[GpuOp, Work] | None] = queue.SimpleQueue()
         self._queued = 0  # operations that the thread has not finished
+        self._count_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         with watched("opening exchange buffers on GPUs", comm.Get_group()):
             self.problem = self._open_buffers()
@@ -103,7 +104,8 @@ class IpcBackend:
             self._thread.start()
         work = Work(op.name)
         self._pending[id(work)] = work
-        self._queued += 1  # under the group's submit lock; the thread decrements it
+        with self._count_lock:
+            self._queued += 1
         self._queue.put((cast("GpuOp", op), work))
         return work
 
@@ -180,7 +182,8 @@ class IpcBackend:
             finally:
                 self._waits.current.pop(id(work), None)
                 self._pending.pop(id(work), None)
-                self._queued -= 1
+                with self._count_lock:
+                    self._queued -= 1
             outputs = op.outputs
             del entry, op  # the thread must not keep arrays while it waits
             work.complete(outputs if error is None else None, error)
