@@ -23,7 +23,7 @@ from _gpu_step import AT_ONCE, Steps
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.cuda import Delivery, cupy, device_count, kernel
+from mpidist.cuda import Prefetcher, cupy, device_count, kernel
 from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.shared import gpu_kernels
 from strategy.shared.rules import RULES
@@ -77,7 +77,7 @@ def sizes(args, of=SIZES):
 
 def staging(args):
     """Copies to and from the device, against the same by CUDA alone."""
-    courier, rows = Delivery(0), []
+    courier, rows = Prefetcher(0), []
     for nbytes in sizes(args):
         sides = copies(courier, nbytes)
         us = {k: 1e6 * s for k, s in alternate(sides, args.rounds, 0.02).items()}

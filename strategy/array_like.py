@@ -10,7 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from mpidist import host_view
-from mpidist.cuda import HostCopy, lies_on_gpu
+from mpidist.cuda import Download, lies_on_gpu
 from strategy.shared.ranges import check_range
 from strategy.shared.shard import FLOATING
 
@@ -97,7 +97,7 @@ def on_host(value: Any) -> Any:
     One without axes, as sums on GPUs are, is a number then, as NumPy's are. One that is on its way
     is waited for.
     """
-    if isinstance(value, HostCopy):
+    if isinstance(value, Download):
         return value.result()[()]
     return np.asarray(host_view(value))[()] if is_on_gpu(value) else value
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpidist import errors
-from mpidist.cuda import Delivery, has_dtype, make_current
+from mpidist.cuda import Prefetcher, has_dtype, make_current
 from strategy.array_like import is_on_gpu
 from strategy.channel import OVER, Channel, Failure
 from strategy.inputs import divided, leaves_of, over_leaves, set_state_of, state_of
@@ -197,7 +197,7 @@ class _Source:
         self.gpus = gpus
         self._own = self.elements is not dataset
         self._count = len(gpus) if one_each else 1
-        self._couriers: dict[int, Delivery] = {}
+        self._couriers: dict[int, Prefetcher] = {}
 
     def step(self) -> _Step:
         """The next one, on its way; StopIteration if there are not enough elements."""
@@ -218,9 +218,9 @@ class _Source:
         element = self.again.popleft()
         return element.hand_over() if isinstance(element, Failure) else element
 
-    def _courier(self, gpu: int) -> Delivery:
+    def _courier(self, gpu: int) -> Prefetcher:
         if gpu not in self._couriers:
-            self._couriers[gpu] = Delivery(gpu)
+            self._couriers[gpu] = Prefetcher(gpu)
         return self._couriers[gpu]
 
 
@@ -238,7 +238,7 @@ class _Step:
 class _Part:
     """What one replica gets, with its numbers on their way to a GPU."""
 
-    def __init__(self, part: Any, courier: Delivery) -> None:
+    def __init__(self, part: Any, courier: Prefetcher) -> None:
         self._part = part
         self._leaves = leaves_of(part)
         arrays = [_as_number(leaf) for leaf in self._leaves]

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from mpidist import ClusterSpec, host_view
 from mpidist.cuda import (
-    HostCopy,
-    Landing,
-    Mirror,
+    Download,
+    HostStaging,
+    Upload,
     check_dtype,
     cupy,
     current_stream,
     device_count,
-    mark,
     on_device,
+    record_event,
 )
 from strategy.array_like import is_on_gpu, on_host
 from strategy.shared.host import Task
@@ -136,8 +136,8 @@ def landing(
     """
     if out is None and gpu is not None:
         check_dtype(dtype, whose)
-        fresh = Landing(gpu, shape, dtype)
-        return fresh.host, fresh.send
+        fresh = Upload(gpu, shape, dtype)
+        return fresh.host, fresh.start
     out = np.empty(shape, dtype) if out is None else out
     view = out if out.__class__ is np.ndarray else host_view(out, read=False)
     if view.shape != shape or view.dtype != dtype or not view.flags.carray:
@@ -148,7 +148,7 @@ def landing(
         )
 
     def land() -> Any:
-        if isinstance(view, Mirror):
+        if isinstance(view, HostStaging):
             view.upload()
         return out
 
@@ -164,7 +164,7 @@ def leaving(value: Any) -> Any:
     """
     if isinstance(value, IndexedSlices):
         return IndexedSlices(leaving(value.values), leaving(value.indices))
-    return HostCopy(value) if is_on_gpu(value) else value
+    return Download(value) if is_on_gpu(value) else value
 
 
 def handed_over(gpu: int | None) -> Handed | None:
@@ -172,7 +172,7 @@ def handed_over(gpu: int | None) -> Handed | None:
     if gpu is None:
         return None
     with on_device(gpu, "handing over what a replica has made"):
-        return gpu, mark(current_stream(gpu))
+        return gpu, record_event(current_stream(gpu))
 
 
 def go_behind(events: Iterable[Handed | None]) -> None:

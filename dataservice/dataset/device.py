@@ -13,7 +13,7 @@ from dataservice.dataset.context import Context
 from dataservice.dataset.failure import Failure
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.prefetch import PrefetchIterator
-from mpidist.cuda import Delivery, Parcel, device_count, has_dtype, make_current
+from mpidist.cuda import PrefetchBatch, Prefetcher, device_count, has_dtype, make_current
 from mpidist.errors import UnimplementedError
 
 _OWN = "elements get to the GPU of who trains, not to one of a data worker"
@@ -64,7 +64,7 @@ class _DeviceIterator(ElementIterator):
     """One pass; its thread copies elements, and whoever takes one has a stream wait for it."""
 
     def __init__(self, node: PrefetchToDevice, context: Context) -> None:
-        self._delivery = Delivery(node.device)
+        self._delivery = Prefetcher(node.device)
         sending = _Sending(node.parent, self._delivery)
         self._ahead = PrefetchIterator(sending, context, node.buffer_size)
 
@@ -95,20 +95,20 @@ class _DeviceIterator(ElementIterator):
 @dataclass(frozen=True)
 class _Sending(UnaryNode):
     parent: Node
-    delivery: Delivery
+    delivery: Prefetcher
 
     def iterate(self, context: Context) -> ElementIterator:
         return _SendingIterator(self.parent.iterate(context), self.delivery)
 
 
 class _SendingIterator(UnaryIterator):
-    def __init__(self, parent: ElementIterator, delivery: Delivery) -> None:
+    def __init__(self, parent: ElementIterator, delivery: Prefetcher) -> None:
         super().__init__(parent)
         self._delivery = delivery
 
     def __next__(self) -> _Sent:
         # Of the thread that makes elements: it shall have no context on another device.
-        make_current(self._delivery.number)
+        make_current(self._delivery.device)
         return _Sent(next(self._parent), self._delivery)
 
 
@@ -120,12 +120,12 @@ class _Sent:
         delivery: What brings its numbers to the device; its other leaves stay as they are.
     """
 
-    def __init__(self, host: Any, delivery: Delivery) -> None:
+    def __init__(self, host: Any, delivery: Prefetcher) -> None:
         self.host = host
         self._leaves = tree.flatten(tree.to_numpy(host))
         self._numbers = [n for n, leaf in enumerate(self._leaves) if _is_number(leaf)]
         numbers = [np.asarray(self._leaves[n]) for n in self._numbers]
-        self._parcel: Parcel = delivery.send(numbers)
+        self._parcel: PrefetchBatch = delivery.send(numbers)
 
     def hand_over(self) -> Any:
         leaves = list(self._leaves)

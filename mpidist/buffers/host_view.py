@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda import layout_of, lies_on_gpu, mirror
+from mpidist.cuda import layout_of, lies_on_gpu, stage
 from mpidist.tensors import check_tensor, dtype_of_tensor
 
 Array = NDArray[Any]
@@ -32,7 +32,7 @@ def host_view(array: Any, *, read: bool = True) -> Array:
 
     Returns:
         A NumPy array over the same memory, read-only if the array is immutable, as JAX's arrays
-        are. For an array on a GPU a :class:`mpidist.cuda.Mirror`, whose ``upload()`` copies values
+        are. For an array on a GPU a :class:`mpidist.cuda.HostStaging`, whose ``upload()`` copies values
         to the GPU.
 
     Raises:
@@ -46,9 +46,9 @@ def host_view(array: Any, *, read: bool = True) -> Array:
         return array
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _mirrored(array, read) if array.is_cuda else _view_of_tensor(array, torch)
+        return _staged(array, read) if array.is_cuda else _view_of_tensor(array, torch)
     if lies_on_gpu(array):
-        return _mirrored(array, read)
+        return _staged(array, read)
     kind = type(array).__name__
     if hasattr(array, "__dlpack__"):
         return _view_by_dlpack(array)
@@ -61,8 +61,8 @@ def host_view(array: Any, *, read: bool = True) -> Array:
         ) from None
 
 
-def _mirrored(array: Any, read: bool) -> Array:
-    view = mirror(array, read=read)
+def _staged(array: Any, read: bool) -> Array:
+    view = stage(array, read=read)
     if not read:
         check_usable(view, write=True)
     return view

@@ -16,7 +16,7 @@ from mpidist.buffers.packing import (
     chain_callbacks,
     is_contiguous,
 )
-from mpidist.cuda import Mirror, layout_of
+from mpidist.cuda import HostStaging, layout_of
 
 
 def host_views(arrays: Sequence[object], *, read: bool = True) -> list[Array]:
@@ -45,7 +45,7 @@ def flat_output(arrays: Sequence[Array]) -> tuple[Array, OnComplete]:
     Raises:
         ValueError: An array is read-only, or overlaps another or itself.
     """
-    on_devices = [array for array in arrays if isinstance(array, Mirror)]
+    on_devices = [array for array in arrays if isinstance(array, HostStaging)]
     joined = None if on_devices else _joined(arrays, write=True)
     if joined is not None:
         return joined, None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.buffers.host_view import Array, check_usable, host_view
-from mpidist.cuda import Mirror, layout_of
+from mpidist.cuda import HostStaging, layout_of
 
 OnComplete = Callable[[], None] | None
 
@@ -27,7 +27,7 @@ def with_upload(view: Array, on_complete: OnComplete = None) -> OnComplete:
     Returns:
         The callback, which also uploads a copy of an array on a GPU; None if there is none.
     """
-    if view.__class__ is np.ndarray or not isinstance(view, Mirror):
+    if view.__class__ is np.ndarray or not isinstance(view, HostStaging):
         return on_complete
     return Upload(view, on_complete)
 
@@ -43,7 +43,7 @@ class Upload:
         layout: The layout of the array on the GPU; see :func:`mpidist.cuda.layout_of`.
     """
 
-    def __init__(self, view: Mirror, before: OnComplete) -> None:
+    def __init__(self, view: HostStaging, before: OnComplete) -> None:
         self._view = view
         self._before = before
         self.layout = layout_of(view)

@@ -1,13 +1,6 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
-from mpidist.cuda.ahead import HostCopy, Landing, side_stream
-from mpidist.cuda.blocks import copy, device_pool, pinned_bytes, pinned_pool
-from mpidist.cuda.delivery import Delivery, Parcel
-from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
-from mpidist.cuda.kernels import HALVES_TEXT, Kernel, kernel
-from mpidist.cuda.lane import Lane
-from mpidist.cuda.lasting import Pinned, lasting_array, pin
-from mpidist.cuda.library import (
+from mpidist.cuda.cupy_api import (
     bus_id,
     check_dtype,
     cupy,
@@ -17,41 +10,53 @@ from mpidist.cuda.library import (
     on_device,
     why_no_gpu,
 )
-from mpidist.cuda.mirror import Mirror, layout_of, mirror
-from mpidist.cuda.streams import current_stream, finish, mark, wait_for
+from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
+from mpidist.cuda.kernels import HALVES_TEXT, Kernel, kernel
+from mpidist.cuda.memory_pool import device_pool, pinned_pool
+from mpidist.cuda.persistent import Pinned, allocate_persistent, pin
+from mpidist.cuda.staging import (
+    Download,
+    HostStaging,
+    PrefetchBatch,
+    Prefetcher,
+    StagingStream,
+    Upload,
+    copy_stream,
+    layout_of,
+    stage,
+)
+from mpidist.cuda.streams import current_stream, record_event, synchronize, wait_for
 
 __all__ = [
-    "Delivery",
     "DeviceArray",
+    "Download",
     "HALVES_TEXT",
-    "HostCopy",
+    "HostStaging",
     "Kernel",
-    "Landing",
-    "Lane",
-    "Mirror",
-    "Parcel",
     "Pinned",
+    "PrefetchBatch",
+    "Prefetcher",
+    "StagingStream",
+    "Upload",
+    "allocate_persistent",
     "bus_id",
     "check_dtype",
-    "copy",
+    "copy_stream",
     "cupy",
     "current_stream",
     "device_count",
     "device_pool",
-    "finish",
     "has_dtype",
     "kernel",
-    "lasting_array",
     "layout_of",
     "lies_on_gpu",
     "make_current",
-    "mark",
-    "mirror",
     "on_device",
     "pin",
-    "pinned_bytes",
     "pinned_pool",
-    "side_stream",
+    "record_event",
+    "stage",
+    "synchronize",
     "wait_for",
     "why_no_gpu",
 ]

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda.blocks import Block, copy
-from mpidist.cuda.failures import place as place_of
-from mpidist.cuda.library import cupy, explained, on_device
-from mpidist.cuda.parts import in_parts
-from mpidist.cuda.streams import current_stream, mark, stream_of, used, wait_for
+from mpidist.cuda.cupy_api import (
+    cuda_errors,
+    cupy,
+    is_out_of_memory,
+    map_cuda_errors,
+    on_device,
+    with_rank,
+)
+from mpidist.cuda.memory_pool import Block, start_copy
+from mpidist.cuda.streams import current_stream, record_event, stream_of, use_stream
 from mpidist.tensors import check_tensor, dtype_of_tensor
 
-_CUDA = (2, 13)  # DLPack's numbers: memory of a device, and managed memory
+_CUDA = (2, 13)  # DLPack's numbers for device memory and managed memory
 _WIDTHS = (1, 2, 4, 8, 16)
+_PART_BYTES = 32 << 20  # strided arrays are packed in parts, in memory of the device
+_MIN_PART_BYTES = 64 << 10  # a device that lacks memory for this part cannot pack at all
 
 
 def lies_on_gpu(array: Any) -> bool:
-    """Local. Whether an array of another framework lies in the memory of a CUDA device."""
+    """Return whether an array of another framework lies in the memory of a CUDA device."""
     package: Any = sys.modules.get("cupy")
     torch: Any = sys.modules.get("torch")
-    # They lack their names while another thread imports them.
+    # The names are missing while another thread imports the packages.
     if hasattr(package, "ndarray") and isinstance(array, package.ndarray):
         return True
     if hasattr(torch, "Tensor") and isinstance(array, torch.Tensor):
@@ -33,89 +42,81 @@ def lies_on_gpu(array: Any) -> bool:
         return hasattr(array, "__cuda_array_interface__")
     try:
         return array.__dlpack_device__()[0] in _CUDA
-    except (BufferError, RuntimeError, ValueError):  # in none that DLPack has a number for
+    except (BufferError, RuntimeError, ValueError):  # on a device without a number in DLPack
         return False
 
 
 class DeviceArray:
-    """An array on a device: where it lies, and the stream on which its owner works.
+    """An array on a device, and the stream on which its owner works.
 
     Args:
-        array: Of CuPy, torch or JAX, or any with the CUDA array interface.
+        array: A CuPy array, torch tensor or JAX array, or an object with DLPack or the CUDA array
+            interface.
 
     Attributes:
-        dtype: Its dtype, also one that CuPy does not know.
-        shape: Its shape.
-        number: Of its device.
-        header: A NumPy array with its address, shape and strides. Questions about memory can be
-            put to it; it must never be read or written.
-        writeable: Whether it may be written.
+        dtype: The dtype, which CuPy may not know.
+        shape: The shape.
+        nbytes: Size of the elements.
+        pointer: Address of the first element; without meaning if there is none.
+        device: Device index.
+        stream: CuPy's object for the stream on which the owner works.
+        is_contiguous: Whether the elements are contiguous, in C order.
+        writeable: Whether the array may be written.
 
     Raises:
-        FailedPreconditionError: There is no CuPy, or its stream has no name for other threads.
-        DistBackendError: CUDA fails.
-        TypeError: Its dtype has no NumPy array, or CuPy cannot take it.
-        ValueError: It is a torch tensor that requires grad, or that is conjugated or negated only
-            when it is read.
+        FailedPreconditionError: There is no CuPy, or the stream is the per-thread default stream.
+        DistBackendError: CUDA failed.
+        TypeError: The dtype has no NumPy dtype, or CuPy cannot take the array.
+        ValueError: A torch tensor requires grad, or has a lazy conjugation or negation.
     """
 
-    def __init__(self, array: Any) -> None:
-        with explained("its GPU", f"looking at a {type(array).__name__}"):
-            self._take(array)
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    pointer: int
+    device: int
+    stream: Any
+    is_contiguous: bool
 
-    def _take(self, array: Any) -> None:
-        torch = sys.modules.get("torch")
-        self.writeable, stream = True, None  # CuPy's own, unless the owner names another
-        if isinstance(array, cupy().ndarray):
-            self._take_bits(array)
-        elif torch is not None and isinstance(array, torch.Tensor):
-            stream = self._take_tensor(array, torch)
-        elif type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
-            self._take_jax_array(array)
-        elif hasattr(array, "__cuda_array_interface__"):
-            stream = self._take_described(array)
-        else:
-            self._take_bits(_from_dlpack(array))
-        self.number = int(self._bits.device.id)
-        self._stream = current_stream(self.number) if stream is None else stream_of(stream)
-        self.shape = tuple(self._bits.shape)
-        self.header = _header(self._bits, self.writeable)
+    def __init__(self, array: Any) -> None:
+        self.writeable = True
+        self._array: Any = None  # a CuPy array of the elements, if it is known
+        self._owner: Any = array
+        with map_cuda_errors("its GPU", "looking at a %s", type(array).__name__):
+            self._take(array)
+            self.nbytes = math.prod(self.shape) * _bits_dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)} on GPU {self.number}"
+        return f"{self.dtype}{list(self.shape)} on GPU {self.device}"
+
+    @cached_property
+    def header(self) -> NDArray[Any]:
+        """A NumPy array with the address, shape and strides of the array on the device.
+
+        It serves to compare places in memory. It must never be read or written.
+        """
+        if self.nbytes:
+            return np.asarray(_Header(self))
+        header = np.empty(self.shape, _bits_dtype(self.dtype))
+        header.flags.writeable = self.writeable
+        return header
 
     @property
-    def stream(self) -> Any:
-        """Local. CuPy's object for the stream on which its owner works."""
-        return self._stream
-
-    @property
-    def pointer(self) -> int:
-        """Local. Address of its first element; of no meaning if it has none."""
-        return int(self._bits.data.ptr)
-
-    @property
-    def nbytes(self) -> int:
-        """Local. How many bytes its elements are."""
-        return int(self._bits.nbytes)
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Local. Whether its elements lie one after the other, in C order."""
-        return bool(self._bits.flags.c_contiguous)
+    def strides(self) -> tuple[int, ...]:
+        """The strides in bytes."""
+        return self._strides if self._array is None else tuple(self._array.strides)
 
     def packed(self, *, copy: bool = False) -> Any:
         """Return the elements in C order as a flat CuPy array of unsigned integers.
 
-        It shares memory with a contiguous array. Of a strided array it is a copy, which the stream
-        of the array makes.
+        The result shares memory with a contiguous array. Of a strided array it is a copy, which
+        the stream of the array makes.
 
         Args:
             copy: Copy a contiguous array, too.
         """
         if self.is_contiguous and not copy:
             return self._bits.reshape(-1)
-        with used(self._stream):
+        with use_stream(self.stream):
             packed = cupy().empty(self.shape, self._bits.dtype)
             packed[...] = self._bits
         return packed.reshape(-1)
@@ -123,146 +124,150 @@ class DeviceArray:
     def unpack(self, packed: Any) -> None:
         """Copy the result of :meth:`packed` back into a strided array, on its stream."""
         if not self.is_contiguous:
-            with used(self._stream):
+            with use_stream(self.stream):
                 self._bits[...] = packed.reshape(self.shape)
 
-    def download(self, target: NDArray[Any], block: Block) -> None:
-        """Local. Copy it to the host, behind what its stream has to do before; waits for that.
+    def start_download(self, block: Block, stream: Any) -> None:
+        """Start to copy the elements to host memory, behind the work on the array's stream.
 
         Args:
-            target: Contiguous, of its shape and dtype.
-            block: What the target lies in.
+            block: The host memory. Keep the array until the block's event is done.
+            stream: A stream of the device, which must be current. A strided array is packed and
+                copied by its own stream in place of this one.
 
         Raises:
-            ResourceExhaustedError: It is strided, and there is no memory to pack it.
-            DistBackendError: CUDA failed.
-        """
-        if not target.nbytes:
-            return
-        doing = f"copying {self} to the host"
-        with on_device(self.number, doing):
-            self.begin_download(target, block, self._stream)
-            wait_for(block.event, doing)
-
-    def begin_download(self, target: NDArray[Any], block: Block, stream: Any) -> None:
-        """Local. Begin to copy it to the host, behind what its own stream has to do before.
-
-        Args:
-            target: See :meth:`download`; not empty.
-            block: What the target lies in; its event then is one behind the copy, until which the
-                array must be kept.
-            stream: Of its device, which must be current: which copies it. One that is strided its
-                own stream does, which packs it part by part.
+            CUDARuntimeError: CUDA failed, or the device has no memory to pack a strided array.
         """
         if self.is_contiguous:
-            if stream is not self._stream:
-                stream.wait_event(mark(self._stream))
-            self._fetch(self._bits, target.ctypes.data, stream, block)
+            if stream is not self.stream:
+                stream.wait_event(record_event(self.stream))
+            start_copy(
+                block.address, self.pointer, self.nbytes, "memcpyDeviceToHost", stream, block
+            )
             return
 
-        def pack(part: Any, place: int) -> None:
-            self._fetch(cupy().ascontiguousarray(part), place, self._stream, block)
+        def pack(part: Any, address: int) -> None:
+            packed, kind = cupy().ascontiguousarray(part), "memcpyDeviceToHost"
+            start_copy(address, packed.data.ptr, packed.nbytes, kind, self.stream, block)
 
-        with used(self._stream):
-            in_parts(self._bits, target.ctypes.data, pack)
+        with use_stream(self.stream):
+            _in_parts(self._bits, block.address, pack)
 
-    def upload(self, source: NDArray[Any], block: Block) -> None:
-        """Local. Copy to it from the host, behind what its stream has to do before.
+    def upload(self, block: Block) -> None:
+        """Start to copy from host memory to the elements, behind the work on the stream.
 
         Args:
-            source: Contiguous, of its shape and dtype.
-            block: What the source lies in; its event then is one behind the copy.
+            block: The host memory; receives an event behind the copy.
 
         Raises:
-            ResourceExhaustedError: It is strided, and there is no memory to unpack to it.
+            ResourceExhaustedError: The device has no memory to unpack into a strided array.
             DistBackendError: CUDA failed.
         """
-        if not source.nbytes:
+        if not self.nbytes:
             return
-        with on_device(self.number, f"copying {self} from the host") as package:
-            if self._bits.flags.c_contiguous:
-                self._bring(self._bits, source.ctypes.data, block)
+        kind = "memcpyHostToDevice"
+        with on_device(self.device, "copying %s from the host", self) as package:
+            if self.is_contiguous:
+                start_copy(self.pointer, block.address, self.nbytes, kind, self.stream, block)
                 return
 
-            def unpack(part: Any, place: int) -> None:
+            def unpack(part: Any, address: int) -> None:
                 packed = package.empty(part.shape, part.dtype)
-                self._bring(packed, place, block)
+                start_copy(packed.data.ptr, address, packed.nbytes, kind, self.stream, block)
                 part[...] = packed
 
-            with used(self._stream):
-                in_parts(self._bits, source.ctypes.data, unpack)
+            with use_stream(self.stream):
+                _in_parts(self._bits, block.address, unpack)
 
-    def _fetch(self, packed: Any, place: int, stream: Any, block: Block) -> None:
-        copy(place, packed.data.ptr, packed.nbytes, "memcpyDeviceToHost", stream, block)
+    @cached_property
+    def _bits(self) -> Any:
+        """The elements as a CuPy array of unsigned integers: copies need no more of the dtype."""
+        if self._array is not None:
+            return self._array.view(_bits_dtype(self.dtype))
+        return _cupy_array(self)
 
-    def _bring(self, packed: Any, place: int, block: Block) -> None:
-        copy(packed.data.ptr, place, packed.nbytes, "memcpyHostToDevice", self._stream, block)
+    def _take(self, array: Any) -> None:
+        torch = sys.modules.get("torch")
+        if isinstance(array, cupy().ndarray):
+            self._take_cupy(array, array.dtype)
+        elif torch is not None and isinstance(array, torch.Tensor):
+            self._take_tensor(array, torch)
+        elif type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
+            self._take_jax(array)
+        elif hasattr(array, "__cuda_array_interface__"):
+            self._take_interface(array)
+        else:
+            array = _from_dlpack(array)
+            self._take_cupy(array, array.dtype)
 
-    def _take_bits(self, array: Any) -> None:
-        self.dtype = np.dtype(array.dtype)
-        self._bits = array.view(_bits_of(self.dtype))
+    def _take_cupy(self, array: Any, dtype: Any) -> None:
+        memory = array.data
+        self._array = array
+        self.dtype, self.shape = np.dtype(dtype), tuple(array.shape)
+        self.pointer, self.device = int(memory.ptr), int(memory.device_id)
+        self.is_contiguous = bool(array.flags.c_contiguous)
+        self.stream = current_stream(self.device)
 
-    def _take_tensor(self, tensor: Any, torch: Any) -> int:
+    def _take_tensor(self, tensor: Any, torch: Any) -> None:
         check_tensor(tensor, torch)
-        self.dtype = dtype_of_tensor(tensor)
-        strides = tuple(self.dtype.itemsize * stride for stride in tensor.stride())
-        place, device = tensor.data_ptr(), tensor.device
-        self._bits = _at(place, tuple(tensor.shape), self.dtype, strides, tensor, device.index)
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        self.dtype, self.shape = dtype_of_tensor(tensor), tuple(tensor.shape)
+        self.pointer, self.device = tensor.data_ptr(), tensor.device.index
+        self.is_contiguous = tensor.is_contiguous()
+        self._strides = tuple(self.dtype.itemsize * stride for stride in tensor.stride())
+        self.stream = stream_of(int(torch.cuda.current_stream(tensor.device).cuda_stream))
 
-    def _take_jax_array(self, array: Any) -> None:
-        """By DLPack, which alone says when the values are there; unsigned, for CuPy lacks some."""
-        self.dtype = np.dtype(array.dtype)
-        bits = _bits_of(self.dtype)
-        self._bits = _from_dlpack(array.view(bits) if self.dtype.kind == "V" else array).view(bits)
+    def _take_jax(self, array: Any) -> None:
+        # Only DLPack waits until the values exist. CuPy lacks some dtypes, so it gets integers.
+        dtype = np.dtype(array.dtype)
+        self._take_cupy(
+            _from_dlpack(array.view(_bits_dtype(dtype)) if dtype.kind == "V" else array), dtype
+        )
         self.writeable = False
 
-    def _take_described(self, array: Any) -> int | None:
+    def _take_interface(self, array: Any) -> None:
         facts = array.__cuda_array_interface__
-        dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
         if facts.get("mask") is not None:
             raise TypeError(f"a {type(array).__name__} with a mask cannot be sent")
+        self.dtype, self.shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
         pointer, read_only = facts["data"]
+        packed = _packed_strides(self.shape, self.dtype.itemsize)
         strides = facts.get("strides")
-        if strides is None:
-            strides = [math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))]
-        self.dtype = dtype
-        self._bits = _at(int(pointer), shape, dtype, tuple(strides), array, -1)
-        self.writeable = not read_only
-        number: int | None = facts.get("stream")
-        return number
+        self._strides = packed if strides is None else tuple(strides)
+        self.is_contiguous = not all(self.shape) or all(
+            count == 1 or stride == wanted
+            for count, stride, wanted in zip(self.shape, self._strides, packed, strict=True)
+        )
+        self.pointer, self.writeable = int(pointer), not read_only
+        self.device = _device_of(self.pointer, array)
+        handle: int | None = facts.get("stream")
+        self.stream = current_stream(self.device) if handle is None else stream_of(handle)
 
 
-def _at(
-    pointer: int,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    strides: tuple[int, ...],
-    owner: Any,
-    device: int,
-) -> Any:
-    """A CuPy array over somebody's memory; of a device that CUDA is asked for if it is -1."""
-    cuda = cupy().cuda
-    if device < 0:
-        device = _device_at(pointer, owner)
-    ends = [(count - 1) * stride for count, stride in zip(shape, strides, strict=True)]
-    span = dtype.itemsize + sum(end for end in ends if end > 0) if all(shape) else 0
-    memory = cuda.UnownedMemory(pointer, span, owner, device)
-    place = cuda.MemoryPointer(memory, 0)
-    return cupy().ndarray(shape, _bits_of(dtype), place, strides=strides)
+def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape)))
 
 
-def _device_at(pointer: int, owner: Any) -> int:
-    """The device of an address, as CUDA knows it; of pinned host memory, where it was pinned."""
+def _cupy_array(array: DeviceArray) -> Any:
+    """Return a CuPy array of unsigned integers over the memory of another framework's array."""
+    cuda, dtype = cupy().cuda, _bits_dtype(array.dtype)
+    ends = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    span = dtype.itemsize + sum(end for end in ends if end > 0) if array.nbytes else 0
+    memory = cuda.UnownedMemory(array.pointer, span, array._owner, array.device)
+    pointer = cuda.MemoryPointer(memory, 0)
+    return cupy().ndarray(array.shape, dtype, pointer, strides=array.strides)
+
+
+def _device_of(pointer: int, owner: Any) -> int:
+    """Return the device of an address; of pinned host memory, the device that pinned it."""
     runtime = cupy().cuda.runtime
     if not pointer:
-        return int(runtime.getDevice())  # of an array without elements
+        return int(runtime.getDevice())  # the array has no elements
     facts = runtime.pointerGetAttributes(pointer)
     if facts.type == runtime.memoryTypeUnregistered:
         raise ValueError(
-            f"a {type(owner).__name__} has its memory at {pointer:#x}, where CUDA of "
-            f"{place_of('this process')} knows none: it was freed, or is memory of the host that "
-            "is not pinned; keep what owns the memory until the operation has ended"
+            f"a {type(owner).__name__} has its memory at {pointer:#x}, which CUDA of "
+            f"{with_rank('this process')} does not know: the memory was freed, or is host memory "
+            "that is not pinned; keep the owner of the memory until the operation has ended"
         )
     return int(facts.device)
 
@@ -280,27 +285,60 @@ def _from_dlpack(array: Any) -> Any:
         ) from error
 
 
-def _bits_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """A dtype that CuPy knows, as long as another; copies look no further."""
+@lru_cache(256)
+def _bits_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype of the same size that CuPy knows."""
     if dtype.itemsize not in _WIDTHS:
-        raise TypeError(f"an array of {dtype} on a GPU cannot be sent: it is no dtype of CuPy's")
+        raise TypeError(f"an array of {dtype} on a GPU cannot be sent: CuPy has no such dtype")
     return np.dtype("c16") if dtype.itemsize == 16 else np.dtype(f"u{dtype.itemsize}")
 
 
-def _header(bits: Any, writeable: bool) -> NDArray[Any]:
-    if bits.size:
-        return np.asarray(_Described(bits, writeable))
-    header = np.empty(bits.shape, bits.dtype)
-    header.flags.writeable = writeable
-    return header
+class _Header:
+    """The protocol by which NumPy makes an array of an address."""
 
-
-class _Described:
-    def __init__(self, bits: Any, writeable: bool) -> None:
+    def __init__(self, array: DeviceArray) -> None:
         self.__array_interface__ = {
-            "data": (int(bits.data.ptr), not writeable),
-            "shape": tuple(bits.shape),
-            "strides": tuple(bits.strides),
-            "typestr": bits.dtype.str,
+            "data": (array.pointer, not array.writeable),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": _bits_dtype(array.dtype).str,
             "version": 3,
         }
+
+
+def _in_parts(array: Any, address: int, copy: Callable[[Any, int], None]) -> None:
+    """Copy a strided array part by part, in smaller parts if the device is short of memory.
+
+    Args:
+        array: A CuPy array.
+        address: Address on the host of the packed array.
+        copy: Called with a view of the array and its address on the host. It must have done
+            nothing if memory is short, and must release its memory before it returns.
+
+    Raises:
+        CUDARuntimeError: From ``copy``, after smaller parts if memory is short.
+        MemoryError: Likewise.
+    """
+    limit = _PART_BYTES
+    parts = [(array, address)]  # the next part is the last
+    while parts:
+        part, start = parts.pop()
+        if part.nbytes <= limit:
+            try:
+                copy(part, start)
+                continue
+            except cuda_errors() as error:
+                if not is_out_of_memory(error) or part.nbytes <= _MIN_PART_BYTES:
+                    raise
+            limit = part.nbytes // 2
+        parts += reversed(_split(part, start, limit))
+
+
+def _split(array: Any, address: int, limit: int) -> list[tuple[Any, int]]:
+    """Return parts of whole rows, in order, of at most ``limit`` bytes if rows are not larger."""
+    while len(array) == 1:
+        array = array[0]
+    row = array.nbytes // len(array)
+    step = max(1, limit // row)
+    starts = range(0, len(array), step)
+    return [(array[start : start + step], address + start * row) for start in starts]

@@ -1,15 +1,15 @@
-"""Kernels by their text, which CuPy compiles, and keeps on disk."""
+"""Kernels from source text. CuPy compiles them and caches them on disk."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from mpidist.cuda.library import cupy
+from mpidist.cuda.cupy_api import cupy
 from mpidist.errors import FailedPreconditionError
 
 _THREADS = 256
-# Products that are added are rounded first, as NumPy rounds them.
+# No fused multiply-add: it rounds once, and NumPy rounds the product and the sum.
 _OPTIONS = ("--fmad=false",)
 
 HALVES_TEXT = """
@@ -60,55 +60,62 @@ static __device__ Bits to_float16(float number) {
     return (Bits)(bits | (sign >> 16));
 }
 """
-"""For texts: bits of halves to float and back, rounded as NumPy does, without CUDA's headers."""
+"""Source text that converts float16 and bfloat16 to float32 and back, rounded as NumPy does.
+
+It needs no headers of CUDA.
+"""
 
 
 class Kernel:
-    """A function of CUDA that works on one element a thread; made by :func:`kernel`.
+    """A kernel that handles one element in each thread; made by :func:`kernel`.
 
     Args:
         package: CuPy.
-        text: In CUDA's C++, without headers.
-        name: Of the function, which takes the number of elements first.
+        text: The source in CUDA C++, without headers.
+        name: The function. Its first parameter is the number of elements.
     """
 
     def __init__(self, package: Any, text: str, name: str) -> None:
         self._raw = package.RawKernel(text, name, _OPTIONS)
         self._compiled: set[int] = set()
 
-    def compile(self, number: int) -> None:
-        """Local. Have it ready on a device, which is the current one.
+    def compile(self, device: int) -> None:
+        """Compile for the current device, unless that has been done.
+
+        Args:
+            device: Index of that device.
 
         Raises:
             FailedPreconditionError: CuPy cannot compile.
         """
-        if number in self._compiled:
+        if device in self._compiled:
             return
         try:
             self._raw.compile()
-        except Exception as error:  # of the compiler, or because it cannot be found
+        except Exception as error:  # CuPy raises errors of many kinds if NVRTC is missing
             raise FailedPreconditionError(
-                f"CuPy cannot compile a kernel for GPU {number} ({error!r}): it needs NVRTC of "
+                f"CuPy cannot compile a kernel for GPU {device} ({error!r}): it needs NVRTC of "
                 "CUDA, which cupy-cuda12x[ctk] and cupy-cuda13x[ctk] bring"
             ) from error
-        self._compiled.add(number)
+        self._compiled.add(device)
 
-    def __call__(self, size: int, *given: Any) -> None:
-        """Local. Begin it on the current stream of the current device.
+    def __call__(self, size: int, *args: Any) -> None:
+        """Launch the kernel on the current stream of the current device.
 
         Args:
-            size: How many elements; of none nothing begins.
-            given: What follows: numbers of NumPy's types, and addresses.
+            size: Number of elements; 0 launches nothing.
+            args: The other parameters: NumPy numbers and addresses.
 
         Raises:
-            CUDARuntimeError: CUDA failed; so does CUDADriverError.
+            CUDARuntimeError: CUDA failed.
+            CUDADriverError: CUDA failed.
         """
         if size:
-            self._raw((-(-size // _THREADS),), (_THREADS,), (size, *given))
+            self._raw((-(-size // _THREADS),), (_THREADS,), (size, *args))
 
 
 def kernel(text: str, name: str) -> Kernel:
-    """Local. The kernel of a text; see :class:`Kernel`."""
+    """Return the kernel of a source text; see :class:`Kernel`."""
     return _kernel(cupy(), text, name)
 
 

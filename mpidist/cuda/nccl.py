@@ -1,4 +1,4 @@
-"""NCCL as CuPy has it, if it has it, and its communicators."""
+"""CuPy's module for NCCL, and communicators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.config import config
-from mpidist.cuda.library import cupy, make_current
+from mpidist.cuda.cupy_api import cupy, make_current
 from mpidist.cuda.streams import logger
 from mpidist.errors import DeadlineExceededError, DistBackendError, FailedPreconditionError
 
@@ -26,7 +26,7 @@ def nccl_problem() -> str:
     except (FailedPreconditionError, ImportError) as error:
         reason = str(error)
     else:
-        reason = "it was built without"
+        reason = "CuPy was built without NCCL"
     return (
         f"CuPy has no NCCL ({reason}): pip install nvidia-nccl-cu12 or nvidia-nccl-cu13, of CuPy's "
         "version of CUDA"
@@ -48,7 +48,7 @@ def unique_id() -> bytes:
 
 
 def nccl_module() -> Any:
-    """Return CuPy's module.
+    """Return CuPy's module for NCCL.
 
     Raises:
         FailedPreconditionError: See :func:`nccl_problem`.
@@ -78,20 +78,20 @@ def connect(size: int, unique: bytes, rank: int, device: int, where: str) -> Any
         where: The owner, for messages.
 
     Raises:
-        DeadlineExceededError: Not all ranks came within ``MPIDIST_STALL_ABORT_S``.
+        DeadlineExceededError: Some ranks did not connect within ``MPIDIST_STALL_ABORT_S``.
         DistBackendError: NCCL or CUDA failed.
     """
-    made: list[Any] = []
+    results: list[Any] = []
 
-    def make() -> None:
+    def create() -> None:
         try:
             make_current(device)
-            made.append(_communicator(size, unique, rank))
+            results.append(_communicator(size, unique, rank))
         except BaseException as error:  # raised below, on the caller's thread
-            made.append(error)
+            results.append(error)
 
-    # On a thread, because NCCL has no time limit here.
-    thread = threading.Thread(target=make, name="mpidist-nccl", daemon=True)
+    # On a thread, because NCCL has no time limit for this call.
+    thread = threading.Thread(target=create, name="mpidist-nccl", daemon=True)
     thread.start()
     waited = 0.0
     for limit in sorted((config.stall_s, config.stall_abort_s)):
@@ -101,15 +101,15 @@ def connect(size: int, unique: bytes, rank: int, device: int, where: str) -> Any
             break
         if limit == config.stall_abort_s:
             raise DeadlineExceededError(
-                f"{where}: not all ranks have come after {limit:.0f} s, the limit set by "
+                f"{where}: some ranks have not connected after {limit:.0f} s, the limit set by "
                 "MPIDIST_STALL_ABORT_S"
             )
-        logger.warning("%s: not all ranks have come after %.0f s", where, limit)
-    (result,) = made
+        logger.warning("%s: some ranks have not connected after %.0f s", where, limit)
+    (result,) = results
     if isinstance(result, BaseException):
         raise DistBackendError(
-            f"{where}: the communicator cannot be made: {result}; each rank needs a device of its "
-            "own (NCCL_DEBUG=WARN says more)"
+            f"{where}: the communicator cannot be created: {result}; each rank needs a device of "
+            "its own (NCCL_DEBUG=WARN prints more)"
         ) from result
     return result
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.cuda.cupy_api import cupy
 from mpidist.cuda.kernels import HALVES_TEXT
-from mpidist.cuda.library import cupy
 
 MOST_ARRAYS = 64
 """Arrays that one kernel can reduce: CUDA limits the size of its parameters."""

@@ -1,7 +1,7 @@
-"""A thread that watches the work of a stream, which the host does not wait for.
+"""A thread that watches queued work on a stream, for which the host does not wait.
 
-A kernel of NCCL that waits for a rank that never comes would hang without a word. Work that is
-aborted leaves wrong values on the streams, where no caller can notice, so the error ends the job.
+A kernel of NCCL that waits for a missing rank would hang silently. Aborted work leaves wrong values
+on the streams, and no caller can notice them, so the error ends the job.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.cuda.library import errors_of_cuda, make_current
-from mpidist.cuda.streams import has_come, logger
+from mpidist.cuda.cupy_api import cuda_errors, make_current
+from mpidist.cuda.streams import is_done, logger
 from mpidist.errors import DistBackendError
 from mpidist.runtime import Backoff
 
@@ -124,9 +124,9 @@ class StreamWatchdog:
 
     def _remove_ended(self) -> None:
         try:
-            while self._steps and has_come(self._steps[0].event):
+            while self._steps and is_done(self._steps[0].event):
                 self._steps.popleft()
-        except errors_of_cuda() as error:  # the caller's next call of CUDA raises it, too
+        except cuda_errors() as error:  # the caller's next call of CUDA raises it, too
             text = self._steps[0].text
             self._steps.clear()
             self.fail(f"{text}, or work that was queued before it, has failed: {error}")

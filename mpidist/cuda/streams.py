@@ -1,4 +1,4 @@
-"""Streams and events of CUDA: whose stream it is, and whether it has come to an event."""
+"""Streams and events of CUDA."""
 
 from __future__ import annotations
 
@@ -9,45 +9,48 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.cuda.library import cupy, on_device
+from mpidist.cuda.cupy_api import cupy, on_device
 from mpidist.errors import DeadlineExceededError, FailedPreconditionError
 from mpidist.runtime import Backoff
 
 logger = logging.getLogger("mpidist")
 
-_LEGACY, _PER_THREAD = 1, 2  # streams by number, for CUDA and in the array interface
+_LEGACY, _PER_THREAD = 1, 2  # CUDA's handles of default streams, also in the array interface
 _NOT_READY = 600  # cudaErrorNotReady
 
 
 def current_stream(device: int) -> Any:
-    """Local. The stream on which this thread works with CuPy on a device.
+    """Return the stream on which this thread works with CuPy on a device.
 
     Raises:
-        FailedPreconditionError: It is the default stream of the thread, by a name that in another
-            thread is that one's.
+        FailedPreconditionError: It is the per-thread default stream, whose handle means another
+            stream in each thread.
     """
-    return _nameable(cupy().cuda.get_current_stream(device))
+    return _checked(cupy().cuda.get_current_stream(device))
 
 
-def stream_of(number: int) -> Any:
-    """Local. The stream of another framework, by its address or by the interface's number.
+def stream_of(handle: int) -> Any:
+    """Return the stream of another framework.
+
+    Args:
+        handle: Address of the stream, or its number in the CUDA array interface.
 
     Raises:
-        FailedPreconditionError: As :func:`current_stream`.
+        FailedPreconditionError: See :func:`current_stream`.
     """
     cuda = cupy().cuda
-    if number in (0, _LEGACY):
+    if handle in (0, _LEGACY):
         return cuda.Stream.null
-    if number == _PER_THREAD:
-        return _nameable(cuda.Stream.ptds)
+    if handle == _PER_THREAD:
+        return _checked(cuda.Stream.ptds)
     if hasattr(cuda.Stream, "from_external"):
-        return cuda.Stream.from_external(_Address(number))
-    return cuda.ExternalStream(number)
+        return cuda.Stream.from_external(_ExternalStream(handle))
+    return cuda.ExternalStream(handle)
 
 
 @contextmanager
-def used(stream: Any) -> Iterator[None]:
-    """Local. Make a stream of the current device the one on which this thread works with CuPy.
+def use_stream(stream: Any) -> Iterator[None]:
+    """Make a stream of the current device the one on which this thread works with CuPy.
 
     CuPy's own ``with`` would forget a stream that was made current by ``use()``.
     """
@@ -59,19 +62,18 @@ def used(stream: Any) -> Iterator[None]:
         before.use()
 
 
-def mark(stream: Any) -> Any:
-    """Local. An event behind what a stream of the current device has to do."""
+def record_event(stream: Any) -> Any:
+    """Return an event behind the work that is queued on a stream of the current device."""
     event = cupy().cuda.Event(disable_timing=True)
     event.record(stream)
     return event
 
 
-def has_come(event: Any) -> bool:
-    """Local. Whether an event has come.
+def is_done(event: Any) -> bool:
+    """Return whether the work before an event has ended.
 
     Raises:
-        CUDARuntimeError: It never will, since something before it has failed; CuPy's own
-            ``event.done`` is False for ever then.
+        CUDARuntimeError: The work has failed. CuPy's ``event.done`` stays False then.
     """
     runtime = cupy().cuda.runtime
     status = runtime.eventQuery(event.ptr)
@@ -80,39 +82,43 @@ def has_come(event: Any) -> bool:
     return bool(status == 0)
 
 
-def wait_for(event: Any, doing: str) -> None:
-    """Local. Wait for an event; told after ``MPIDIST_STALL_S``, for a kernel may never end.
+def wait_for(event: Any, operation: str, *args: object) -> None:
+    """Wait for an event. Log a warning after ``MPIDIST_STALL_S``: a kernel may never end.
 
     Args:
-        event: Which.
-        doing: What waits, for the message.
+        event: The event.
+        operation: The waiting operation, for messages, with ``%s`` for each of the ``args``.
+        args: Objects to format.
 
     Raises:
-        CUDARuntimeError: See :func:`has_come`.
-        DeadlineExceededError: It has not come after ``MPIDIST_STALL_ABORT_S``.
+        CUDARuntimeError: See :func:`is_done`.
+        DeadlineExceededError: The event is not done after ``MPIDIST_STALL_ABORT_S``.
     """
-    backoff, begun, told = Backoff(spins=1000, longest_s=1e-4), time.monotonic(), False
-    while not has_come(event):
+    if is_done(event):
+        return
+    backoff, started, warned = Backoff(spins=1000, longest_s=1e-4), time.monotonic(), False
+    while not is_done(event):
         backoff.pause()
-        waited = time.monotonic() - begun
-        if waited > config.stall_s and not told:
-            told = True
-            logger.warning("%s has waited %.0f s for what was queued before it", doing, waited)
+        waited = time.monotonic() - started
+        if waited > config.stall_s and not warned:
+            warned = True
+            text = operation % args if args else operation
+            logger.warning("%s has waited %.0f s for the work queued before it", text, waited)
         if waited > config.stall_abort_s:
             raise DeadlineExceededError(
-                f"{doing} has waited {waited:.0f} s for what was queued before it: a kernel may "
-                "never end (MPIDIST_STALL_ABORT_S says how long to wait)"
+                f"{operation % args if args else operation} has waited {waited:.0f} s for the work "
+                "queued before it: a kernel may never end (the limit is MPIDIST_STALL_ABORT_S)"
             )
 
 
-def finish(number: int, doing: str) -> None:
-    """Local. Wait until this thread's stream on the current device has done what it has to do.
+def synchronize(device: int, operation: str) -> None:
+    """Wait for the work that this thread has queued with CuPy on the current device.
 
     Args:
-        number: Of the device.
-        doing: See :func:`wait_for`, which raises the same.
+        device: Device index.
+        operation: See :func:`wait_for`, which raises the same.
     """
-    wait_for(mark(current_stream(number)), doing)
+    wait_for(record_event(current_stream(device)), operation)
 
 
 class CommStream:
@@ -147,12 +153,12 @@ class CommStream:
         """
         others = {stream.ptr: stream for stream in streams}.values()
         for stream in others:
-            self.stream.wait_event(mark(stream))
+            self.stream.wait_event(record_event(stream))
         try:
-            with used(self.stream):
+            with use_stream(self.stream):
                 yield
         finally:
-            event = mark(self.stream)
+            event = record_event(self.stream)
             for stream in others:
                 stream.wait_event(event)
 
@@ -163,18 +169,20 @@ class CommStream:
         runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
 
 
-class _Address:
-    def __init__(self, number: int) -> None:
-        self._number = number
+class _ExternalStream:
+    """The protocol by which CuPy takes a stream of another framework."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._number
+        return 0, self._handle
 
 
-def _nameable(stream: Any) -> Any:
+def _checked(stream: Any) -> Any:
     if stream.ptr == _PER_THREAD:
         raise FailedPreconditionError(
-            "the default stream of a thread has no name that other threads could use: work on "
+            "the per-thread default stream has no handle that other threads could use: work on "
             "cupy.cuda.Stream(non_blocking=True), and leave "
             "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM unset"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpidist.buffers.packing import NATIVE
 from mpidist.buffers.reduce_op import ReduceOp, Reduction, is_direct
-from mpidist.cuda import DeviceArray, lies_on_gpu, mark, on_device, wait_for
+from mpidist.cuda import DeviceArray, lies_on_gpu, on_device, record_event, wait_for
 from mpidist.group.operation import LARGEST_COUNT, GroupInfo, Op
 
 
@@ -55,8 +55,8 @@ def device_memory(array: Any, *, write: bool) -> DeviceMemory | None:
     if there.header.size > LARGEST_COUNT:
         return None
     text = "waiting for the array of an operation of MPI"
-    with on_device(there.number, text):
-        wait_for(mark(there.stream), text)
+    with on_device(there.device, text):
+        wait_for(record_event(there.stream), text)
     return DeviceMemory(there)
 
 

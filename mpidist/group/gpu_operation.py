@@ -139,7 +139,7 @@ def gpu_op(
     check_usable(headers[0], write=not reads_only)
     if rule.backend == "nccl":
         for one in devices:
-            if one is not None and one.number != device:
+            if one is not None and one.device != device:
                 raise ValueError(
                     f"{name} of {one}, but group {info.name!r} uses GPU {device} on rank "
                     f"{info.ranks[info.rank]}: make the array there, or give device_id to "

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mpidist.cuda import finish, mark, on_device, wait_for
+from mpidist.cuda import on_device, record_event, synchronize, wait_for
 from mpidist.cuda.reductions import combine, numbers_at
-from mpidist.cuda.streams import CommStream, used
+from mpidist.cuda.streams import CommStream, use_stream
 from mpidist.errors import DistBackendError
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.mpi_backend import MpiBackend, backend_error
@@ -197,7 +197,7 @@ class IpcBackend:
     def _carry_out(self, op: GpuOp) -> None:
         """Run an operation on this thread. An error ends the group, since other ranks may wait."""
         try:
-            here = op.on_gpu and all(one.number == self._device for one in op.arrays)
+            here = op.on_gpu and all(one.device == self._device for one in op.arrays)
             if not self.problem and self._all(here):
                 self._run_steps(op)
             else:
@@ -213,15 +213,15 @@ class IpcBackend:
         """
         text = op.describe()
         for one in op.arrays:
-            with on_device(one.number, text):
-                wait_for(mark(one.stream), text)
+            with on_device(one.device, text):
+                wait_for(record_event(one.stream), text)
         staged = op.stage()
         self._host.run(staged)
         if staged.finish is not None:
             staged.finish()
         for one in op.arrays:
-            with on_device(one.number, text):
-                finish(one.number, text)
+            with on_device(one.device, text):
+                synchronize(one.device, text)
 
     def _run_steps(self, op: GpuOp) -> None:
         text = op.describe()
@@ -231,14 +231,14 @@ class IpcBackend:
             try:
                 source, output = op.packed()
                 for one in op.arrays:
-                    wait_for(mark(one.stream), text)
-                with used(self._stream.stream):
+                    wait_for(record_event(one.stream), text)
+                with use_stream(self._stream.stream):
                     for _ in steps(self, op, source, output):
-                        wait_for(mark(self._stream.stream), text)
+                        wait_for(record_event(self._stream.stream), text)
                         meeting = True
                         self._meet(text)
                         meeting = False
-                    wait_for(mark(self._stream.stream), text)
+                    wait_for(record_event(self._stream.stream), text)
                 op.unpack(output)
             except BaseException:
                 if not meeting:

@@ -11,7 +11,7 @@ from mpidist.cuda import cupy, on_device
 from mpidist.cuda.nccl import connect, nccl_errors, nccl_module, unique_id
 from mpidist.cuda.reductions import as_numbers, divided, is_half, widened
 from mpidist.cuda.stream_watchdog import StreamWatchdog
-from mpidist.cuda.streams import CommStream, has_come, mark
+from mpidist.cuda.streams import CommStream, is_done, record_event
 from mpidist.errors import DistBackendError
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op
@@ -138,7 +138,7 @@ class NcclBackend:
                     self._call(op, source, output)
                 op.unpack(output)
                 # A copy into a strided output belongs to the operation, too.
-                event = mark(op.output.stream)
+                event = record_event(op.output.stream)
         except BaseException as error:  # the other ranks would wait for this operation for ever
             failed = self._watchdog.fail(f"{text} has failed: {error!r}")
             self._tear(op.name, error)
@@ -248,7 +248,7 @@ class _EventWork(Work):
         if not self._done:
             try:
                 self._backend.check()
-                if self._cuda_event is not None and not has_come(self._cuda_event):
+                if self._cuda_event is not None and not is_done(self._cuda_event):
                     return False
             except Exception as error:  # the work ends with it
                 self._end(error)

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from mpidist import host_view
-from mpidist.cuda import Delivery, cupy, device_count
+from mpidist.cuda import Prefetcher, cupy, device_count
 from mpidist.errors import FailedPreconditionError
 
 
@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit(f"no GPU can be used: {error.__cause__ or error}")
     numbers = np.arange(1 << 16)
     for number in range(count):
-        (array,) = Delivery(number).send([numbers]).hand_over()
+        (array,) = Prefetcher(number).send([numbers]).hand_over()
         if not np.array_equal(host_view(array), numbers):
             sys.exit(f"GPU {number} gives other numbers than it was given")
     print(f"CuPy {cupy().__version__}: copies to and from {count} GPUs arrive")

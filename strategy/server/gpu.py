@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mpidist import errors
 from mpidist.cuda import (
     Kernel,
-    Lane,
+    StagingStream,
+    allocate_persistent,
     device_count,
     kernel,
-    lasting_array,
     make_current,
 )
 from strategy.shared import gpu_kernels
@@ -62,7 +62,7 @@ class Gpu:
         self._who = who
         with self.told():
             make_current(number)
-            self._lanes = [Lane(number) for _ in range(LANES)]
+            self._lanes = [StagingStream(number) for _ in range(LANES)]
         self._next = 0
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Gpu:
             logger.exception("%s: its %s has failed", self._who, self)
             raise errors.InternalError(f"{self._who}: {error}") from error
 
-    def lane(self) -> Lane:
+    def lane(self) -> StagingStream:
         """Local. The lane for the next piece of work; the device is the current one then."""
         make_current(self.number)
         self._next = (self._next + 1) % LANES
@@ -105,7 +105,7 @@ class Gpu:
         """
         make_current(self.number)
         bits = np.dtype(np.uint16) if dtype in HALVES else dtype
-        return lasting_array(self.number, size, bits, what)
+        return allocate_persistent(self.number, size, bits, what)
 
     def kernel(self, text: str) -> Kernel:
         """Local. The kernel of a text, compiled."""
@@ -128,7 +128,7 @@ class Gpu:
             Flat arrays of the host; each is overwritten by a later one.
         """
         step = BLOCK_BYTES // array.itemsize
-        before: Lane | None = None
+        before: StagingStream | None = None
         for start in range(0, array.size, step):
             lane, count = self.lane(), min(step, array.size - start)
             with lane.working("downloading a slot"):

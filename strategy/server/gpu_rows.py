@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.buffers.copying import put_rows, take_rows
-from mpidist.cuda import Lane
+from mpidist.cuda import StagingStream
 from strategy.server.gpu import LANES, Gpu
 from strategy.shared import gpu_kernels
 from strategy.shared.kernels import FUNCTION, Array, Piece, Rule
@@ -98,7 +98,7 @@ class Tables:
         begin = (self._called if rule.kind == FUNCTION else self._fused)(rule, values, step)
 
         def change() -> None:
-            under_way: deque[tuple[Lane, Array]] = deque()
+            under_way: deque[tuple[StagingStream, Array]] = deque()
             try:
                 for ids, starts, rows in given.pieces():
                     lane, room = self.gpu.lane(), len(ids) * self.width * self.dtype.itemsize
@@ -138,7 +138,7 @@ class Tables:
 
         return bring_up
 
-    def _put_down(self, lane: Lane, ids: Array) -> None:
+    def _put_down(self, lane: StagingStream, ids: Array) -> None:
         changed = lane.finish().view(self.copy.dtype)
         put_rows(self.copy, ids, changed.reshape(len(ids), self.width))
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpidist import errors
-from mpidist.cuda import Lane, Pinned
+from mpidist.cuda import Pinned, StagingStream
 from strategy.checkpoints.carried import Stored
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_rows import Tables, rows_of
@@ -146,7 +146,7 @@ class GpuShard(OwnedShard):
 
         return update
 
-    def _bring_down(self, lane: Lane, address: int, target: Bytes) -> End:
+    def _bring_down(self, lane: StagingStream, address: int, target: Bytes) -> End:
         """Begin to bring values to the copy; what ends it."""
         if self._pinned is not None:
             lane.download(address, target)

@@ -5,7 +5,7 @@ import pytest
 from _cases.endpoints import wait_until
 
 from mpidist import P2POp, ProcessGroup, ReduceOp, batch_isend_irecv, irecv, isend
-from mpidist.cuda import Mirror, pinned_pool
+from mpidist.cuda import HostStaging, pinned_pool
 from mpidist.errors import DistBackendError
 
 LARGE = 1 << 16  # elements, whose parts are messages of their own
@@ -223,7 +223,7 @@ def test_a_mean_whose_way_back_is_interrupted_is_not_divided_again(group, xp, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mirror, "upload", interrupt)
+        patch.setattr(HostStaging, "upload", interrupt)
         with pytest.raises(KeyboardInterrupt):
             work.wait()
     with pytest.raises(DistBackendError, match=r"all_reduce .* KeyboardInterrupt"):

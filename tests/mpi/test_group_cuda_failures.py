@@ -8,7 +8,7 @@ import pytest
 from _cases.jobs import run_job
 
 from mpidist import ProcessGroup
-from mpidist.cuda import parts, pinned_pool
+from mpidist.cuda import device_array, pinned_pool
 from mpidist.errors import DistBackendError, ResourceExhaustedError
 
 LENGTH = 1 << 16
@@ -79,7 +79,7 @@ def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
 
     if group.rank() == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parts, "_LEAST_BYTES", 1 << 30)
+            patch.setattr(device_array, "_MIN_PART_BYTES", 1 << 30)
             patch.setattr(xp, "empty", short)
             with pytest.raises(ResourceExhaustedError, match=r"GPU 0 of rank 0 .* short") as e:
                 work.wait() if later else group.all_reduce(array)

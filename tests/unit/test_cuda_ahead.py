@@ -8,17 +8,17 @@ import pytest
 from _cases.held import held
 
 from mpidist import errors
-from mpidist.cuda import Delivery, HostCopy, Landing, device_pool, pinned_pool, side_stream
-from mpidist.cuda.streams import has_come
+from mpidist.cuda import Download, Prefetcher, Upload, copy_stream, device_pool, pinned_pool
+from mpidist.cuda.streams import is_done
 
 SIZE = 1000
 
 
 def landed(value, dtype="f4", size=SIZE):
     """A fresh array, all of one value, as the current stream gets it."""
-    landing = Landing(0, (size,), np.dtype(dtype))
+    landing = Upload(0, (size,), np.dtype(dtype))
     landing.host[...] = value
-    return landing.send()
+    return landing.start()
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def stream(xp):
         array = landed(0)
         array += array
         array += array + 1
-        HostCopy(array).result()
+        Download(array).result()
         stream.synchronize()
         del array
         yield stream
@@ -41,13 +41,13 @@ def stream(xp):
 @pytest.mark.parametrize("shape", [(4, 6), (), (0, 3)])
 def test_values_land_and_leave(xp, dtype, shape):
     values = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2 + 1).astype(dtype)
-    landing = Landing(0, shape, np.dtype(dtype))
+    landing = Upload(0, shape, np.dtype(dtype))
     landing.host[...] = values
-    array = landing.send()
+    array = landing.start()
     assert isinstance(array, xp.ndarray)
     assert array.dtype == dtype
     np.testing.assert_array_equal(xp.asnumpy(array), values)
-    copy = HostCopy(array)
+    copy = Download(array)
     assert (copy.shape, copy.dtype) == (shape, np.dtype(dtype))
     np.testing.assert_array_equal(copy.result(), values)
     np.testing.assert_array_equal(np.asarray(copy), values)
@@ -56,17 +56,17 @@ def test_values_land_and_leave(xp, dtype, shape):
 def test_they_are_on_the_device_that_was_named(xp):
     if xp.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one device")
-    landing = Landing(1, (3,), np.dtype("f4"))
+    landing = Upload(1, (3,), np.dtype("f4"))
     landing.host[...] = 5
-    array = landing.send()
+    array = landing.start()
     assert array.device.id == 1
-    np.testing.assert_array_equal(HostCopy(array).result(), [5, 5, 5])
+    np.testing.assert_array_equal(Download(array).result(), [5, 5, 5])
 
 
 def test_what_lands_passes_by_what_the_stream_has_to_do(xp, stream):
     with held(stream):
         array = landed(7)
-        side_stream(0, "up").synchronize()
+        copy_stream(0, "up").synchronize()
         with xp.cuda.Stream(non_blocking=True):
             np.testing.assert_array_equal(xp.asnumpy(array), np.full(SIZE, 7))
 
@@ -83,18 +83,18 @@ def test_memory_is_not_used_again_while_the_stream_works_on_it(xp, stream):
         array = landed(number)
         total += array
         del array
-        side_stream(0, "up").synchronize()  # which may run ahead of the stream
+        copy_stream(0, "up").synchronize()  # which may run ahead of the stream
     np.testing.assert_array_equal(xp.asnumpy(total), np.full(SIZE, sum(range(50))))
 
 
 @pytest.mark.parametrize("way", ["landing", "delivery"])
 def test_new_memory_is_written_behind_what_the_current_stream_has_to_do_with_it(xp, way):
     """CuPy's pool gives what an array that is gone had, whatever is queued on it."""
-    courier, size = Delivery(0), 3_000_000
+    courier, size = Prefetcher(0), 3_000_000
     with xp.cuda.Stream(non_blocking=True):
         if way == "landing":
             array = landed(7, "u1", size)
-            side_stream(0, "up").synchronize()
+            copy_stream(0, "up").synchronize()
         else:
             parcel = courier.send([np.full(size, 7, "u1")])
             courier._stream.synchronize()
@@ -118,17 +118,17 @@ def test_what_leaves_is_behind_what_was_queued_and_passes_by_what_is_queued_late
     array = xp.zeros(SIZE, "f4")
     for _ in range(20):
         array += 1
-    copy = HostCopy(array)
+    copy = Download(array)
     with held(stream):
         np.testing.assert_array_equal(copy.result(), np.full(SIZE, 20))
 
 
 def test_the_stream_goes_on_while_arrays_leave(xp, stream):
     array = landed(7)
-    with held(side_stream(0, "down")):
-        copy = HostCopy(array)
+    with held(copy_stream(0, "down")):
+        copy = Download(array)
         np.testing.assert_array_equal(xp.asnumpy(array + 1), np.full(SIZE, 8))
-        assert not has_come(copy._block.event)
+        assert not is_done(copy._block.event)
     np.testing.assert_array_equal(copy.result(), np.full(SIZE, 7))
 
 
@@ -139,7 +139,7 @@ def test_strided_arrays_leave(xp, stream, layout):
     array = whole.T if layout == "transposed" else whole[::2, ::-1]
     expected = np.arange(1.0, 25).reshape(4, 6)
     expected = expected.T if layout == "transposed" else expected[::2, ::-1]
-    copy = HostCopy(array)
+    copy = Download(array)
     del array
     with held(stream):
         np.testing.assert_array_equal(copy.result(), expected)
@@ -147,7 +147,7 @@ def test_strided_arrays_leave(xp, stream, layout):
 
 def test_dtypes_that_cupy_does_not_know_leave(xp):
     array = xp.asarray(np.arange(6, dtype=np.uint16)).view(ml_dtypes.bfloat16)
-    values = HostCopy(array).result()
+    values = Download(array).result()
     assert values.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(values.view(np.uint16), np.arange(6))
 
@@ -157,9 +157,9 @@ def test_memory_comes_back(xp, stream):
     before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
     array = landed(3)
     assert device_pool(0).lent_bytes() > before[0]
-    copies = [HostCopy(array) for _ in range(3)]
+    copies = [Download(array) for _ in range(3)]
     copies[0].result()
-    Landing(0, (SIZE,), np.dtype("f4"))  # which nobody wants
+    Upload(0, (SIZE,), np.dtype("f4"))  # which nobody wants
     del array, copies
     assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
 
@@ -171,12 +171,12 @@ def test_copies_that_fail(xp, stream, monkeypatch):
     def fail(*_):
         raise xp.CUDARuntimeError(1)
 
-    array, copy = landed(3), HostCopy(landed(4))
+    array, copy = landed(3), Download(landed(4))
     gc.collect()
     before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
-        for attempt in (lambda: landed(1), lambda: HostCopy(array)):
+        for attempt in (lambda: landed(1), lambda: Download(array)):
             with pytest.raises(errors.DistBackendError, match="GPU 0"):
                 attempt()
         patch.setattr(xp, "failure", [700])
@@ -195,4 +195,4 @@ def test_a_device_without_memory(xp, monkeypatch):
 
     monkeypatch.setattr(xp.cuda, "alloc", fail)
     with pytest.raises(errors.ResourceExhaustedError, match=r"GPU 0 .* an array of float32\[99999"):
-        Landing(0, (9999999,), np.dtype("f4"))
+        Upload(0, (9999999,), np.dtype("f4"))

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import errors
-from mpidist.cuda import Delivery, delivery, device_pool, pinned_pool
+from mpidist.cuda import Prefetcher, device_pool, pinned_pool, staging
 
 
 def sent(xp, *arrays, number=0):
-    return Delivery(number).send(list(arrays)).hand_over()
+    return Prefetcher(number).send(list(arrays)).hand_over()
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i8", "f2", "f4", "D", ">f4"])
@@ -42,7 +42,7 @@ def test_it_is_on_the_device_that_was_named(xp):
 
 
 def test_the_stream_that_takes_it_waits_and_the_host_does_not(xp):
-    parcel = Delivery(0).send([np.full(1000, 5, "f4")])
+    parcel = Prefetcher(0).send([np.full(1000, 5, "f4")])
     with xp.cuda.Stream(non_blocking=True):
         (array,) = parcel.hand_over()
         array += 1
@@ -51,7 +51,7 @@ def test_the_stream_that_takes_it_waits_and_the_host_does_not(xp):
 
 def test_what_was_sent_may_be_changed_at_once(xp):
     array = np.full(1000, 5, "f4")
-    parcel = Delivery(0).send([array])
+    parcel = Prefetcher(0).send([array])
     array[...] = 9
     np.testing.assert_array_equal(xp.asnumpy(parcel.hand_over()[0]), np.full(1000, 5))
 
@@ -59,16 +59,16 @@ def test_what_was_sent_may_be_changed_at_once(xp):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 64), st.integers(0, 300))
 def test_large_arrays_go_in_chunks(xp_module, chunk, size):
-    old, delivery._CHUNK_BYTES = delivery._CHUNK_BYTES, chunk
+    old, staging._CHUNK_BYTES = staging._CHUNK_BYTES, chunk
     try:
         array = np.arange(size, dtype="u1")
         np.testing.assert_array_equal(xp_module.asnumpy(sent(xp_module, array)[0]), array)
     finally:
-        delivery._CHUNK_BYTES = old
+        staging._CHUNK_BYTES = old
 
 
 def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
-    courier = Delivery(0)
+    courier = Prefetcher(0)
     with xp.cuda.Stream(non_blocking=True):
         total = xp.zeros(1000, "f4")
         for number in range(50):
@@ -80,7 +80,7 @@ def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
 
 def test_memory_is_used_again_once_all_views_are_gone(xp):
     gc.collect()
-    courier, pool = Delivery(0), device_pool(0)
+    courier, pool = Prefetcher(0), device_pool(0)
     (array,) = courier.send([np.zeros(1 << 14, "f4")]).hand_over()
     before, view = pool.lent_bytes(), array[3:5]
     del array
@@ -100,7 +100,7 @@ def test_memory_is_used_again_once_all_views_are_gone(xp):
 def test_what_nobody_wants_gives_its_memory_back(xp):
     gc.collect()
     before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
-    Delivery(0).send([np.zeros(1000)])
+    Prefetcher(0).send([np.zeros(1000)])
     assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
 
 
@@ -117,7 +117,7 @@ def test_what_nobody_wants_gives_its_memory_back(xp):
 )
 def test_what_cupy_does_not_have_is_refused(xp, array):
     with pytest.raises(TypeError, match="cannot lie on a GPU"):
-        Delivery(0).send([np.zeros(3), array])
+        Prefetcher(0).send([np.zeros(3), array])
 
 
 def test_memory_comes_back_when_a_copy_fails(xp, monkeypatch):
@@ -128,7 +128,7 @@ def test_memory_comes_back_when_a_copy_fails(xp, monkeypatch):
         raise xp.CUDARuntimeError(1)
 
     gc.collect()
-    pool, courier = device_pool(0), Delivery(0)
+    pool, courier = device_pool(0), Prefetcher(0)
     courier.send([np.zeros(1 << 16)]).hand_over()
     before = pool.lent_bytes(), pool.idle_bytes()
     with monkeypatch.context() as patch:
@@ -144,7 +144,7 @@ def test_memory_comes_back_when_a_copy_fails(xp, monkeypatch):
 
 def test_a_device_that_there_is_not(xp):
     with pytest.raises(errors.DistBackendError, match="GPU 99"):
-        Delivery(99)
+        Prefetcher(99)
 
 
 def test_a_device_without_memory(xp, monkeypatch):
@@ -156,4 +156,4 @@ def test_a_device_without_memory(xp, monkeypatch):
 
     monkeypatch.setattr(xp.cuda, "alloc", fail)
     with pytest.raises(errors.ResourceExhaustedError, match="GPU 0 has not enough memory for send"):
-        Delivery(0).send([np.zeros(1 << 20)])
+        Prefetcher(0).send([np.zeros(1 << 20)])

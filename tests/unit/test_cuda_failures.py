@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from mpidist import errors, host_view
 from mpidist.buffers.packing import with_upload
 from mpidist.cuda import (
-    Delivery,
-    blocks,
+    Prefetcher,
+    cupy_api,
+    device_array,
     device_pool,
-    failures,
-    library,
     make_current,
-    parts,
+    memory_pool,
     pinned_pool,
 )
-from mpidist.cuda.blocks import BlockPool
+from mpidist.cuda.memory_pool import BlockPool
 
 LOST = 700
 LENGTH = 3 << 16
@@ -47,7 +46,7 @@ def nothing_leaks():
 
 @pytest.fixture(autouse=True)
 def rank(monkeypatch):
-    monkeypatch.setattr(failures, "this_rank", lambda: "rank 3 (worker 1) on n7")
+    monkeypatch.setattr(cupy_api, "this_rank", lambda: "rank 3 (worker 1) on n7")
 
 
 def bring(view):
@@ -76,7 +75,7 @@ def test_strided_arrays_are_packed_part_by_part(xp_module, data):
     whole = xp.asarray(expected.copy())
     array = whole.transpose(axes)[steps]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_PART_BYTES", max(limit, 8))
+        patch.setattr(device_array, "_PART_BYTES", max(limit, 8))
         view = host_view(array)
         np.testing.assert_array_equal(view, expected.transpose(axes)[steps])
         view += 1000
@@ -87,8 +86,8 @@ def test_strided_arrays_are_packed_part_by_part(xp_module, data):
 
 def test_what_is_packed_takes_little_memory_of_the_device(stand_in, monkeypatch):
     xp, array = stand_in, stand_in.zeros((2, LENGTH), "f4").T
-    monkeypatch.setattr(parts, "_PART_BYTES", 100_000)
-    monkeypatch.setattr(parts, "_LEAST_BYTES", 100_000)
+    monkeypatch.setattr(device_array, "_PART_BYTES", 100_000)
+    monkeypatch.setattr(device_array, "_MIN_PART_BYTES", 100_000)
     xp.longest.append(100_000)
     view = host_view(array)
     view[...] = numbers = np.arange(2 * LENGTH, dtype="f4").reshape(LENGTH, 2)
@@ -126,8 +125,8 @@ def test_a_device_without_memory_to_pack_says_so(stand_in, way):
 def test_copies_of_the_parts_before_keep_their_memory(stand_in, monkeypatch, step):
     """The block of a download that fails in the middle is not used again while copies go on."""
     xp, size = stand_in, 5000
-    monkeypatch.setattr(parts, "_PART_BYTES", 4 * size // 2)
-    monkeypatch.setattr(blocks, "_pinned_pool", BlockPool(blocks._pinned))
+    monkeypatch.setattr(device_array, "_PART_BYTES", 4 * size // 2)
+    monkeypatch.setattr(memory_pool, "_pinned_pool", BlockPool(memory_pool._pin))
     first, second = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     calls = []
     place = (xp, "ascontiguousarray") if step == "pack" else (xp.cuda.runtime, "memcpyAsync")
@@ -161,8 +160,10 @@ def no_pinned_memory(xp, status=2):
 def test_without_pinned_memory_an_operation_goes_on(stand_in, monkeypatch, caplog):
     xp = stand_in
     array = xp.asarray(np.arange(LENGTH, dtype="f4"))
-    monkeypatch.setattr(blocks, "_warned", [])
-    monkeypatch.setattr(blocks, "_pinned_pool", BlockPool(blocks._pinned, None, blocks._not_pinned))
+    monkeypatch.setattr(memory_pool, "_warned", [])
+    monkeypatch.setattr(
+        memory_pool, "_pinned_pool", BlockPool(memory_pool._pin, None, memory_pool._ordinary_memory)
+    )
     monkeypatch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp))
     view = host_view(array)
     view += 1
@@ -179,11 +180,13 @@ def test_a_host_without_memory(stand_in, monkeypatch, way):
     def none(nbytes):
         raise MemoryError(f"no {nbytes} bytes")
 
-    monkeypatch.setattr(blocks, "_warned", [])
-    monkeypatch.setattr(blocks, "_pinned_pool", BlockPool(blocks._pinned, None, blocks._not_pinned))
+    monkeypatch.setattr(memory_pool, "_warned", [])
+    monkeypatch.setattr(
+        memory_pool, "_pinned_pool", BlockPool(memory_pool._pin, None, memory_pool._ordinary_memory)
+    )
     monkeypatch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp))
-    monkeypatch.setattr(blocks, "bytearray", none, raising=False)
-    call = host_view if way == "download" else Delivery(0).send
+    monkeypatch.setattr(memory_pool, "bytearray", none, raising=False)
+    call = host_view if way == "download" else Prefetcher(0).send
     given = array if way == "download" else [np.zeros(LENGTH, "f4")]
     text = "the host of rank 3 .* has not enough memory for"
     fails(errors.ResourceExhaustedError, text, call, given)
@@ -191,7 +194,7 @@ def test_a_host_without_memory(stand_in, monkeypatch, way):
 
 def test_a_lost_device_is_told_by_every_later_call(stand_in):
     xp = stand_in
-    array, delivery = xp.zeros(LENGTH, "f4"), Delivery(0)
+    array, delivery = xp.zeros(LENGTH, "f4"), Prefetcher(0)
     strided, view = array[::2], host_view(array)
     xp.cuda.get_current_stream().queue.add(lambda: xp.failure.append(LOST))
     text = r"GPU 0 of rank 3 .worker 1. on n7: cudaError700\. The device is lost .* must end"
@@ -211,13 +214,15 @@ def test_a_lost_device_is_told_by_every_later_call(stand_in):
         (35, errors.FailedPreconditionError, "there is no driver"),
         (100, errors.FailedPreconditionError, "CUDA_VISIBLE_DEVICES"),
         (999, errors.DistBackendError, "must end"),
-        (7, errors.DistBackendError, "tells late"),
+        (7, errors.DistBackendError, "reports errors late"),
     ],
 )
 def test_devices_that_cannot_be_used(stand_in, monkeypatch, caplog, status, kind, text):
     xp, array = stand_in, stand_in.zeros(LENGTH, "f4")
-    monkeypatch.setattr(blocks, "_warned", [])
-    monkeypatch.setattr(blocks, "_pinned_pool", BlockPool(blocks._pinned, None, blocks._not_pinned))
+    monkeypatch.setattr(memory_pool, "_warned", [])
+    monkeypatch.setattr(
+        memory_pool, "_pinned_pool", BlockPool(memory_pool._pin, None, memory_pool._ordinary_memory)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp, status))
         patch.setattr(xp.cuda.runtime, "memcpyAsync", no_pinned_memory(xp, status))
@@ -316,8 +321,8 @@ def in_child(call):
 def test_a_forked_process_is_told_at_its_first_use(xp):
     array = xp.zeros(4, "f4")
     view = host_view(array)
-    for call in (lambda: host_view(array), lambda: bring(view), lambda: Delivery(0),
-                 library.device_count, lambda: make_current(0)):  # fmt: skip
+    for call in (lambda: host_view(array), lambda: bring(view), lambda: Prefetcher(0),
+                 cupy_api.device_count, lambda: make_current(0)):  # fmt: skip
         said = in_child(call)
         assert said.startswith("FailedPreconditionError: process "), said
         assert f"was forked from process {os.getpid()}, which had used GPUs" in said
@@ -328,7 +333,7 @@ def test_a_forked_process_is_told_at_its_first_use(xp):
 def test_a_child_of_one_that_used_cupy_alone(xp, monkeypatch):
     array = xp.zeros(4, "f4")
     xp.cuda.get_current_stream().synchronize()
-    monkeypatch.setattr(library, "_user", [])
+    monkeypatch.setattr(cupy_api, "_first_user", [])
     said = in_child(lambda: host_view(array))
     assert said.startswith("FailedPreconditionError: ")
     assert "'spawn' or 'forkserver'" in said

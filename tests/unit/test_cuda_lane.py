@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpidist import errors
-from mpidist.cuda import Lane, device_pool, kernel, lasting, lasting_array, pin
+from mpidist.cuda import StagingStream, allocate_persistent, device_pool, kernel, persistent, pin
 
 TEXT = """
 extern "C" __global__ void twice(long long size, const float* from, float* to, float more) {
@@ -24,7 +24,7 @@ def pages(count):
 
 
 def test_pieces_go_up_are_worked_on_and_come_down(compiling_xp):
-    twice, lanes = kernel(TEXT, "twice"), [Lane(0) for _ in range(3)]
+    twice, lanes = kernel(TEXT, "twice"), [StagingStream(0) for _ in range(3)]
     twice.compile(0)
     for number in range(9):
         lane, array = lanes[number % 3], np.full(1000, number, "f4")
@@ -38,7 +38,7 @@ def test_pieces_go_up_are_worked_on_and_come_down(compiling_xp):
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (0, 5), (1000, 1, 7)])
 def test_several_arrays_lie_apart(xp, sizes):
-    lane = Lane(0)
+    lane = StagingStream(0)
     arrays = [np.arange(size, dtype="i8") + 10 * number for number, size in enumerate(sizes)]
     with lane.working("some arrays"):
         places = lane.place(*arrays)
@@ -50,8 +50,8 @@ def test_several_arrays_lie_apart(xp, sizes):
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_what_lasts_on_the_device(xp, pinned):
-    lane, memory = Lane(0), pages(3)
-    there = lasting_array(0, memory.nbytes, np.dtype("u1"), "a test")
+    lane, memory = StagingStream(0), pages(3)
+    there = allocate_persistent(0, memory.nbytes, np.dtype("u1"), "a test")
     held = pin(memory, 0) if pinned else None
     memory[:] = 5
     with lane.working("up"):
@@ -78,12 +78,12 @@ def test_only_whole_pages_are_pinned(xp):
 
 
 def test_pages_that_are_pinned_already(xp, monkeypatch, caplog):
-    monkeypatch.setattr(lasting, "_said", [])
+    monkeypatch.setattr(persistent, "_warned", [])
     memory = pages(2)
     first = pin(memory, 0)
     assert pin(memory, 0) is None
     assert pin(memory, 0) is None
-    assert caplog.text.count("cannot be pinned where it lies") == 1
+    assert caplog.text.count("cannot be pinned in place") == 1
     first.close()
     again = pin(memory, 0)
     assert again is not None
@@ -92,8 +92,8 @@ def test_pages_that_are_pinned_already(xp, monkeypatch, caplog):
 
 def test_a_device_without_memory(xp):
     with pytest.raises(errors.ResourceExhaustedError, match=r"GPU 0 .* of a table"):
-        lasting_array(0, 1 << 50, np.dtype("f4"), "a table")
-    assert lasting_array(0, 10, np.dtype("f4"), "a table").size == 10
+        allocate_persistent(0, 1 << 50, np.dtype("f4"), "a table")
+    assert allocate_persistent(0, 10, np.dtype("f4"), "a table").size == 10
 
 
 def test_idle_memory_is_given_up_where_there_is_no_other(xp, monkeypatch):
@@ -108,13 +108,13 @@ def test_idle_memory_is_given_up_where_there_is_no_other(xp, monkeypatch):
     used = sum(xp.in_use.values())
     monkeypatch.setattr(xp, "limit", [used])
     with pytest.raises(errors.ResourceExhaustedError):
-        lasting_array(0, 10, np.dtype("f4"), "a table")
+        allocate_persistent(0, 10, np.dtype("f4"), "a table")
     assert pool.idle_bytes() == 0
 
 
 def test_a_piece_begins_when_the_one_before_is_over(xp):
-    lane = Lane(0)
-    there = [lasting_array(0, 4096, np.dtype("u1"), "a test") for _ in range(2)]
+    lane = StagingStream(0)
+    there = [allocate_persistent(0, 4096, np.dtype("u1"), "a test") for _ in range(2)]
     for value, target in enumerate(there, 1):
         with lane.working("up"):
             lane.upload(target.data.ptr, np.full(4096, value, np.uint8), pinned=False)

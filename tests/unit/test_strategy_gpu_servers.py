@@ -10,7 +10,7 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
-from mpidist.cuda import lasting
+from mpidist.cuda import persistent
 from mpidist.errors import InvalidArgumentError
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner
@@ -321,12 +321,12 @@ def test_memory_that_cannot_be_pinned_where_it_lies(compiling_xp, monkeypatch, c
         return [v.numpy()]
 
     pinned = on_both(train, workers=1)
-    monkeypatch.setattr(lasting, "_said", [])
+    monkeypatch.setattr(persistent, "_warned", [])
     runtime = compiling_xp.cuda.runtime
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "hostRegister", refuse)
         assert_equal([*on_both(train, workers=1)])
-    assert caplog.text.count("cannot be pinned where it lies") == 1
+    assert caplog.text.count("cannot be pinned in place") == 1
     assert_equal(pinned)
 
 

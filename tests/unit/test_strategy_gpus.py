@@ -7,7 +7,7 @@ import pytest
 from _cases.held import held
 
 from mpidist import ClusterSpec, errors
-from mpidist.cuda import pinned_pool, side_stream
+from mpidist.cuda import copy_stream, pinned_pool
 from strategy import (
     Bags,
     IndexedSlices,
@@ -291,7 +291,7 @@ def test_pulls_pass_by_what_the_stream_has_to_do(xp, pull):
                 weight.assign_add(1)
                 with held(stream):
                     value = PULLS[pull](weight)
-                    side_stream(0, "up").synchronize()
+                    copy_stream(0, "up").synchronize()
                 value += 1
                 return xp.asnumpy(value)
 
