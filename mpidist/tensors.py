@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,15 @@ def dtype_of_tensor(tensor: Any) -> np.dtype[Any]:
     Raises:
         TypeError: There is none.
     """
+    return _numpy_dtype(tensor.dtype)
+
+
+@cache  # a look-up by name takes 2 us
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     import ml_dtypes
 
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
     try:
         return np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
-        raise TypeError(f"a tensor of {tensor.dtype} has no NumPy array") from None
+        raise TypeError(f"a tensor of {dtype} has no NumPy array") from None

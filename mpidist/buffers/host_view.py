@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda import layout_of, lies_on_gpu, stage
+from mpidist.cuda import HostStaging, layout_of, lies_on_gpu, stage
 from mpidist.tensors import check_tensor, dtype_of_tensor
 
 Array = NDArray[Any]
@@ -77,14 +77,18 @@ def check_usable(view: Array, write: bool) -> None:
     """
     if view.dtype.hasobject:
         raise TypeError(f"dtype {view.dtype} holds Python objects; only numbers can be moved")
-    layout = layout_of(view)
-    if not write or (view.flags.writeable and layout.flags.c_contiguous):
+    if not write:
+        return
+    origin = view.origin if isinstance(view, HostStaging) else None
+    contiguous = view.flags.c_contiguous if origin is None else origin.is_contiguous
+    if view.flags.writeable and contiguous:
         return
     if not view.flags.writeable:
         raise ValueError(
             "the array receives a result but is read-only; pass a writable copy (for a scalar "
             "np.array(value), an array without axes)"
         )
+    layout = layout_of(view)
     if _overlaps_itself(layout):
         raise ValueError(
             f"the array receives a result, but elements of it share memory (shape {layout.shape}, "

@@ -38,15 +38,16 @@ class Upload:
     Args:
         view: The copy on the host.
         before: A callback that must run before.
-
-    Attributes:
-        layout: The layout of the array on the GPU; see :func:`mpidist.cuda.layout_of`.
     """
 
     def __init__(self, view: HostStaging, before: OnComplete) -> None:
         self._view = view
         self._before = before
-        self.layout = layout_of(view)
+
+    @property
+    def layout(self) -> Array:
+        """The layout of the array on the GPU; see :func:`mpidist.cuda.layout_of`."""
+        return layout_of(self._view)
 
     def __call__(self) -> None:
         """Run the earlier callback and start the copy."""

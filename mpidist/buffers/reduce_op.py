@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.buffers.host_view import Array, check_usable, host_view
 from mpidist.buffers.packing import NATIVE, OnComplete, copy_back, is_mpi_array, with_upload
-from mpidist.cuda import lies_on_gpu
+from mpidist.cuda import HostStaging, lies_on_gpu
 
 # Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
@@ -179,6 +179,9 @@ def to_reduce(
             if op is ReduceOp.SUM and dtype.char in _SMALL_INTEGERS:
                 return view, WrappingSum.SUM, None
     check_usable(view, write)
+    if view.__class__ is HostStaging and view.dtype.isnative and is_direct(view.dtype, op):
+        # Staging memory is contiguous and aligned.
+        return np.asarray(view), cast("ReduceOp", op), with_upload(view) if write else None
     dtype = _reducing_dtype(view.dtype, op)
     memory = np.asarray(view)
     direct = np.require(memory, dtype, ("C", "A"))

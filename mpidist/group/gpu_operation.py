@@ -111,6 +111,10 @@ def gpu_op(
     Raises:
         ValueError: With NCCL, an array lies on another GPU than the group's.
     """
+    if rule.backend == "ipc" and all(
+        getattr(array, "nbytes", IPC_MIN_BYTES) < IPC_MIN_BYTES for array in arrays
+    ):
+        return None
     reduction = ReduceOp.of(op)
     on_gpu = all(array.__class__ is not np.ndarray and lies_on_gpu(array) for array in arrays)
     if not isinstance(reduction, ReduceOp) or (rule.backend == "nccl" and not on_gpu):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from _cases.endpoints import wait_until
+from _cases.gpu_calls import counted_calls
 
 from mpidist import P2POp, ProcessGroup, ReduceOp, batch_isend_irecv, irecv, isend
 from mpidist.cuda import HostStaging, pinned_pool
@@ -283,3 +284,20 @@ def test_pinned_memory_does_not_grow(group, xp):
         group.all_reduce(array, async_op=True).wait()
     xp.asnumpy(array)
     assert pinned_pool().lent_bytes() + pinned_pool().idle_bytes() <= before + 2 * 4096
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_small_all_reduce_copies_once_each_way_waits_once_and_allocates_nothing(group, xp, later):
+    if xp.__name__ == "cupy":
+        pytest.skip("calls are counted with the stand-in")
+    array = xp.asarray(np.ones(1))
+    for _ in range(3):  # the first operations fill the pool
+        group.all_reduce(array)
+        xp.asnumpy(array)
+    with counted_calls(xp) as counts:
+        work = group.all_reduce(array, async_op=later)
+        if later:
+            work.wait()
+    assert counts == {"to host": 1, "to device": 1, "events": 2, "waits": 1, "allocations": 0}
+    assert xp.asnumpy(array) == [group.size() ** 4]

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from _cases.gpu_calls import counted_calls
 from _cases.held import held
 
 from mpidist import ClusterSpec, errors
@@ -97,6 +98,28 @@ def test_variables_take_part_in_arithmetic_on_the_gpu(xp):
         expected = [np.ones((3, 4)) @ value, value + 1, 2 * value, value + 1]
         for got, wanted in zip(strategy.run(step), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_small_pull_copies_once_waits_for_nothing_and_allocates_nothing(xp):
+    if xp.__name__ == "cupy":
+        pytest.skip("calls are counted with the stand-in")
+    with made(xp, 1) as strategy, strategy.scope():
+        weight = get_variable("w", (1,), initializer="ones", dtype="f8")
+
+        def step():
+            for _ in range(3):  # the first pulls fill the pools
+                weight.read_value()
+                xp.cuda.Device(0).synchronize()
+            with counted_calls(xp) as counts:
+                value = weight.read_value()
+            assert xp.asnumpy(value) == [1]
+            return counts
+
+        # The second event is recorded when the array of an earlier pull has ended.
+        wanted = {"to host": 0, "to device": 1, "waits": 0, "allocations": 0}
+        counts = strategy.run(step)
+        assert counts.pop("events") <= 2
+        assert counts == wanted
 
 
 def test_a_value_arrives_behind_what_the_stream_has_to_do(xp):

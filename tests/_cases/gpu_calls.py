@@ -1,0 +1,58 @@
+"""Counts the calls of CUDA that an operation makes, with the stand-in for CuPy."""
+
+from contextlib import contextmanager
+
+import pytest
+
+KINDS = {1: "to device", 2: "to host", 3: "on device"}
+
+
+@contextmanager
+def counted_calls(xp):
+    """Count copies by direction, recorded events, waits of the host, and allocations.
+
+    A wait is an event that was not done when the host first asked.
+    """
+    counts = {"to device": 0, "to host": 0, "events": 0, "waits": 0, "allocations": 0}
+    pending = set()
+    copy, query, record = xp.cuda.runtime.memcpyAsync, xp.cuda.runtime.eventQuery, xp.Event.record
+
+    def counted_copy(target, source, size, kind, stream):
+        counts[KINDS[kind]] += 1
+        return copy(target, source, size, kind, stream)
+
+    def counted_query(event):
+        status = query(event)
+        if status and event not in pending:
+            pending.add(event)
+            counts["waits"] += 1
+        return status
+
+    def counted_record(event, stream=None):
+        counts["events"] += 1
+        return record(event, stream)
+
+    def counted_wait(itself):
+        def wait(*args):
+            counts["waits"] += 1
+            return itself(*args)
+
+        return wait
+
+    def counted_allocation(itself):
+        def allocate(*args):
+            counts["allocations"] += 1
+            return itself(*args)
+
+        return allocate
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xp.cuda.runtime, "memcpyAsync", counted_copy)
+        patch.setattr(xp.cuda.runtime, "eventQuery", counted_query)
+        patch.setattr(xp.Event, "record", counted_record)
+        for kind in (xp.Stream, xp.Event, xp.Device):
+            patch.setattr(kind, "synchronize", counted_wait(kind.synchronize))
+        for name in ("alloc", "Memory", "PinnedMemory", "alloc_pinned_memory"):
+            patch.setattr(xp.cuda, name, counted_allocation(getattr(xp.cuda, name)))
+        patch.setattr(xp, "alloc", counted_allocation(xp.alloc))
+        yield counts
