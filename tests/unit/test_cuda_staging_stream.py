@@ -1,4 +1,4 @@
-"""Ways to a device and back, and memory that is kept there and pinned here."""
+"""Staging streams, persistent memory on a device, and host memory pinned in place."""
 
 import mmap
 
@@ -24,46 +24,46 @@ def pages(count):
 
 
 def test_pieces_go_up_are_worked_on_and_come_down(compiling_xp):
-    twice, lanes = kernel(TEXT, "twice"), [StagingStream(0) for _ in range(3)]
+    twice, stagings = kernel(TEXT, "twice"), [StagingStream(0) for _ in range(3)]
     twice.compile(0)
     for number in range(9):
-        lane, array = lanes[number % 3], np.full(1000, number, "f4")
-        with lane.working("a piece"), lane.current():
-            source, target = lane.place(array, room=array.nbytes)
+        staging, array = stagings[number % 3], np.full(1000, number, "f4")
+        with staging.working("a piece"), staging.current():
+            source, target = staging.place(array, room=array.nbytes)
             array[:] = -1  # it may be used again
             twice(1000, source.ptr, target.ptr, np.float32(0.5))
-            lane.fetch(target.ptr, array.nbytes)
-        np.testing.assert_array_equal(lane.finish().view("f4"), np.full(1000, 2 * number + 0.5))
+            staging.fetch(target.ptr, array.nbytes)
+        np.testing.assert_array_equal(staging.finish().view("f4"), np.full(1000, 2 * number + 0.5))
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (0, 5), (1000, 1, 7)])
 def test_several_arrays_lie_apart(xp, sizes):
-    lane = StagingStream(0)
+    staging = StagingStream(0)
     arrays = [np.arange(size, dtype="i8") + 10 * number for number, size in enumerate(sizes)]
-    with lane.working("some arrays"):
-        places = lane.place(*arrays)
+    with staging.working("some arrays"):
+        places = staging.place(*arrays)
     for array, place in zip(arrays, places, strict=False):
-        with lane.working("looking"):
-            lane.fetch(place.ptr, array.nbytes)
-        np.testing.assert_array_equal(lane.finish().view("i8"), array)
+        with staging.working("looking"):
+            staging.fetch(place.ptr, array.nbytes)
+        np.testing.assert_array_equal(staging.finish().view("i8"), array)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_what_lasts_on_the_device(xp, pinned):
-    lane, memory = StagingStream(0), pages(3)
+    staging, memory = StagingStream(0), pages(3)
     there = allocate_persistent(0, memory.nbytes, np.dtype("u1"), "a test")
     held = pin(memory, 0) if pinned else None
     memory[:] = 5
-    with lane.working("up"):
-        lane.upload(there.data.ptr, memory, pinned=pinned)
+    with staging.working("up"):
+        staging.upload(there.data.ptr, memory, pinned=pinned)
         if not pinned:
             memory[:] = 1  # it was copied
-    lane.finish()
+    staging.finish()
     memory[:] = 2
     if held is not None:
-        with lane.working("down"):
-            lane.download(there.data.ptr, memory)
-        lane.finish()
+        with staging.working("down"):
+            staging.download(there.data.ptr, memory)
+        staging.finish()
         np.testing.assert_array_equal(memory, np.full(memory.size, 5))
         held.close()
         held.close()
@@ -113,11 +113,11 @@ def test_idle_memory_is_given_up_where_there_is_no_other(xp, monkeypatch):
 
 
 def test_a_piece_begins_when_the_one_before_is_over(xp):
-    lane = StagingStream(0)
+    staging = StagingStream(0)
     there = [allocate_persistent(0, 4096, np.dtype("u1"), "a test") for _ in range(2)]
     for value, target in enumerate(there, 1):
-        with lane.working("up"):
-            lane.upload(target.data.ptr, np.full(4096, value, np.uint8), pinned=False)
-    lane.finish()
+        with staging.working("up"):
+            staging.upload(target.data.ptr, np.full(4096, value, np.uint8), pinned=False)
+    staging.finish()
     for value, target in enumerate(there, 1):
         np.testing.assert_array_equal(xp.asnumpy(target), np.full(4096, value))

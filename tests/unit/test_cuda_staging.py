@@ -1,4 +1,4 @@
-"""Copies beside what a stream has to do: what they pass by and wait for, and their memory."""
+"""Uploads and downloads on streams of their own: their order, and their memory."""
 
 import gc
 
@@ -14,11 +14,11 @@ from mpidist.cuda.streams import is_done
 SIZE = 1000
 
 
-def landed(value, dtype="f4", size=SIZE):
+def uploaded(value, dtype="f4", size=SIZE):
     """A fresh array, all of one value, as the current stream gets it."""
-    landing = Upload(0, (size,), np.dtype(dtype))
-    landing.host[...] = value
-    return landing.start()
+    upload = Upload(0, (size,), np.dtype(dtype))
+    upload.host[...] = value
+    return upload.start()
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def stream(xp):
     To load one may take what all streams have to do, also one that does not go on.
     """
     with xp.cuda.Stream(non_blocking=True) as stream:
-        array = landed(0)
+        array = uploaded(0)
         array += array
         array += array + 1
         Download(array).result()
@@ -39,11 +39,11 @@ def stream(xp):
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i8", "f2", "f4", "D"])
 @pytest.mark.parametrize("shape", [(4, 6), (), (0, 3)])
-def test_values_land_and_leave(xp, dtype, shape):
+def test_values_are_uploaded_and_downloaded(xp, dtype, shape):
     values = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2 + 1).astype(dtype)
-    landing = Upload(0, shape, np.dtype(dtype))
-    landing.host[...] = values
-    array = landing.start()
+    upload = Upload(0, shape, np.dtype(dtype))
+    upload.host[...] = values
+    array = upload.start()
     assert isinstance(array, xp.ndarray)
     assert array.dtype == dtype
     np.testing.assert_array_equal(xp.asnumpy(array), values)
@@ -56,23 +56,23 @@ def test_values_land_and_leave(xp, dtype, shape):
 def test_they_are_on_the_device_that_was_named(xp):
     if xp.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one device")
-    landing = Upload(1, (3,), np.dtype("f4"))
-    landing.host[...] = 5
-    array = landing.start()
+    upload = Upload(1, (3,), np.dtype("f4"))
+    upload.host[...] = 5
+    array = upload.start()
     assert array.device.id == 1
     np.testing.assert_array_equal(Download(array).result(), [5, 5, 5])
 
 
-def test_what_lands_passes_by_what_the_stream_has_to_do(xp, stream):
+def test_an_upload_passes_by_what_the_stream_has_to_do(xp, stream):
     with held(stream):
-        array = landed(7)
+        array = uploaded(7)
         copy_stream(0, "up").synchronize()
         with xp.cuda.Stream(non_blocking=True):
             np.testing.assert_array_equal(xp.asnumpy(array), np.full(SIZE, 7))
 
 
 def test_the_stream_that_takes_it_waits_for_it(xp, stream):
-    array = landed(7)
+    array = uploaded(7)
     array += 1
     np.testing.assert_array_equal(xp.asnumpy(array), np.full(SIZE, 8))
 
@@ -80,25 +80,25 @@ def test_the_stream_that_takes_it_waits_for_it(xp, stream):
 def test_memory_is_not_used_again_while_the_stream_works_on_it(xp, stream):
     total = xp.zeros(SIZE, "f4")
     for number in range(50):
-        array = landed(number)
+        array = uploaded(number)
         total += array
         del array
         copy_stream(0, "up").synchronize()  # which may run ahead of the stream
     np.testing.assert_array_equal(xp.asnumpy(total), np.full(SIZE, sum(range(50))))
 
 
-@pytest.mark.parametrize("way", ["landing", "delivery"])
+@pytest.mark.parametrize("way", ["upload", "prefetcher"])
 def test_new_memory_is_written_behind_what_the_current_stream_has_to_do_with_it(xp, way):
     """CuPy's pool gives what an array that is gone had, whatever is queued on it."""
-    courier, size = Prefetcher(0), 3_000_000
+    prefetcher, size = Prefetcher(0), 3_000_000
     with xp.cuda.Stream(non_blocking=True):
-        if way == "landing":
-            array = landed(7, "u1", size)
+        if way == "upload":
+            array = uploaded(7, "u1", size)
             copy_stream(0, "up").synchronize()
         else:
-            parcel = courier.send([np.full(size, 7, "u1")])
-            courier._stream.synchronize()
-            (array,) = parcel.hand_over()
+            batch = prefetcher.send([np.full(size, 7, "u1")])
+            prefetcher._stream.synchronize()
+            (array,) = batch.hand_over()
         np.testing.assert_array_equal(xp.asnumpy(array), np.full(size, 7))
 
 
@@ -109,7 +109,7 @@ def test_memory_is_bounded_where_the_host_runs_ahead(xp, stream, monkeypatch):
     before, total = pool.lent_bytes() + pool.idle_bytes(), xp.zeros(size, "f4")
     with held(stream):
         for number in range(50):
-            total += landed(number, size=size)
+            total += uploaded(number, size=size)
         assert pool.lent_bytes() + pool.idle_bytes() <= before + 8 * 4 * size
     np.testing.assert_array_equal(xp.asnumpy(total), np.full(size, sum(range(50))))
 
@@ -124,7 +124,7 @@ def test_what_leaves_is_behind_what_was_queued_and_passes_by_what_is_queued_late
 
 
 def test_the_stream_goes_on_while_arrays_leave(xp, stream):
-    array = landed(7)
+    array = uploaded(7)
     with held(copy_stream(0, "down")):
         copy = Download(array)
         np.testing.assert_array_equal(xp.asnumpy(array + 1), np.full(SIZE, 8))
@@ -155,7 +155,7 @@ def test_dtypes_that_cupy_does_not_know_leave(xp):
 def test_memory_comes_back(xp, stream):
     gc.collect()
     before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
-    array = landed(3)
+    array = uploaded(3)
     assert device_pool(0).lent_bytes() > before[0]
     copies = [Download(array) for _ in range(3)]
     copies[0].result()
@@ -171,12 +171,12 @@ def test_copies_that_fail(xp, stream, monkeypatch):
     def fail(*_):
         raise xp.CUDARuntimeError(1)
 
-    array, copy = landed(3), Download(landed(4))
+    array, copy = uploaded(3), Download(uploaded(4))
     gc.collect()
     before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
-        for attempt in (lambda: landed(1), lambda: Download(array)):
+        for attempt in (lambda: uploaded(1), lambda: Download(array)):
             with pytest.raises(errors.DistBackendError, match="GPU 0"):
                 attempt()
         patch.setattr(xp, "failure", [700])

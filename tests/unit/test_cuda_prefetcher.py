@@ -1,4 +1,4 @@
-"""Arrays of the host on their way to a device: streams, memory that is used again, chunks."""
+"""Host arrays that are prefetched to a device: streams, reuse of memory, chunks."""
 
 import gc
 
@@ -42,18 +42,18 @@ def test_it_is_on_the_device_that_was_named(xp):
 
 
 def test_the_stream_that_takes_it_waits_and_the_host_does_not(xp):
-    parcel = Prefetcher(0).send([np.full(1000, 5, "f4")])
+    batch = Prefetcher(0).send([np.full(1000, 5, "f4")])
     with xp.cuda.Stream(non_blocking=True):
-        (array,) = parcel.hand_over()
+        (array,) = batch.hand_over()
         array += 1
         np.testing.assert_array_equal(xp.asnumpy(array), np.full(1000, 6))
 
 
 def test_what_was_sent_may_be_changed_at_once(xp):
     array = np.full(1000, 5, "f4")
-    parcel = Prefetcher(0).send([array])
+    batch = Prefetcher(0).send([array])
     array[...] = 9
-    np.testing.assert_array_equal(xp.asnumpy(parcel.hand_over()[0]), np.full(1000, 5))
+    np.testing.assert_array_equal(xp.asnumpy(batch.hand_over()[0]), np.full(1000, 5))
 
 
 @settings(max_examples=20, deadline=None)
@@ -68,11 +68,11 @@ def test_large_arrays_go_in_chunks(xp_module, chunk, size):
 
 
 def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
-    courier = Prefetcher(0)
+    prefetcher = Prefetcher(0)
     with xp.cuda.Stream(non_blocking=True):
         total = xp.zeros(1000, "f4")
         for number in range(50):
-            (array,) = courier.send([np.full(1000, number, "f4")]).hand_over()
+            (array,) = prefetcher.send([np.full(1000, number, "f4")]).hand_over()
             total += array
             del array
         np.testing.assert_array_equal(xp.asnumpy(total), np.full(1000, sum(range(50))))
@@ -80,8 +80,8 @@ def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
 
 def test_memory_is_used_again_once_all_views_are_gone(xp):
     gc.collect()
-    courier, pool = Prefetcher(0), device_pool(0)
-    (array,) = courier.send([np.zeros(1 << 14, "f4")]).hand_over()
+    prefetcher, pool = Prefetcher(0), device_pool(0)
+    (array,) = prefetcher.send([np.zeros(1 << 14, "f4")]).hand_over()
     before, view = pool.lent_bytes(), array[3:5]
     del array
     assert pool.lent_bytes() == before, "a view of it is still there"
@@ -89,7 +89,7 @@ def test_memory_is_used_again_once_all_views_are_gone(xp):
     assert pool.lent_bytes() == before - (1 << 16)
     idle = pool.idle_bytes()
     for _ in range(30):
-        (array,) = courier.send([np.zeros(1 << 14, "f4")]).hand_over()
+        (array,) = prefetcher.send([np.zeros(1 << 14, "f4")]).hand_over()
         array += 1
         xp.asnumpy(array)
         del array
@@ -128,14 +128,14 @@ def test_memory_comes_back_when_a_copy_fails(xp, monkeypatch):
         raise xp.CUDARuntimeError(1)
 
     gc.collect()
-    pool, courier = device_pool(0), Prefetcher(0)
-    courier.send([np.zeros(1 << 16)]).hand_over()
+    pool, prefetcher = device_pool(0), Prefetcher(0)
+    prefetcher.send([np.zeros(1 << 16)]).hand_over()
     before = pool.lent_bytes(), pool.idle_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
         for _ in range(5):
             with pytest.raises(errors.DistBackendError, match="GPU 0"):
-                courier.send([np.zeros(1 << 16)])
+                prefetcher.send([np.zeros(1 << 16)])
             xp.cuda.Device(0).synchronize()
     assert pool.lent_bytes() == before[0]
     assert pool.idle_bytes() <= before[1] + (1 << 19)
