@@ -5,6 +5,7 @@ import gc
 import pickle
 import sys
 import threading
+import types
 
 import ml_dtypes
 import numpy as np
@@ -220,6 +221,40 @@ def test_the_stream_that_a_framework_names(xp):
     with stream:
         array += 3
     np.testing.assert_array_equal(host_view(Foreign(array, False, stream.ptr)), np.full(1000, 3))
+
+
+class Tensor:
+    """A CUDA tensor as far as the library asks a tensor of torch."""
+
+    is_cuda, requires_grad, is_nested, layout = True, False, False, "strided"
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, f"torch.{array.dtype.name}"
+        self.device = types.SimpleNamespace(type="cuda", index=array.device.id)
+        self.data_ptr = lambda: array.data.ptr
+        self.stride = lambda: tuple(stride // array.itemsize for stride in array.strides)
+        self.is_contiguous = lambda: array.flags.c_contiguous
+        self.is_conj = self.is_neg = lambda: False
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_of_torch_are_ordered_with_the_stream_of_torch(xp, monkeypatch, layout):
+    stream = xp.cuda.Stream(non_blocking=True)
+    torch = types.ModuleType("torch")
+    torch.Tensor, torch.strided = Tensor, "strided"
+    current = types.SimpleNamespace(cuda_stream=stream.ptr)
+    torch.cuda = types.SimpleNamespace(current_stream=lambda device: current)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with stream:
+        whole = xp.asarray(numbers())
+        whole += 1
+    expected = LAYOUTS[layout](numbers() + 1)
+    view = host_view(Tensor(LAYOUTS[layout](whole)))
+    np.testing.assert_array_equal(view, expected)
+    view[...] = expected + 1
+    bring(view)
+    with stream:
+        np.testing.assert_array_equal(xp.asnumpy(LAYOUTS[layout](whole)), expected + 1)
 
 
 def test_a_kernel_that_never_ends_is_told_and_given_up(xp, monkeypatch, caplog):
