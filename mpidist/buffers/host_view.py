@@ -32,8 +32,8 @@ def host_view(array: Any, *, read: bool = True) -> Array:
 
     Returns:
         A NumPy array over the same memory, read-only if the array is immutable, as JAX's arrays
-        are. For an array on a GPU a :class:`mpidist.cuda.HostStaging`, whose ``upload()`` copies values
-        to the GPU.
+        are. For an array on a GPU a :class:`mpidist.cuda.HostStaging`, whose ``upload()`` copies
+        values to the GPU.
 
     Raises:
         TypeError: The object has no such interface, its memory is on a device that is not a CUDA

@@ -1,4 +1,4 @@
-"""What ``mpidist doctor`` has a child process do on every GPU: bring numbers there and back."""
+"""Check every GPU of this host; ``mpidist doctor`` runs it in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpidist.errors import FailedPreconditionError
 
 
 def main() -> None:
-    """Copy numbers to each GPU, and back; print what there is in one line."""
+    """Copy numbers to each GPU and back, and print the result in one line."""
     try:
         count = device_count()
     except FailedPreconditionError as error:

@@ -69,7 +69,7 @@ def fragments(frame: bytes, limit: int) -> list[bytes]:
 
 
 def chunks(buffers: Sequence[Array]) -> list[Array]:
-    """Return flat buffers in chunks whose length fits MPI's counts; empty buffers are left out."""
+    """Return flat buffers in chunks that fit the counts of MPI, without empty buffers."""
     return [
         buffer[start : start + CHUNK_BYTES]
         for buffer in buffers
@@ -328,7 +328,7 @@ class Reassembler:
 
     def _finish(self, completed: list[Message]) -> None:
         waiting, self._incoming = self._incoming, []
-        blocked = set()  # ranks whose later requests must wait
+        blocked = set()  # ranks with an incomplete request; their later ones wait
         for incoming in waiting:
             message = incoming.message
             ordered = message.kind != REPLY
@@ -375,7 +375,7 @@ class Reassembler:
                 self._report(source, f"a buffer of {nbytes} bytes came that no frame has announced")
 
     def _drop_expected(self, source: int, reason: str) -> None:
-        """Give up the message whose buffers were expected."""
+        """Give up the message with missing buffers."""
         self._expecting.pop(source).dropped = True
         self._report(source, reason)
 
