@@ -22,7 +22,7 @@ from mpidist.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 
 M = TypeVar("M", bound=Message)
 

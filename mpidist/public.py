@@ -83,8 +83,8 @@ from mpidist.errors import (
     QueueEmptyError,
 )
 from mpidist.group import CartesianGroup, GpuRule, Prepared, ProcessGroup
+from mpidist.mpi import TaskMetrics, launched, task_metrics
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
-from mpidist.runtime import TaskMetrics, launched, task_metrics
 from mpidist.store import FileStore, HashStore, MPIStore, PrefixStore, Store
 from mpidist.window import Window
 from mpidist.work import Work, gather_works

@@ -214,7 +214,7 @@ class Runner:
         if not status:
             return 0
         reason = exit_reason(error.code)
-        module = sys.modules.get("mpidist.runtime.world")
+        module = sys.modules.get("mpidist.mpi.world")
         world = None if module is None else module.started_world()
         if world is not None:
             import traceback
@@ -236,7 +236,7 @@ class Runner:
         return status
 
     def _record(self, reason: str, status: int) -> None:
-        """Write ``failure-<rank>.json``, as mpidist.runtime.records does once MPI runs.
+        """Write ``failure-<rank>.json``, as mpidist.mpi.records does once MPI runs.
 
         It raises no error, because the rank must end: the script may have replaced functions of
         modules, and standard error.

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from mpidist.errors import DeadlineExceededError
-from mpidist.runtime import Backoff, fork
+from mpidist.mpi import Backoff, fork
 
 logger = logging.getLogger(__name__)
 

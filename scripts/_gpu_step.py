@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from mpidist.cuda import cupy
+from mpidist.gpu import cupy
 from strategy import get_variable, optimizers, read_values, to_host_ahead
 
 AT_ONCE = 16  # steps that are timed together: the first pull and the last push pass by nothing

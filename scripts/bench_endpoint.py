@@ -20,8 +20,8 @@ import zmq
 from _bench import alternate, report, size_text
 
 from mpidist import Reply, open_endpoint
+from mpidist.mpi import world
 from mpidist.rpc import tcp_connection
-from mpidist.runtime import world
 
 SIZES = [8, 1 << 10, 32 << 10, 1 << 20, 4 << 20, 16 << 20]
 UNDER_WAY = 4

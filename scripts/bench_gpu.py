@@ -23,7 +23,7 @@ from _gpu_step import AT_ONCE, Steps
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.cuda import Prefetcher, cupy, device_count, kernel
+from mpidist.gpu import Prefetcher, cupy, device_count, kernel
 from strategy import ParameterServerStrategy, get_variable, optimizers
 from strategy.shared import gpu_kernels
 from strategy.shared.rules import RULES

@@ -19,7 +19,7 @@ from _bench import alternate, report, size_text
 import mpidist
 from mpidist import Window
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.runtime import world
+from mpidist.mpi import world
 from strategy import ParameterServerStrategy, get_variable, optimizers
 
 SIZES = [8, 512, 32 << 10, 1 << 20, 4 << 20, 16 << 20]

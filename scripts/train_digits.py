@@ -34,7 +34,7 @@ from _digits_report import Reporter
 from numpy.typing import NDArray
 
 import mpidist
-import mpidist.cuda
+import mpidist.gpu
 from dataservice import Dataset, distribute
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import (
@@ -257,7 +257,7 @@ def loss_and_gradients(
     values: Sequence[Array], images: Array, digits: Array
 ) -> tuple[float, list[Array]]:
     """Mean cross entropy, and its derivative by each of the weights; on a GPU if they are there."""
-    xp = np if isinstance(values[0], np.ndarray) else mpidist.cuda.cupy()
+    xp = np if isinstance(values[0], np.ndarray) else mpidist.gpu.cupy()
     images, digits, rows = xp.asarray(images), xp.asarray(digits), xp.arange(len(digits))
     hidden, log_probabilities = forward(values, images)
     loss = -float(log_probabilities[rows, digits].mean())

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import mpidist
-import mpidist.cuda
+import mpidist.gpu
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import (
     IndexedSlices,
@@ -222,7 +222,7 @@ def pulled(table: Variable, ids: Array) -> Any:
 
 def module_of(array: Any) -> Any:
     """NumPy, or CuPy for arrays on a GPU."""
-    return np if isinstance(array, np.ndarray) else mpidist.cuda.cupy()
+    return np if isinstance(array, np.ndarray) else mpidist.gpu.cupy()
 
 
 def expit(x: Array) -> Array:

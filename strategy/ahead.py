@@ -32,7 +32,7 @@ def to_host_ahead(values: Any) -> Any:
         values: Arrays on GPUs, :class:`IndexedSlices` of those, or tuples, lists and dicts of them.
 
     Returns:
-        The same with :class:`mpidist.cuda.Download` in their places, which ``apply_gradients`` and
+        The same with :class:`mpidist.gpu.Download` in their places, which ``apply_gradients`` and
         variables take as arrays; what does not lie on a GPU as it is. Until those have taken it,
         an array must not be changed.
 

@@ -10,7 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from mpidist import host_view
-from mpidist.cuda import Download, lies_on_gpu
+from mpidist.gpu import Download, lies_on_gpu
 from strategy.shared.ranges import check_range
 from strategy.shared.shard import FLOATING
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpidist import errors
-from mpidist.cuda import Prefetcher, has_dtype, make_current
+from mpidist.gpu import Prefetcher, has_dtype, make_current
 from strategy.array_like import is_on_gpu
 from strategy.channel import OVER, Channel, Failure
 from strategy.inputs import divided, leaves_of, over_leaves, set_state_of, state_of

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import ClusterSpec, host_view
-from mpidist.cuda import (
+from mpidist.gpu import (
     Download,
     HostStaging,
     Upload,

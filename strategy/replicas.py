@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from mpidist import errors
-from mpidist.cuda import make_current
+from mpidist.gpu import make_current
 from strategy.array_like import read
 from strategy.gpus import Handed, brought_like, go_behind, handed_over, usable_elsewhere
 from strategy.reductions import gathered, local_results, mapped, own_value, reduced, regrouped

@@ -13,8 +13,8 @@ from dataservice.dataset.context import Context
 from dataservice.dataset.failure import Failure
 from dataservice.dataset.node import ElementIterator, Node, UnaryIterator, UnaryNode
 from dataservice.dataset.prefetch import PrefetchIterator
-from mpidist.cuda import PrefetchBatch, Prefetcher, device_count, has_dtype, make_current
 from mpidist.errors import UnimplementedError
+from mpidist.gpu import PrefetchBatch, Prefetcher, device_count, has_dtype, make_current
 
 _OWN = "elements get to the GPU of who trains, not to one of a data worker"
 _NAME = re.compile(r"(?:.*/)?(?:device:)?(?:GPU|cuda):(\d+)", re.IGNORECASE)

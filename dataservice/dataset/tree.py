@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpidist import host_view
-from mpidist.cuda import lies_on_gpu
 from mpidist.errors import InvalidArgumentError
+from mpidist.gpu import lies_on_gpu
 
 Array = np.ndarray[Any, Any]
 

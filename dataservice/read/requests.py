@@ -26,7 +26,7 @@ from mpidist.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 
 logger = logging.getLogger(__name__)
 

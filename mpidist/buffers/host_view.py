@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda import HostStaging, layout_of, lies_on_gpu, stage
+from mpidist.gpu import HostStaging, layout_of, lies_on_gpu, stage
 from mpidist.tensors import check_tensor, dtype_of_tensor
 
 Array = NDArray[Any]
@@ -32,7 +32,7 @@ def host_view(array: Any, *, read: bool = True) -> Array:
 
     Returns:
         A NumPy array over the same memory, read-only if the array is immutable, as JAX's arrays
-        are. For an array on a GPU a :class:`mpidist.cuda.HostStaging`, whose ``upload()`` copies
+        are. For an array on a GPU a :class:`mpidist.gpu.HostStaging`, whose ``upload()`` copies
         values to the GPU.
 
     Raises:

@@ -16,7 +16,7 @@ from mpidist.buffers.packing import (
     chain_callbacks,
     is_contiguous,
 )
-from mpidist.cuda import HostStaging, layout_of
+from mpidist.gpu import HostStaging, layout_of
 
 
 def host_views(arrays: Sequence[object], *, read: bool = True) -> list[Array]:

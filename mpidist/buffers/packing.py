@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.buffers.host_view import Array, check_usable, host_view
-from mpidist.cuda import HostStaging, layout_of
+from mpidist.gpu import HostStaging, layout_of
 
 OnComplete = Callable[[], None] | None
 
@@ -29,10 +29,10 @@ def with_upload(view: Array, on_complete: OnComplete = None) -> OnComplete:
     """
     if view.__class__ is np.ndarray or not isinstance(view, HostStaging):
         return on_complete
-    return Upload(view, on_complete)
+    return UploadCallback(view, on_complete)
 
 
-class Upload:
+class UploadCallback:
     """A callback that copies a result to a GPU.
 
     Args:
@@ -46,7 +46,7 @@ class Upload:
 
     @property
     def layout(self) -> Array:
-        """The layout of the array on the GPU; see :func:`mpidist.cuda.layout_of`."""
+        """The layout of the array on the GPU; see :func:`mpidist.gpu.layout_of`."""
         return layout_of(self._view)
 
     def __call__(self) -> None:

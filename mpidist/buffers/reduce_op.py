@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.buffers.host_view import Array, check_usable, host_view
 from mpidist.buffers.packing import NATIVE, OnComplete, copy_back, is_mpi_array, with_upload
-from mpidist.cuda import HostStaging, lies_on_gpu
+from mpidist.gpu import HostStaging, lies_on_gpu
 
 # Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")

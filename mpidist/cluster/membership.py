@@ -10,9 +10,9 @@ from functools import cache
 from mpidist.cluster.placement import Placement
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.errors import DeadlineExceededError, InvalidArgumentError
+from mpidist.mpi import World, world
 from mpidist.proto.mpidist_pb2 import TaskState
 from mpidist.rpc import Address, Request, open_endpoint
-from mpidist.runtime import World, world
 
 # Endpoint numbers from here on. Servers and services have lower numbers.
 _FIRST_NUMBER = 1 << 31

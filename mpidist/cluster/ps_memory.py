@@ -16,7 +16,7 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.config import config as settings
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.errors import DeadlineExceededError, ResourceExhaustedError
-from mpidist.runtime import world
+from mpidist.mpi import world
 from mpidist.window import Bytes, Window
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from mpidist.errors import (
     NotFoundError,
 )
 from mpidist.group import ProcessGroup, group_of
+from mpidist.mpi import launched, world
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
 from mpidist.rpc import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.runner import exit_reason, explain, status_of
-from mpidist.runtime import launched, world
 
 _Part = TypeVar("_Part")
 

@@ -12,8 +12,8 @@ from mpidist.cluster_resolver.mpi import MPIClusterResolver
 from mpidist.cluster_resolver.slurm import SlurmClusterResolver, is_step_of_several
 from mpidist.cluster_resolver.tf_config import VARIABLE, TFConfigClusterResolver
 from mpidist.config import config
-from mpidist.runtime import launched
-from mpidist.runtime.launch_env import launcher_of
+from mpidist.mpi import launched
+from mpidist.mpi.launch_env import launcher_of
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from mpidist.host_list import (
     parse_host_lines,
     read_host_lines,
 )
-from mpidist.runtime.launch_env import rank_hint
+from mpidist.mpi.launch_env import rank_hint
 
 _LAST_PORT = 65535
 

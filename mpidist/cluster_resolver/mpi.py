@@ -17,7 +17,7 @@ from mpidist.cluster_resolver.job_layout import (
     same_layout,
 )
 from mpidist.config import config
-from mpidist.runtime import launched, world
+from mpidist.mpi import launched, world
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from mpidist.cluster_resolver.batch_systems import (
 )
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 from mpidist.host_list import expand_hosts, is_number, parse_counts, read_host_lines
-from mpidist.runtime.launch_env import launcher_of, rank_hint
+from mpidist.mpi.launch_env import launcher_of, rank_hint
 
 _REMEDY = (
     "Start the script with srun; under mpirun and mpidist run, MPIClusterResolver knows the tasks"

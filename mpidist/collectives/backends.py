@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
-from mpidist.cuda.nccl import nccl_problem
+from mpidist.gpu.nccl import nccl_problem
 
 BackendName = Literal["mpi", "cpu:mpi", "cpu:mpi,cuda:nccl"]
 """A backend that groups can have. The last one gives each rank a GPU."""

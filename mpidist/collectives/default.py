@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import mpidist.group as group_package
 from mpidist.collectives.backends import WITH_GPUS, Backend, BackendName, check_backend
-from mpidist.cuda import cupy, device_count, why_no_gpu
+from mpidist.gpu import cupy, device_count, why_no_gpu
 from mpidist.group import ProcessGroup
-from mpidist.runtime import watched, world
+from mpidist.mpi import watched, world
 from mpidist.work import Timeout
 
 _default: ProcessGroup | None = None

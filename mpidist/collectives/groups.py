@@ -9,7 +9,7 @@ from typing import Any
 from mpidist.collectives.backends import Backend, BackendName, check_backend
 from mpidist.collectives.default import Group, GroupMember, NonGroupMember, given, keep
 from mpidist.group import CartesianGroup, ProcessGroup, make_cartesian, make_group, split
-from mpidist.runtime import world
+from mpidist.mpi import world
 from mpidist.work import Timeout
 
 _numbers = itertools.count(1)

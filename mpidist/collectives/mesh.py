@@ -21,7 +21,7 @@ from mpidist.collectives.default import (
 from mpidist.collectives.groups import check_options
 from mpidist.collectives.layout import DeviceType, Layout, layout_of_ranks, layout_of_shape
 from mpidist.group import ProcessGroup, split
-from mpidist.runtime import world
+from mpidist.mpi import world
 
 # torch gives a backend alone or with its options, which must be None here.
 _Override = BackendName | Backend | tuple[BackendName | Backend, None]

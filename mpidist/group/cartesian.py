@@ -13,7 +13,7 @@ from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import as_mpi_buffer, as_mpi_input, copy_if_overlapping
 from mpidist.group.operation import Op
 from mpidist.group.process_group import ProcessGroup
-from mpidist.runtime import watched
+from mpidist.mpi import watched
 from mpidist.work import Timeout, Work
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 
 from mpidist.buffers.host_view import Array
 from mpidist.buffers.lists import are_distinct_owners, flatten, overlaps, unflatten_into
-from mpidist.buffers.packing import Upload
-from mpidist.cuda import layout_of
+from mpidist.buffers.packing import UploadCallback
+from mpidist.gpu import layout_of
 from mpidist.group.operation import Op
 from mpidist.group.submission import Submission
 from mpidist.work import Timeout, Work, gather_works
@@ -121,7 +121,7 @@ def _places(op: Op) -> list[tuple[Array, bool]]:
     Arrays on GPUs have their layouts there.
     """
     places = [(layout_of(buffer), writes) for buffer, writes in op.buffers()]
-    if isinstance(op.finish, Upload):
+    if isinstance(op.finish, UploadCallback):
         places.append((op.finish.layout, True))
     return places
 

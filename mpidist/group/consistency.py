@@ -20,7 +20,7 @@ from mpidist.buffers.host_view import Array
 from mpidist.buffers.reduce_op import ReduceOp
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import RESERVED_TAGS, Op, Signature, in_words
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 
 if TYPE_CHECKING:
     from mpi4py import MPI

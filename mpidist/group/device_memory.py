@@ -8,7 +8,7 @@ import numpy as np
 
 from mpidist.buffers.packing import NATIVE
 from mpidist.buffers.reduce_op import ReduceOp, Reduction, is_direct
-from mpidist.cuda import DeviceArray, lies_on_gpu, on_device, record_event, wait_for
+from mpidist.gpu import DeviceArray, lies_on_gpu, on_device, record_event, wait_for
 from mpidist.group.operation import LARGEST_COUNT, GroupInfo, Op
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from mpidist.buffers.host_view import Array, check_usable, host_view
 from mpidist.buffers.reduce_op import ReduceOp, Reduction
-from mpidist.cuda import DeviceArray, lies_on_gpu
-from mpidist.cuda.reductions import can_reduce
 from mpidist.errors import FailedPreconditionError
+from mpidist.gpu import DeviceArray, lies_on_gpu
+from mpidist.gpu.reductions import can_reduce
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuRule
 from mpidist.group.operation import GroupInfo, Op, Signature
 
@@ -66,7 +66,7 @@ class GpuOp(Op):
         return self.arrays[-1]
 
     def packed(self) -> tuple[Any, Any]:
-        """Return input and output, see :meth:`mpidist.cuda.DeviceArray.packed`.
+        """Return input and output, see :meth:`mpidist.gpu.DeviceArray.packed`.
 
         An input that may share memory with an output is copied.
         """

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mpidist.cuda import on_device, record_event, synchronize, wait_for
-from mpidist.cuda.reductions import combine, numbers_at
-from mpidist.cuda.streams import CommStream, use_stream
 from mpidist.errors import DistBackendError
+from mpidist.gpu import on_device, record_event, synchronize, wait_for
+from mpidist.gpu.reductions import combine, numbers_at
+from mpidist.gpu.streams import CommStream, use_stream
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.mpi_backend import MpiBackend, backend_error
 from mpidist.group.operation import Op
-from mpidist.runtime import PendingOps, watched
+from mpidist.mpi import PendingOps, watched
 from mpidist.work import Work
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpidist.errors import DistBackendError
 from mpidist.group.process_group import ProcessGroup
-from mpidist.runtime import watched
+from mpidist.mpi import watched
 from mpidist.work import Timeout
 
 if TYPE_CHECKING:

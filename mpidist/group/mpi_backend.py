@@ -19,7 +19,7 @@ from mpidist.config import config
 from mpidist.errors import DistBackendError
 from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_op
-from mpidist.runtime import Backoff, PendingOps
+from mpidist.mpi import Backoff, PendingOps
 from mpidist.work import Work
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
-from mpidist.cuda import cupy, on_device
-from mpidist.cuda.nccl import connect, nccl_errors, nccl_module, unique_id
-from mpidist.cuda.reductions import as_numbers, divided, is_half, widened
-from mpidist.cuda.stream_watchdog import StreamWatchdog
-from mpidist.cuda.streams import CommStream, is_done, record_event
 from mpidist.errors import DistBackendError
+from mpidist.gpu import cupy, on_device
+from mpidist.gpu.nccl import connect, nccl_errors, nccl_module, unique_id
+from mpidist.gpu.reductions import as_numbers, divided, is_half, widened
+from mpidist.gpu.stream_watchdog import StreamWatchdog
+from mpidist.gpu.streams import CommStream, is_done, record_event
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op
-from mpidist.runtime import Backoff, watched
+from mpidist.mpi import Backoff, watched
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class NcclBackend:
 
         Args:
             op: The operation.
-            source: The input, see :meth:`mpidist.cuda.DeviceArray.packed`.
+            source: The input, see :meth:`mpidist.gpu.DeviceArray.packed`.
             output: The output likewise.
         """
         dtype, stream = op.output.dtype, self._stream.stream.ptr

@@ -131,17 +131,17 @@ class Op:
 
     @property
     def group_number(self) -> int:
-        """The number of the group; see :class:`mpidist.runtime.pending.PendingOp`."""
+        """The number of the group; see :class:`mpidist.mpi.pending.PendingOp`."""
         return self.group.number
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The world ranks of the group; see :class:`mpidist.runtime.pending.PendingOp`."""
+        """The world ranks of the group; see :class:`mpidist.mpi.pending.PendingOp`."""
         return self.group.ranks
 
     @property
     def peer(self) -> int:
-        """World rank of the root or peer, or -1; see :class:`mpidist.runtime.pending.PendingOp`."""
+        """World rank of the root or peer, or -1; see :class:`mpidist.mpi.pending.PendingOp`."""
         return self.group.ranks[self.root] if self.root >= 0 else -1
 
     def count(self) -> int:

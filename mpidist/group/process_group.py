@@ -34,8 +34,8 @@ from mpidist.buffers.reduce_op import (
     to_reduce_into,
 )
 from mpidist.config import config
-from mpidist.cuda import bus_id
-from mpidist.cuda.nccl import nccl_problem
+from mpidist.gpu import bus_id
+from mpidist.gpu.nccl import nccl_problem
 from mpidist.group.checks import check_list, check_multiple, list_of_root, list_of_root_objects
 from mpidist.group.coalescing import Coalescing, coalesce, launch_coalesced, returning
 from mpidist.group.device_memory import device_memory, device_memory_op
@@ -55,7 +55,7 @@ from mpidist.group.pickled_objects import (
 )
 from mpidist.group.prepared import Prepared, check_repeatable
 from mpidist.group.submission import Submission
-from mpidist.runtime import watched, world
+from mpidist.mpi import watched, world
 from mpidist.work import Timeout, Work, seconds
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from mpidist.group.ipc_backend import IpcBackend
 from mpidist.group.mpi_backend import MpiBackend, backend_error
 from mpidist.group.nccl_backend import NcclBackend
 from mpidist.group.operation import SHAPED, SIZED, GroupInfo, Op, Signature
-from mpidist.runtime import PendingOps, fork, pending_ops, watched
+from mpidist.mpi import PendingOps, fork, pending_ops, watched
 from mpidist.work import Work, gather_works
 
 if TYPE_CHECKING:

@@ -233,7 +233,7 @@ def _host_name() -> Finding:
 
 
 def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
-    from mpidist.runtime.launch_env import foreign_step
+    from mpidist.mpi.launch_env import foreign_step
 
     problem = foreign_step(env)
     if problem is not None:

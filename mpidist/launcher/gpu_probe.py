@@ -7,8 +7,8 @@ import sys
 import numpy as np
 
 from mpidist import host_view
-from mpidist.cuda import Prefetcher, cupy, device_count
 from mpidist.errors import FailedPreconditionError
+from mpidist.gpu import Prefetcher, cupy, device_count
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 import mpidist
-from mpidist.runtime import world
+from mpidist.mpi import world
 
 _ROUNDS = 200
 _LARGE = np.ones((4 << 20) // 8)

@@ -1,5 +1,6 @@
 """Request and reply between tasks, over ``inproc``, ``mpi`` or ``tcp``."""
 
+from mpidist.mpi import launched
 from mpidist.rpc.address import (
     REMOTE_ALIASES,
     TRANSPORTS,
@@ -13,7 +14,6 @@ from mpidist.rpc.inproc import inproc_transport
 from mpidist.rpc.message import LATER, Reply
 from mpidist.rpc.mpi import mpi_transport
 from mpidist.rpc.server import Request
-from mpidist.runtime import launched
 
 __all__ = [
     "LATER",

@@ -12,12 +12,12 @@ from typing import Any
 from mpidist.buffers.copying import copy_array
 from mpidist.config import config
 from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableError, from_code
+from mpidist.mpi.backoff import Backoff
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.codec import as_bytes
 from mpidist.rpc.flow_control import FlowControl, Outgoing
 from mpidist.rpc.message import NO_ENDPOINT, Array, Message, Reply
 from mpidist.rpc.transport import Transport
-from mpidist.runtime.backoff import Backoff
 from mpidist.work import Work
 
 logger = logging.getLogger(__name__)

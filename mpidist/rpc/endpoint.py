@@ -14,13 +14,13 @@ from operator import index
 
 from mpidist.config import config
 from mpidist.errors import CancelledError, DistNetworkError
+from mpidist.mpi import launched
 from mpidist.rpc.address import REMOTE_ALIASES, Address, parse, transport_of
 from mpidist.rpc.client import Client
 from mpidist.rpc.codec import check_buffers, check_output_buffers
 from mpidist.rpc.message import NOTICE, REPLY, REQUEST, Array, Message
 from mpidist.rpc.server import Handler, RequestServer
 from mpidist.rpc.transport import Transport
-from mpidist.runtime import launched
 from mpidist.work import Timeout, Work, seconds
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from mpidist.config import config
 from mpidist.errors import CancelledError, DistNetworkError, UnavailableError
+from mpidist.mpi import World, fork, world
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.address import Address, is_loopback
 from mpidist.rpc.codec import encode
@@ -40,7 +41,6 @@ from mpidist.rpc.mpi_receive import (
 from mpidist.rpc.shared_buffers import SharedBuffer
 from mpidist.rpc.transport import Receiver
 from mpidist.rpc.waker import Waker
-from mpidist.runtime import World, fork, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -23,11 +23,11 @@ from mpidist.errors import (
     UnimplementedError,
     UnknownError,
 )
+from mpidist.mpi.backoff import Backoff
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.codec import check_buffers
 from mpidist.rpc.message import LATER, NOTICE, REPLY, REQUEST, Array, Message, Reply
 from mpidist.rpc.transport import Transport
-from mpidist.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 

@@ -30,12 +30,12 @@ from mpidist.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
 )
+from mpidist.mpi import fork
 from mpidist.rpc.address import Address, is_loopback
 from mpidist.rpc.message import Message
 from mpidist.rpc.tcp_connection import Connection, Listener, Session, TcpContext
 from mpidist.rpc.transport import Receiver
 from mpidist.rpc.waker import Waker
-from mpidist.runtime import fork
 
 _FIRST_NUMBER = 1 << 16  # above all ports
 _CHECK_PERIOD_S = 0.02

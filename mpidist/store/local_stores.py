@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpidist.errors import DistStoreError
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 from mpidist.store.operations import ADDS, READS, MemoryEntries, execute
 from mpidist.store.store import Store
 

@@ -21,9 +21,9 @@ from mpidist.errors import (
     OpError,
     UnavailableError,
 )
+from mpidist.mpi import World, world
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.rpc.message import Array
-from mpidist.runtime import World, world
 from mpidist.store.operations import ADDS, MemoryEntries, execute
 from mpidist.store.store import DEFAULT_TIMEOUT, Store
 from mpidist.work import Work

@@ -9,7 +9,7 @@ from datetime import timedelta
 from operator import index
 
 from mpidist.errors import DistStoreError, QueueEmptyError
-from mpidist.runtime import started_world
+from mpidist.mpi import started_world
 from mpidist.work import Timeout, seconds
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
 from mpidist.host_memory import free_memory
-from mpidist.runtime import watched
+from mpidist.mpi import watched
 
 if TYPE_CHECKING:
     from mpi4py import MPI

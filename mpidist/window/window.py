@@ -15,7 +15,7 @@ from mpidist.buffers.copying import copy_array
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import with_upload
 from mpidist.errors import FailedPreconditionError
-from mpidist.runtime import Backoff, fork, watched
+from mpidist.mpi import Backoff, fork, watched
 from mpidist.window import allocation
 from mpidist.window.allocation import Allocation, Bytes
 

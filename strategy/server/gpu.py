@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
-from mpidist.cuda import (
+from mpidist.gpu import (
     Kernel,
     StagingStream,
     allocate_persistent,

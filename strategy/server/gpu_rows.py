@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.buffers.copying import put_rows, take_rows
-from mpidist.cuda import StagingStream
+from mpidist.gpu import StagingStream
 from strategy.server.gpu import LANES, Gpu
 from strategy.shared import gpu_kernels
 from strategy.shared.kernels import FUNCTION, Array, Piece, Rule

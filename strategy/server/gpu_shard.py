@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpidist import errors
-from mpidist.cuda import Pinned, StagingStream
+from mpidist.gpu import Pinned, StagingStream
 from strategy.checkpoints.carried import Stored
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_rows import Tables, rows_of

@@ -99,7 +99,7 @@ class Gpus:
             given: What :class:`OwnedShard` takes.
             values: See :meth:`values_for`.
         """
-        from mpidist.cuda import pin
+        from mpidist.gpu import pin
         from strategy.server.gpu_shard import GpuShard
 
         assert number is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.cuda import HALVES_TEXT
+from mpidist.gpu import HALVES_TEXT
 from strategy.shared.rules import Values, adam_rates
 from strategy.shared.shard import HALVES
 

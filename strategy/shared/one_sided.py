@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mpidist import Window
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 from strategy.shared.kernels import copy_scaled
 from strategy.shared.shard import BLOCK_BYTES, Layout
 from strategy.shared.staging import COUNTER_BYTES, EMPTIED, FILLED, Patience

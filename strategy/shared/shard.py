@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mpidist.buffers.copying import copy_array, take_rows
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mpidist import errors
 from mpidist.config import config as settings
-from mpidist.runtime import Backoff
+from mpidist.mpi import Backoff
 from strategy.shared.blocks import Blocks
 from strategy.shared.kernels import copy_scaled
 from strategy.shared.shard import BLOCK_BYTES
@@ -67,7 +67,7 @@ class Patience:
     Args:
         peer: The server, for messages.
         lost: Whether it is gone.
-        spins: See :class:`mpidist.runtime.Backoff`.
+        spins: See :class:`mpidist.mpi.Backoff`.
     """
 
     def __init__(self, peer: str, lost: Callable[[], bool], spins: int = 2000) -> None:

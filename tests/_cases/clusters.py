@@ -37,6 +37,6 @@ def on_cluster(world, ps, train, transport="auto", **options):
 
 
 def _host():
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     return world().host

@@ -26,7 +26,7 @@ def send_soon(number):  # in the midst of the work, or while it is being started
 WORK = """
 import numpy as np
 import mpidist as dist
-from mpidist.runtime import world
+from mpidist.mpi import world
 group = dist.init_process_group()
 open(os.path.join(os.path.dirname(__file__), f"up-{RANK}"), "w").close()
 def step(number):

@@ -42,7 +42,7 @@ def test_a_service_whose_script_has_ended_is_missed_soon(tmp_path, first, second
         from dataservice.dispatch.dispatcher import Dispatcher
         from dataservice.work.worker import DataWorker
         from mpidist import errors, open_endpoint
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         comm = world().comm
         endpoint = open_endpoint("mpi", comm.rank)
         endpoint.serve_in_thread()

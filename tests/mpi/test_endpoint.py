@@ -282,7 +282,7 @@ def test_cases_as_between_nodes(tmp_path):
         from _cases.endpoints import CASES, Service
         from mpidist import open_endpoint
         from mpidist.rpc import mpi
-        from mpidist.runtime import node, world
+        from mpidist.mpi import node, world
         def refuse(nbytes):
             raise OSError("not here")
         node.SharedMemfd = refuse
@@ -313,7 +313,7 @@ def test_large_buffers_where_mpi_cannot_read_the_memory_of_others(tmp_path):
     source = """
         from _cases.endpoints import Service, case_long_bodies_ahead_of_large_buffers as case
         from mpidist import open_endpoint
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         comm = world().comm
         with open_endpoint("mpi") as endpoint:
             address = comm.bcast(str(endpoint.address))
@@ -336,7 +336,7 @@ def test_large_buffers_where_mpi_cannot_read_the_memory_of_others(tmp_path):
 def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):
     source = """
         from mpidist import errors, open_endpoint
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         rank = world().rank
         with open_endpoint("mpi") as endpoint:
             addresses = world().comm.allgather(str(endpoint.address))

@@ -36,7 +36,7 @@ def served(world):
 
 
 def messages():
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     return world().messages
 

@@ -160,7 +160,7 @@ def test_several_threads_start_mpi(tmp_path):
         2,
         """
         import threading
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         ready, worlds = threading.Barrier(2), []
         def begin():
             ready.wait()
@@ -332,7 +332,7 @@ def test_ranks_that_end_early_are_left_alone(run):
     ended = run("""
 pair = None
 if rank < 2:
-    from mpidist.runtime import world
+    from mpidist.mpi import world
     comm = world().comm
     pair = dist.ProcessGroup(comm.Create_group(comm.group.Incl([0, 1])), "pair")
 if rank == 2:

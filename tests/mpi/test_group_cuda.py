@@ -6,8 +6,8 @@ from _cases.endpoints import wait_until
 from _cases.gpu_calls import counted_calls
 
 from mpidist import P2POp, ProcessGroup, ReduceOp, batch_isend_irecv, irecv, isend
-from mpidist.cuda import HostStaging, pinned_pool
 from mpidist.errors import DistBackendError
+from mpidist.gpu import HostStaging, pinned_pool
 
 LARGE = 1 << 16  # elements, whose parts are messages of their own
 

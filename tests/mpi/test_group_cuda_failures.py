@@ -8,8 +8,8 @@ import pytest
 from _cases.jobs import run_job
 
 from mpidist import ProcessGroup
-from mpidist.cuda import device_array, pinned_pool
 from mpidist.errors import DistBackendError, ResourceExhaustedError
+from mpidist.gpu import device_array, pinned_pool
 
 LENGTH = 1 << 16
 PREPARED = """

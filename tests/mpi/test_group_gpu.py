@@ -16,13 +16,13 @@ import mpidist.group.gpu_operation
 import mpidist.group.ipc_backend
 import mpidist.group.process_group
 from mpidist import ProcessGroup, ReduceOp
-from mpidist.cuda import has_dtype, nccl, pinned_pool, stream_watchdog
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
     GroupBrokenError,
     ResourceExhaustedError,
 )
+from mpidist.gpu import has_dtype, nccl, pinned_pool, stream_watchdog
 from mpidist.group import make_group
 
 COUNT = (1 << 15) + 12  # elements: several chunks, and the last is not whole

@@ -15,7 +15,7 @@ from mpidist.rpc import client, server
 
 @pytest.fixture
 def peers(world):
-    from mpidist.runtime import world as mpi_world
+    from mpidist.mpi import world as mpi_world
 
     return mpi_world().peers
 
@@ -85,7 +85,7 @@ def test_where_the_system_lets_them_share_nothing(tmp_path):
         def refuse(name, flags):
             raise PermissionError(1, "not permitted")
         os.memfd_create = refuse
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         here = world()
         assert here.peers.sections == {}
         assert not any(here.peers.flags[offset] for offset in here.peers.flag_offsets)
@@ -104,7 +104,7 @@ def test_where_no_socket_can_be_bound(tmp_path):
         if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
             socket.socket = Refuses
         from mpidist import open_endpoint
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         here = world()
         assert here.peers.sections == {}
         with open_endpoint() as endpoint:
@@ -122,11 +122,11 @@ def test_where_one_rank_cannot_open_the_memory(tmp_path):
     source = """
         import logging
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-        from mpidist.runtime import node
+        from mpidist.mpi import node
         def refuse(reference):
             raise PermissionError(13, "not permitted")
         node.open_memfd = refuse
-        from mpidist.runtime import world
+        from mpidist.mpi import world
         here = world()
         assert here.peers.sections == {}
         print("nothing shared")

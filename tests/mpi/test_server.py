@@ -245,14 +245,14 @@ def test_wrong_task_of_a_spec_with_ranks(world):
 
 
 def hostname():
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     return world().host
 
 
 ONE_MISSING = """
 import mpidist
-from mpidist.runtime import world
+from mpidist.mpi import world
 here = world()
 spec = mpidist.ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "c:1"]})
 here.comm.Barrier()

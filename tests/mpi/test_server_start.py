@@ -12,7 +12,7 @@ from _cases.jobs import run_ranks
 from mpidist import ClusterSpec, Server, errors, open_endpoint
 from mpidist.cluster import membership
 from mpidist.cluster.membership import membership_inbox
-from mpidist.runtime import world as start_world
+from mpidist.mpi import world as start_world
 from strategy import ParameterServerStrategy
 
 

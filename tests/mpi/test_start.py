@@ -15,7 +15,7 @@ import logging, os, pathlib, sys, time
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
 SIGN = pathlib.Path(__file__).with_name("reminded")
 import mpidist as dist
-from mpidist.runtime import startup
+from mpidist.mpi import startup
 startup._LOOK_PERIOD_S, startup._REMINDER_S = 0.1, 0.4
 """
 

@@ -18,7 +18,7 @@ from _cases.stores import (
 )
 from hypothesis import HealthCheck, given, settings
 
-from mpidist import DistStoreError, FileStore, MPIStore, PrefixStore, runtime
+from mpidist import DistStoreError, FileStore, MPIStore, PrefixStore, mpi
 from mpidist.store.mpi_store import store_server
 
 SHARED = pytest.mark.ranks(1, 2, 3, 4)
@@ -232,7 +232,7 @@ def test_the_holder_closes(world):
 @pytest.mark.ranks(2, own_launch=True)
 def test_a_holder_that_is_made_later(world):
     number = world.size - 1
-    runtime.world()  # MPI is started together
+    mpi.world()  # MPI is started together
     if world.rank != number:
         store = MPIStore(LIMIT_S, rank=number)
         (value,) = in_threads(lambda: [world.send("asked", number), store.get("a")][1])

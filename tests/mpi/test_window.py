@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpidist import Window, errors
-from mpidist.runtime import world as start_mpi
+from mpidist.mpi import world as start_mpi
 
 SIZES = (0, 1, 7, 4096, (1 << 20) - 1, (1 << 20) + 3, 5 << 20)
 DTYPES = ("i1", "u2", "i4", "u8", "f2", "f4", "f8", "g", "F", "D", "bfloat16")

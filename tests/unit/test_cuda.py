@@ -17,8 +17,8 @@ from mpidist import Window, errors, host_view
 from mpidist.buffers.lists import check_outputs, flat_output
 from mpidist.buffers.packing import as_mpi_buffer, with_upload
 from mpidist.buffers.reduce_op import ReduceOp, to_reduce, to_reduce_into
-from mpidist.cuda import device_count, memory_pool, pinned_pool, stage, streams
-from mpidist.cuda.memory_pool import BlockPool, pinned_array, size_class
+from mpidist.gpu import device_count, memory_pool, pinned_pool, stage, streams
+from mpidist.gpu.memory_pool import BlockPool, pinned_array, size_class
 
 LAYOUTS = {
     "contiguous": lambda a: a,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpidist import errors, host_view
 from mpidist.buffers.packing import with_upload
-from mpidist.cuda import (
+from mpidist.gpu import (
     Prefetcher,
     cupy_api,
     device_array,
@@ -19,7 +19,7 @@ from mpidist.cuda import (
     memory_pool,
     pinned_pool,
 )
-from mpidist.cuda.memory_pool import BlockPool
+from mpidist.gpu.memory_pool import BlockPool
 
 LOST = 700
 LENGTH = 3 << 16

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import errors
-from mpidist.cuda import Prefetcher, device_pool, pinned_pool, staging
+from mpidist.gpu import Prefetcher, device_pool, pinned_pool, staging
 
 
 def sent(xp, *arrays, number=0):

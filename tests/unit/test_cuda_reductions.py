@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpidist.cuda import DeviceArray
-from mpidist.cuda.reductions import (
+from mpidist.gpu import DeviceArray
+from mpidist.gpu.reductions import (
     MOST_ARRAYS,
     as_numbers,
     can_reduce,

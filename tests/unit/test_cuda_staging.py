@@ -8,8 +8,8 @@ import pytest
 from _cases.held import held
 
 from mpidist import errors
-from mpidist.cuda import Download, Prefetcher, Upload, copy_stream, device_pool, pinned_pool
-from mpidist.cuda.streams import is_done
+from mpidist.gpu import Download, Prefetcher, Upload, copy_stream, device_pool, pinned_pool
+from mpidist.gpu.streams import is_done
 
 SIZE = 1000
 

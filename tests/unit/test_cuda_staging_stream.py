@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpidist import errors
-from mpidist.cuda import StagingStream, allocate_persistent, device_pool, kernel, persistent, pin
+from mpidist.gpu import StagingStream, allocate_persistent, device_pool, kernel, persistent, pin
 
 TEXT = """
 extern "C" __global__ void twice(long long size, const float* from, float* to, float more) {

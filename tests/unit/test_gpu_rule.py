@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from mpidist.cuda.nccl import connect, nccl_problem, unique_id
 from mpidist.errors import FailedPreconditionError
+from mpidist.gpu.nccl import connect, nccl_problem, unique_id
 from mpidist.group.gpu_rule import GpuFacts, choose
 
 

@@ -1,11 +1,11 @@
-"""Every hook that the package sets is listed in docs/hooks.md and in runtime/shutdown.py."""
+"""Every hook that the package sets is listed in docs/hooks.md and in mpi/shutdown.py."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from mpidist.runtime import shutdown
+from mpidist.mpi import shutdown
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "hooks.md").read_text()
@@ -42,13 +42,13 @@ def test_hooks_are_listed(name):
     assert name in shutdown.__doc__
     for file in found:
         rows = [row for row in DOCUMENT.splitlines() if row.startswith("|") and name in row]
-        if file != "runtime/shutdown.py":
+        if file != "mpi/shutdown.py":
             assert any(f"`{file}`" in row for row in rows), file
         assert rows, name
 
 
 def test_variables_that_are_set_are_listed():
-    from mpidist.runtime.launch_env import start_settings
+    from mpidist.mpi.launch_env import start_settings
 
     device = "MPICH Device: ch4:ucx,ofi"
     variables = start_settings({"SLURM_PROCID": "0", "PMI_RANK": "0"}, device)

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from mpidist.mpi import Backoff
 from mpidist.rpc import Endpoint
 from mpidist.rpc.message import NOTICE, Message
-from mpidist.runtime import Backoff
 
 
 class Quiet:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.errors import DistBackendError
-from mpidist.runtime import shutdown
-from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.launch_env import (
+from mpidist.mpi import shutdown
+from mpidist.mpi.backoff import Backoff
+from mpidist.mpi.launch_env import (
     foreign_launcher,
     foreign_step,
     launcher_of,
@@ -23,9 +23,9 @@ from mpidist.runtime.launch_env import (
     start_settings,
     unspoken_launcher,
 )
-from mpidist.runtime.pending import PendingOps, missing_rank
-from mpidist.runtime.startup import has_loaded, missing_here
-from mpidist.runtime.world import _check_versions
+from mpidist.mpi.pending import PendingOps, missing_rank
+from mpidist.mpi.startup import has_loaded, missing_here
+from mpidist.mpi.world import _check_versions
 
 OPENMPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "3", "PMI_FD": "9"}
@@ -188,7 +188,7 @@ def test_backoff(spins, longest_s, count):
 
 
 def test_pause_yields_or_sleeps(monkeypatch):
-    from mpidist.runtime import backoff as module
+    from mpidist.mpi import backoff as module
 
     did = []
     monkeypatch.setattr(module.os, "sched_yield", lambda: did.append("yield"))

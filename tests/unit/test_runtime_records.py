@@ -7,8 +7,8 @@ import pytest
 
 from mpidist import launched
 from mpidist.config import Config
-from mpidist.runtime import records
-from mpidist.runtime.records import Identity
+from mpidist.mpi import records
+from mpidist.mpi.records import Identity
 
 
 @pytest.fixture

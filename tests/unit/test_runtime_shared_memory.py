@@ -3,8 +3,8 @@
 import pytest
 
 from mpidist.errors import DistBackendError
-from mpidist.runtime import shared_memory
-from mpidist.runtime.shared_memory import own_segments, prepare, usable_bytes
+from mpidist.mpi import shared_memory
+from mpidist.mpi.shared_memory import own_segments, prepare, usable_bytes
 
 MIB = 1 << 20
 MAPS = """\

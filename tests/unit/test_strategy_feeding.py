@@ -15,7 +15,7 @@ from _cases.endpoints import wait_until
 
 from dataservice import Dataset
 from mpidist import errors
-from mpidist.cuda import device_pool
+from mpidist.gpu import device_pool
 from strategy import InputOptions, ParameterServerStrategy, feeding, get_replica_context
 
 Pair = collections.namedtuple("Pair", "image label")

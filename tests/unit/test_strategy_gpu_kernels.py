@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpidist.cuda import kernel
+from mpidist.gpu import kernel
 from strategy import optimizers
 from strategy.shared import gpu_kernels
 from strategy.shared.kernels import Piece

@@ -10,8 +10,8 @@ import pytest
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
-from mpidist.cuda import persistent
 from mpidist.errors import InvalidArgumentError
+from mpidist.gpu import persistent
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner
 from strategy.shared.shard import BLOCK_BYTES

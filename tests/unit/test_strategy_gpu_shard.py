@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpidist.cuda import pin
+from mpidist.gpu import pin
 from strategy import optimizers
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_shard import GpuShard

@@ -8,7 +8,7 @@ from _cases.gpu_calls import counted_calls
 from _cases.held import held
 
 from mpidist import ClusterSpec, errors
-from mpidist.cuda import copy_stream, pinned_pool
+from mpidist.gpu import copy_stream, pinned_pool
 from strategy import (
     Bags,
     IndexedSlices,

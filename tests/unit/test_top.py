@@ -15,7 +15,7 @@ from mpidist.config import Config
 from mpidist.launcher import main, report
 from mpidist.launcher.timeline import events_of
 from mpidist.launcher.top import Snapshot
-from mpidist.runtime import metrics
+from mpidist.mpi import metrics
 
 RANK = {"pid": 77, "host": "h", "started": 100.0}
 PS = {"rank": 0, "job": "ps", "task": 0, **RANK}

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 from mpidist.config import Config
-from mpidist.runtime import watchdog
-from mpidist.runtime.pending import PendingOps
-from mpidist.runtime.records import Identity
+from mpidist.mpi import watchdog
+from mpidist.mpi.pending import PendingOps
+from mpidist.mpi.records import Identity
 
 
 def wait_of(name):

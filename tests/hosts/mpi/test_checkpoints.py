@@ -8,7 +8,7 @@ SCRIPT = """
     import mpidist
     from mpidist import errors
     from mpidist.cluster_resolver import MPIClusterResolver
-    from mpidist.runtime import world
+    from mpidist.mpi import world
     from strategy import ParameterServerStrategy, get_variable, optimizers
     from strategy.partitioners import FlatPartitioner, fixed_size_partitioner
 

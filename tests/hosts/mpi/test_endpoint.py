@@ -7,7 +7,7 @@ HEAD = """
     import numpy as np
     from _cases.endpoints import CASES, Service, as_bytes, ask, pattern
     from mpidist import LATER, open_endpoint
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     here = world()
     endpoint = open_endpoint()

@@ -40,7 +40,7 @@ def test_collectives(jobs, places):
 
 EVERY_ONE = """
     from _cases.collectives import COLLECTIVES, check
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     for collective in COLLECTIVES:
         check(collective, world().comm, range(4))

@@ -9,7 +9,7 @@ import pytest
 FACTS = """
     import json, os, socket
     import mpidist as dist
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     dist.init_process_group()
     dist.barrier()

@@ -10,7 +10,7 @@ TRAIN = """
     import mpidist
     from mpidist import errors
     from mpidist.cluster_resolver import MPIClusterResolver
-    from mpidist.runtime import world
+    from mpidist.mpi import world
     from strategy import ParameterServerStrategy, get_variable, optimizers
     from strategy.partitioners import FlatPartitioner, fixed_size_partitioner
 

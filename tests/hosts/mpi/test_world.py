@@ -6,7 +6,7 @@ import pytest
 
 FACTS = """
     import json, os, socket
-    from mpidist.runtime import world
+    from mpidist.mpi import world
     here = world()
     facts = {"host": socket.gethostname(), "hosts": here.hosts, "nodes": here.nodes,
              "mates": here.node.size, "rank": here.rank}

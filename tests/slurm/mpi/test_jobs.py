@@ -16,7 +16,7 @@ WORLD = """
     from pathlib import Path
     import numpy as np
     import mpidist as dist
-    from mpidist.runtime import world
+    from mpidist.mpi import world
 
     group = dist.init_process_group()
     array = np.full(1000, group.rank(), "f8")

@@ -8,7 +8,7 @@ import pytest
 
 from dataservice import Dataset, distribute
 from mpidist import errors
-from mpidist.cuda import device_pool
+from mpidist.gpu import device_pool
 
 Pair = collections.namedtuple("Pair", "image label")
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.cuda.cupy_api import cuda_errors, make_current
-from mpidist.cuda.streams import is_done, logger
 from mpidist.errors import DistBackendError
-from mpidist.runtime import Backoff
+from mpidist.gpu.cupy_api import cuda_errors, make_current
+from mpidist.gpu.streams import is_done, logger
+from mpidist.mpi import Backoff
 
 _PERIOD_S = 0.1
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.cuda.cupy_api import cupy, on_device
 from mpidist.errors import DeadlineExceededError, FailedPreconditionError
-from mpidist.runtime import Backoff
+from mpidist.gpu.cupy_api import cupy, on_device
+from mpidist.mpi import Backoff
 
 logger = logging.getLogger("mpidist")
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mpidist.config import config
-from mpidist.cuda.cupy_api import cupy, make_current
-from mpidist.cuda.streams import logger
 from mpidist.errors import DeadlineExceededError, DistBackendError, FailedPreconditionError
+from mpidist.gpu.cupy_api import cupy, make_current
+from mpidist.gpu.streams import logger
 
 
 def nccl_problem() -> str:

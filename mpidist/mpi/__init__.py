@@ -1,10 +1,10 @@
 """The MPI world of this process; the only package that starts MPI, ends the job and sets hooks."""
 
-from mpidist.runtime import fork
-from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.metrics import TaskMetrics, task_metrics
-from mpidist.runtime.pending import PendingOps, pending_ops, watched
-from mpidist.runtime.world import World, launched, started_world, this_rank, world
+from mpidist.mpi import fork
+from mpidist.mpi.backoff import Backoff
+from mpidist.mpi.metrics import TaskMetrics, task_metrics
+from mpidist.mpi.pending import PendingOps, pending_ops, watched
+from mpidist.mpi.world import World, launched, started_world, this_rank, world
 
 __all__ = [
     "Backoff",

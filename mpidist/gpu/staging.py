@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda.cupy_api import check_dtype, cupy, on_device
-from mpidist.cuda.device_array import DeviceArray
-from mpidist.cuda.memory_pool import (
+from mpidist.gpu.cupy_api import check_dtype, cupy, on_device
+from mpidist.gpu.device_array import DeviceArray
+from mpidist.gpu.memory_pool import (
     UNTRACKED,
     Block,
     Bytes,
@@ -29,8 +29,8 @@ from mpidist.cuda.memory_pool import (
     size_class,
     start_copy,
 )
-from mpidist.cuda.persistent import allocate_persistent
-from mpidist.cuda.streams import current_stream, record_event, use_stream, wait_for
+from mpidist.gpu.persistent import allocate_persistent
+from mpidist.gpu.streams import current_stream, record_event, use_stream, wait_for
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpidist.config import config
-from mpidist.runtime.launch_env import launcher_of
+from mpidist.mpi.launch_env import launcher_of
 
 logger = logging.getLogger(__name__)
 

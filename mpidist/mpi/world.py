@@ -15,8 +15,8 @@ import mpi4py
 from mpidist.config import config, distribution_version
 from mpidist.errors import DistBackendError
 from mpidist.home_folder import home_folder
-from mpidist.runtime import fork, metrics, records, shared_memory
-from mpidist.runtime.launch_env import (
+from mpidist.mpi import fork, metrics, records, shared_memory
+from mpidist.mpi.launch_env import (
     foreign_launcher,
     foreign_step,
     launcher_of,
@@ -25,9 +25,9 @@ from mpidist.runtime.launch_env import (
     start_settings,
     unspoken_launcher,
 )
-from mpidist.runtime.node import NodePeers, share
-from mpidist.runtime.shutdown import Shutdown
-from mpidist.runtime.startup import has_loaded, watched_start
+from mpidist.mpi.node import NodePeers, share
+from mpidist.mpi.shutdown import Shutdown
+from mpidist.mpi.startup import has_loaded, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,7 +45,7 @@ class World:
         vendor: ``"MPICH"``, ``"Open MPI"``, ...
         version: Version of the MPI library.
         thread_level: Always ``"multiple"``; a world with less is refused.
-        launcher: See :func:`mpidist.runtime.launch_env.launcher_of`.
+        launcher: See :func:`mpidist.mpi.launch_env.launcher_of`.
         comm: Duplicate of MPI_COMM_WORLD, from which process groups are made.
         messages: Carries endpoint messages.
         node: The ranks of this node.
@@ -101,7 +101,7 @@ def world(hooks: bool | None = None) -> World:
     The first call of each rank is collective over all ranks. Later calls are not.
 
     Args:
-        hooks: Whether to set the hooks of :mod:`mpidist.runtime.shutdown` that can be turned off.
+        hooks: Whether to set the hooks of :mod:`mpidist.mpi.shutdown` that can be turned off.
             The default is the environment variable ``MPIDIST_HOOKS``.
 
     Raises:

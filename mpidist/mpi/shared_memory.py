@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mpidist.arena import populate
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
 from mpidist.errors import DistBackendError
-from mpidist.runtime.launch_env import launcher_of
+from mpidist.mpi.launch_env import launcher_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

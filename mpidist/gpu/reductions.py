@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.cuda.cupy_api import cupy
-from mpidist.cuda.kernels import HALVES_TEXT
+from mpidist.gpu.cupy_api import cupy
+from mpidist.gpu.kernels import HALVES_TEXT
 
 MOST_ARRAYS = 64
 """Arrays that one kernel can reduce: CUDA limits the size of its parameters."""
@@ -52,7 +52,7 @@ def as_numbers(bits: Any, dtype: np.dtype[Any]) -> Any:
     """Return a flat CuPy array as kernels take it, over the same memory.
 
     Args:
-        bits: Unsigned integers, see :meth:`mpidist.cuda.DeviceArray.packed`.
+        bits: Unsigned integers, see :meth:`mpidist.gpu.DeviceArray.packed`.
         dtype: The dtype of the elements.
     """
     return bits.view(stored_as(dtype))

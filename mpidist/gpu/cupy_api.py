@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.errors import DistBackendError, Error, FailedPreconditionError, ResourceExhaustedError
-from mpidist.runtime import this_rank
+from mpidist.mpi import this_rank
 
 _INSTALL = (
     "pip install 'cupy-cuda13x[ctk]' or 'cupy-cuda12x[ctk]', which the extras cuda13 and cuda12 of "

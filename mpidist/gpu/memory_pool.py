@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda.cupy_api import cuda_errors, cupy, is_final, on_device
-from mpidist.cuda.streams import current_stream, is_done, logger, record_event
+from mpidist.gpu.cupy_api import cuda_errors, cupy, is_final, on_device
+from mpidist.gpu.streams import current_stream, is_done, logger, record_event
 from mpidist.leases import Leases
 
 Bytes = NDArray[np.uint8]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.cuda.cupy_api import cuda_errors, cupy, is_out_of_memory, on_device
-from mpidist.cuda.memory_pool import Bytes, device_pool
-from mpidist.cuda.streams import logger
+from mpidist.gpu.cupy_api import cuda_errors, cupy, is_out_of_memory, on_device
+from mpidist.gpu.memory_pool import Bytes, device_pool
+from mpidist.gpu.streams import logger
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 _warned: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.cuda.cupy_api import (
+from mpidist.gpu.cupy_api import (
     cuda_errors,
     cupy,
     is_out_of_memory,
@@ -19,8 +19,8 @@ from mpidist.cuda.cupy_api import (
     on_device,
     with_rank,
 )
-from mpidist.cuda.memory_pool import Block, start_copy
-from mpidist.cuda.streams import current_stream, record_event, stream_of, use_stream
+from mpidist.gpu.memory_pool import Block, start_copy
+from mpidist.gpu.streams import current_stream, record_event, stream_of, use_stream
 from mpidist.tensors import check_tensor, dtype_of_tensor
 
 _CUDA = (2, 13)  # DLPack's numbers for device memory and managed memory

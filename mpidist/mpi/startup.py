@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mpidist.runtime.launch_env import local_size_hint, rank_hint, size_hint
-from mpidist.runtime.records import Identity
-from mpidist.runtime.shared_memory import unlink_mpi_files
-from mpidist.runtime.shutdown import end_job
+from mpidist.mpi.launch_env import local_size_hint, rank_hint, size_hint
+from mpidist.mpi.records import Identity
+from mpidist.mpi.shared_memory import unlink_mpi_files
+from mpidist.mpi.shutdown import end_job
 
 logger = logging.getLogger(__name__)
 

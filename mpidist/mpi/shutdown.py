@@ -14,27 +14,27 @@ starts, and only in a process that a launcher has started. docs/hooks.md tells u
 ===================================  ================================  ============================
 Change                               Module                            Purpose
 ===================================  ================================  ============================
-``sys.excepthook``                   :mod:`mpidist.runtime.shutdown`   end the job
-``threading.excepthook``             :mod:`mpidist.runtime.shutdown`   end the job
-line buffering of ``sys.stdout``     :mod:`mpidist.runtime.shutdown`   whole lines for the launcher
-SIGINT is ignored                    :mod:`mpidist.runtime.shutdown`   a second Ctrl-C does not stop
+``sys.excepthook``                   :mod:`mpidist.mpi.shutdown`   end the job
+``threading.excepthook``             :mod:`mpidist.mpi.shutdown`   end the job
+line buffering of ``sys.stdout``     :mod:`mpidist.mpi.shutdown`   whole lines for the launcher
+SIGINT is ignored                    :mod:`mpidist.mpi.shutdown`   a second Ctrl-C does not stop
                                                                        the end of a failed rank
-``atexit``                           :mod:`mpidist.runtime.shutdown`   leave, finalize MPI
-``atexit``                           :mod:`mpidist.runtime.metrics`    write the timeline, if any
+``atexit``                           :mod:`mpidist.mpi.shutdown`   leave, finalize MPI
+``atexit``                           :mod:`mpidist.mpi.metrics`    write the timeline, if any
 ``atexit``                           :mod:`mpidist.rpc.tcp`            send the last messages
-``faulthandler``                     :mod:`mpidist.runtime.shutdown`   end a process whose MPI_Abort
+``faulthandler``                     :mod:`mpidist.mpi.shutdown`   end a process whose MPI_Abort
                                                                        hangs
-``os.register_at_fork``              :mod:`mpidist.runtime.fork`       errors in forked children
-``os.register_at_fork``              :mod:`mpidist.runtime.metrics`    no timeline in children
+``os.register_at_fork``              :mod:`mpidist.mpi.fork`       errors in forked children
+``os.register_at_fork``              :mod:`mpidist.mpi.metrics`    no timeline in children
 ``os.register_at_fork``              :mod:`mpidist.rpc`                shared memory of the parent
 ``os.register_at_fork``              :mod:`mpidist.work`               no futures of the parent
-``HOME``                             :mod:`mpidist.runtime.world`      Open MPI ends without it
-``UCX_TLS``                          :mod:`mpidist.runtime.world`      MPICH in a small /dev/shm
-``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.runtime.world`      MPICH under srun
-``FI_PROVIDER``                      :mod:`mpidist.runtime.world`      MPICH under srun
+``HOME``                             :mod:`mpidist.mpi.world`      Open MPI ends without it
+``UCX_TLS``                          :mod:`mpidist.mpi.world`      MPICH in a small /dev/shm
+``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.mpi.world`      MPICH under srun
+``FI_PROVIDER``                      :mod:`mpidist.mpi.world`      MPICH under srun
 ``CUDA_VISIBLE_DEVICES``             :mod:`mpidist.cluster_resolver`   the GPUs of a Slurm task
-``mpi4py.rc.initialize``             :mod:`mpidist.runtime.world`      MPI starts when it is needed
-files of MPI in /dev/shm             :mod:`mpidist.runtime.world`      unlinked: no job leaves any
+``mpi4py.rc.initialize``             :mod:`mpidist.mpi.world`      MPI starts when it is needed
+files of MPI in /dev/shm             :mod:`mpidist.mpi.world`      unlinked: no job leaves any
 ``mallopt``                          :mod:`mpidist.rpc.tcp`            keep freed memory
 ===================================  ================================  ============================
 """
@@ -60,11 +60,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist.errors import UnavailableError
+from mpidist.mpi import fork, metrics, records
+from mpidist.mpi.backoff import Backoff
+from mpidist.mpi.pending import pending_ops
+from mpidist.mpi.watchdog import Watchdog
 from mpidist.runner import INTERRUPTED, INTERRUPTED_STATUS, explain, reason_of, status_of
-from mpidist.runtime import fork, metrics, records
-from mpidist.runtime.backoff import Backoff
-from mpidist.runtime.pending import pending_ops
-from mpidist.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI

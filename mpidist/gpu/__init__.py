@@ -1,6 +1,6 @@
 """Arrays in the memory of GPUs: the only part of the library that imports CuPy."""
 
-from mpidist.cuda.cupy_api import (
+from mpidist.gpu.cupy_api import (
     bus_id,
     check_dtype,
     cupy,
@@ -10,11 +10,11 @@ from mpidist.cuda.cupy_api import (
     on_device,
     why_no_gpu,
 )
-from mpidist.cuda.device_array import DeviceArray, lies_on_gpu
-from mpidist.cuda.kernels import HALVES_TEXT, Kernel, kernel
-from mpidist.cuda.memory_pool import device_pool, pinned_pool
-from mpidist.cuda.persistent import Pinned, allocate_persistent, pin
-from mpidist.cuda.staging import (
+from mpidist.gpu.device_array import DeviceArray, lies_on_gpu
+from mpidist.gpu.kernels import HALVES_TEXT, Kernel, kernel
+from mpidist.gpu.memory_pool import device_pool, pinned_pool
+from mpidist.gpu.persistent import Pinned, allocate_persistent, pin
+from mpidist.gpu.staging import (
     Download,
     HostStaging,
     PrefetchBatch,
@@ -25,7 +25,7 @@ from mpidist.cuda.staging import (
     layout_of,
     stage,
 )
-from mpidist.cuda.streams import current_stream, record_event, synchronize, wait_for
+from mpidist.gpu.streams import current_stream, record_event, synchronize, wait_for
 
 __all__ = [
     "DeviceArray",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from mpidist.cuda.cupy_api import cupy
 from mpidist.errors import FailedPreconditionError
+from mpidist.gpu.cupy_api import cupy
 
 _THREADS = 256
 # No fused multiply-add: it rounds once, and NumPy rounds the product and the sum.

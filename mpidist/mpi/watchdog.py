@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.config import config
-from mpidist.runtime import metrics, records
-from mpidist.runtime.pending import PendingOp, PendingOps, missing_rank
+from mpidist.mpi import metrics, records
+from mpidist.mpi.pending import PendingOp, PendingOps, missing_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
