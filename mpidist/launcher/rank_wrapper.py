@@ -1,12 +1,16 @@
 """Start one rank, wait for it, and record how it ended.
 
-Only the parent of a process learns how the process ended, and no launcher passes that on for all
-ranks. MPICH's mpiexec (5.0) does not see that a rank called ``os._exit(3)`` before MPI_Init, and
-returns 15 when it is then told to end. If a rank is killed before MPI_Init, its message shows the
-first rank of the host that the clean-up killed. It prints nothing about ``os._exit(3)`` after
-MPI_Init. Nor can a launcher write the labels: Open MPI's ``--output tag`` holds back a prompt until
-its line ends. So each rank has this process as its parent, which ends as the rank ends: the
-launcher sees the same as without it.
+This process is the parent of a rank, because only the parent of a process learns how the process
+ended. Otherwise the MPI launcher is the parent, and launchers do not pass their knowledge on:
+
+* MPICH's mpiexec (5.0) does not notice that a rank calls ``os._exit(3)`` before MPI_Init. It goes
+  on, and returns 15 when it is told to end. After MPI_Init it returns 3, and names no rank.
+* If a signal kills a rank before MPI_Init, mpiexec ends the other ranks, and its message can name
+  one of those, with their signal.
+* Open MPI's ``--output tag`` holds back a prompt until its line ends, so the labels, too, are
+  written here.
+
+This process ends as the rank ends, so the launcher sees the same as without it.
 
 Runs as ``python -I -S rank_wrapper.py RANK_VARIABLE COMMAND...``, and uses few modules, because it
 starts with every rank. It writes ``exit-<rank>.json`` into the folder ``MPIDIST_RUN_DIR``::

@@ -12,6 +12,7 @@ import pytest
 from mpidist.launcher import rank_wrapper
 from mpidist.launcher.report import first_failure
 
+WRAPPER = [sys.executable, "-I", "-S", rank_wrapper.__file__, "NUMBER", sys.executable]
 RANK = """
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -24,16 +25,7 @@ sys.exit(3)
 @pytest.fixture
 def rank(tmp_path):
     """A wrapper with its rank, which exits with status 3 when it gets SIGUSR1."""
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        rank_wrapper.__file__,
-        "NUMBER",
-        sys.executable,
-        "-c",
-        RANK,
-    ]
+    words = [*WRAPPER, "-c", RANK]
     process = subprocess.Popen(
         words,
         env={**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)},
@@ -85,16 +77,7 @@ while signal.sigwait(signals) == signal.SIGUSR1:
     print("one", flush=True)
 sys.exit(4)
 """
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        rank_wrapper.__file__,
-        "NUMBER",
-        sys.executable,
-        "-c",
-        program,
-    ]
+    words = [*WRAPPER, "-c", program]
     env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path)}
     process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, process_group=0)
     assert process.stdout.readline() == b"ready\n"
@@ -109,16 +92,7 @@ sys.exit(4)
 
 def test_a_record_that_cannot_be_written(tmp_path):
     program = "import os, shutil; shutil.rmtree(os.environ['MPIDIST_RUN_DIR'])"
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        rank_wrapper.__file__,
-        "NUMBER",
-        sys.executable,
-        "-c",
-        program,
-    ]
+    words = [*WRAPPER, "-c", program]
     env = {**os.environ, "NUMBER": "5", "MPIDIST_RUN_DIR": str(tmp_path / "run")}
     (tmp_path / "run").mkdir()
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -149,7 +123,7 @@ GATE = "import sys\ngate = open(sys.argv[1])\n"
 
 
 def run_labelled(folder, program, labels="ps:1,worker:1", rank=1, **popen):
-    words = [sys.executable, "-I", "-S", rank_wrapper.__file__, "NUMBER", sys.executable, "-uc"]
+    words = [*WRAPPER, "-uc"]
     gate = folder / "gate"
     os.mkfifo(gate)
     labels = {"MPIDIST_RUN_LABELS": labels, "NUMBER": str(rank)}
@@ -243,16 +217,7 @@ def test_labelled_output_without_a_reader(tmp_path):
 
 def test_standard_input_of_another_host(tmp_path):
     """Rank 0 cannot reach the socket there, and the job's last line says so."""
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        rank_wrapper.__file__,
-        "NUMBER",
-        sys.executable,
-        "-c",
-        "pass",
-    ]
+    words = [*WRAPPER, "-c", "pass"]
     env = {"NUMBER": "0", "MPIDIST_RUN_DIR": str(tmp_path), "MPIDIST_RUN_STDIN": "not-there"}
     done = subprocess.run(words, env={**os.environ, **env}, timeout=60, check=False)
     assert done.returncode == 1
