@@ -159,7 +159,7 @@ def _view_by_dlpack(array: Any) -> NDArray[Any]:
     try:
         if type(array).__module__.partition(".")[0] not in _IMMUTABLE:
             return np.from_dlpack(array)
-        view = np.asarray(array).view()  # a view of it has bfloat16, and is known to be read-only
+        view = np.asarray(array).view()  # NumPy's DLPack has no bfloat16
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
             f"the memory of a {kind} cannot be used as it is ({error}); pass a NumPy array"

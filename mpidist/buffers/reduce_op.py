@@ -12,7 +12,7 @@ from mpidist.buffers.host_view import Array, check_usable, host_view
 from mpidist.buffers.packing import NATIVE, OnComplete, copy_back, is_mpi_array, with_upload
 from mpidist.gpu import HostStaging, lies_on_gpu
 
-# Types that MPI cannot reduce, or reduces with too little precision, and what they reduce in.
+# Dtypes that MPI cannot reduce, or only imprecisely, and the dtype to reduce in.
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
 _WIDER = dict.fromkeys(
     ("float16", "bfloat16", *(f"float8_{kind}" for kind in _FLOAT8)), np.dtype(np.float32)
@@ -121,13 +121,13 @@ ReductionName = Literal[
 """The names of the reductions, as ``op`` arguments take them."""
 
 MpiReduction = ReduceOp | WrappingSum
-"""The reductions that MPI carries out: its own ones and one of ours."""
+"""The reductions that MPI runs: the predefined ones and a user-defined one."""
 
 _REAL = frozenset("bBhHiIlLqQfdg")
 _INTEGER = frozenset("bBhHiIlLqQ")
 # See WrappingSum.
 _SMALL_INTEGERS = frozenset("bBhH")
-# The types whose arrays MPI reduces by an operation of its own, as they are, by operation.
+# Type characters that MPI reduces by a predefined operation, by operation.
 _NONE: frozenset[str] = frozenset()
 _NUMBERS = NATIVE | {"G"}
 _SUMMED = _NUMBERS - _SMALL_INTEGERS
@@ -142,7 +142,7 @@ _LOGICAL = {
 
 
 def is_direct(dtype: np.dtype[Any], op: Reduction | str) -> bool:
-    """Return whether MPI reduces a native dtype as it is, by an operation of its own."""
+    """Return whether MPI reduces a native dtype by a predefined operation."""
     return op.__class__ is ReduceOp and dtype.char in _DIRECT[op]
 
 

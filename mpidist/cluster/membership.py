@@ -57,7 +57,7 @@ class MembershipInbox:
         self.endpoint.notify(address, method, state.SerializeToString())
 
     def handle_arrived(self) -> None:
-        """Read the announcements that are here; any endpoint of this rank that serves polls."""
+        """Read the announcements that have arrived. Any serving endpoint receives them."""
         self.endpoint.handle_arrived()
 
     def catch_up(self) -> None:
@@ -242,10 +242,10 @@ class Membership:
             elif state.state == TaskState.CLOSED and known is not None and known.rank == state.rank:
                 del self._members[task]
                 if state.cluster_digest:
-                    self._failed[state.rank] = state  # it may try again
+                    self._failed[state.rank] = state  # that task may try again
 
     def _read_states(self, member: _Member) -> None:
-        """Read the announcements of a task, up to CLOSED. Later ones are of its next Server."""
+        """Read the announcements of a task, up to CLOSED. Later ones belong to its next Server."""
         states = self._inbox.states[member.rank]
         while states and member.state != TaskState.CLOSED:
             member.state = states.popleft().state

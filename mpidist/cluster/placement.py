@@ -45,7 +45,7 @@ def check_single_process(spec: ClusterSpec, task: Task, *, launched: bool) -> No
     Args:
         spec: The cluster.
         task: The task of this process.
-        launched: Whether this process is a rank of an MPI world, with a protocol for one process.
+        launched: Whether MPI launched this process although the protocol is in-process.
 
     Raises:
         FailedPreconditionError: A task has another address.
@@ -72,7 +72,7 @@ class Placement:
     Attributes:
         ranks: Ranks that may be tasks of the cluster, sorted.
         own_tasks: The tasks of this rank; the task of the script comes first.
-        colocated: Tasks that live in the process of another task, and that other task.
+        colocated: For each task in the process of another task, that other task.
     """
 
     ranks: list[int]

@@ -257,7 +257,7 @@ def get_backend_config(group: Group = None) -> str:
         group: Process group, by default the default group.
 
     Returns:
-        ``"cpu:mpi,cuda:nccl"`` for a group with direct ways between GPUs, else
+        ``"cpu:mpi,cuda:nccl"`` for a group that may use NCCL, else
         ``"cpu:mpi,cuda:mpi"``: arrays on GPUs go through host memory.
 
     Raises:

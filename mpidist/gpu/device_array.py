@@ -121,10 +121,15 @@ class DeviceArray:
             packed[...] = self._bits
         return packed.reshape(-1)
 
-    def unpack(self, packed: Any) -> None:
-        """Copy the result of :meth:`packed` back into a strided array, on its stream."""
+    def unpack(self, packed: Any, stream: Any = None) -> None:
+        """Copy the result of :meth:`packed` back into a strided array.
+
+        Args:
+            packed: The result of :meth:`packed`.
+            stream: The stream that copies, by default the stream of the array.
+        """
         if not self.is_contiguous:
-            with use_stream(self.stream):
+            with use_stream(self.stream if stream is None else stream):
                 self._bits[...] = packed.reshape(self.shape)
 
     def start_download(self, block: Block, stream: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,10 @@ _PERIOD_S = 0.1
 class _Step:
     """A call on the host, or the work before an event, that may not end."""
 
-    def __init__(self, text: str, event: Any) -> None:
+    def __init__(self, text: str, event: Any, pending_op: Any = None) -> None:
         self.text = text
         self.event = event
+        self.pending_op = pending_op
         self.since = time.monotonic()
         self.reported = False
 
@@ -38,13 +39,20 @@ class StreamWatchdog:
     Args:
         where: The owner, for messages: ``"NCCL, rank 1 of 4, GPU 1"``.
         device: Index of the GPU.
-        check: Raises if something has failed that events do not show.
+        check: Raises an error that events do not show.
         abort: Ends the work under way, whatever its state.
+        pending: The registry of pending operations of the rank, by key.
     """
 
     def __init__(
-        self, where: str, device: int, check: Callable[[], None], abort: Callable[[], None]
+        self,
+        where: str,
+        device: int,
+        check: Callable[[], None],
+        abort: Callable[[], None],
+        pending: MutableMapping[int, Any],
     ) -> None:
+        self._pending = pending
         self._where = where
         self._device = device
         self._check_owner = check
@@ -78,12 +86,19 @@ class StreamWatchdog:
         finally:
             self._call = None
 
-    def append(self, text: str, event: Any) -> None:
-        """Watch the work that was queued before an event."""
-        step = _Step(text, event)
+    def append(self, text: str, event: Any, pending_op: Any) -> None:
+        """Watch the work that was queued before an event.
+
+        Args:
+            text: The work, for messages.
+            event: The event.
+            pending_op: See :class:`mpidist.mpi.PendingOps`; registered until the event has come.
+        """
+        step = _Step(text, event, pending_op)
         with self._lock:
             self._remove_ended()
             self._steps.append(step)
+            self._pending[id(step)] = pending_op
 
     def check(self) -> None:
         """Raise DistBackendError if any work has failed or was aborted."""
@@ -125,10 +140,11 @@ class StreamWatchdog:
     def _remove_ended(self) -> None:
         try:
             while self._steps and is_done(self._steps[0].event):
-                self._steps.popleft()
+                self._pending.pop(id(self._steps.popleft()), None)
         except cuda_errors() as error:  # the caller's next call of CUDA raises it, too
             text = self._steps[0].text
-            self._steps.clear()
+            while self._steps:
+                self._pending.pop(id(self._steps.popleft()), None)
             self.fail(f"{text}, or work that was queued before it, has failed: {error}")
 
     def _watch(self) -> None:

@@ -34,9 +34,9 @@ class DeviceMemory:
 
 
 def device_memory(array: Any, *, write: bool) -> DeviceMemory | None:
-    """Return the memory of an array on a GPU, once its stream has done the work before.
+    """Wait for the stream of an array on a GPU, and return its memory.
 
-    MPI knows no streams, so the host waits.
+    MPI is not stream-aware, so the host waits.
 
     Args:
         array: Any array.

@@ -25,8 +25,8 @@ class GpuOp(Op):
     Args:
         name: The method of :class:`mpidist.ProcessGroup`.
         group: The group.
-        arrays: The arrays that are on GPUs: output and input, which are one array in all_reduce,
-            reduce and broadcast.
+        arrays: The arrays of this rank that are on GPUs, the output first. all_reduce, reduce and
+            broadcast have one array.
         on_gpu: Whether all arrays of this rank are on a GPU.
         writes: Whether this rank receives a result.
         op: The reduction; SUM where there is none.
@@ -55,14 +55,20 @@ class GpuOp(Op):
         self.gpu_signature = signature
         self.stage = stage
 
+    def without_arrays(self) -> Op:
+        """Return the operation for the watchdog, which must not keep arrays alive."""
+        marker = Op(self.name, self.group, root=self.root)
+        marker.sequence, marker.signature = self.sequence, self.signature
+        return marker
+
     @property
     def output(self) -> DeviceArray:
-        """The array that receives, if all arrays are on a GPU."""
+        """The output array. Valid only if ``on_gpu``."""
         return self.arrays[0]
 
     @property
     def input(self) -> DeviceArray:
-        """The array that is read, if all arrays are on a GPU."""
+        """The input array. Valid only if ``on_gpu``."""
         return self.arrays[-1]
 
     def packed(self) -> tuple[Any, Any]:
@@ -76,10 +82,15 @@ class GpuOp(Op):
         overlaps = np.may_share_memory(self.input.header, self.output.header)
         return self.input.packed(copy=overlaps), output
 
-    def unpack(self, output: Any) -> None:
-        """Copy a packed output back, if the array is strided and receives a result."""
+    def unpack(self, output: Any, stream: Any = None) -> None:
+        """Copy a packed output back, if the array is strided and receives a result.
+
+        Args:
+            output: See :meth:`packed`.
+            stream: The stream that copies, by default the stream of the array.
+        """
         if self.writes:
-            self.output.unpack(output)
+            self.output.unpack(output, stream)
 
 
 def gpu_op(
@@ -92,11 +103,11 @@ def gpu_op(
     root: int,
     stage: Callable[[], Op],
 ) -> GpuOp | None:
-    """Return a collective for the group's GPU backend; None if the host's path takes it.
+    """Return a collective for the group's GPU backend; None if MPI runs it on host memory.
 
-    All members must decide alike, so the decision depends on the operation, the reduction, the
-    dtype, the size and, with NCCL, on where the arrays lie. The host's path also reports wrong
-    arguments.
+    All members must make the same decision. So it depends on the operation, the reduction, the
+    dtype, the size and, with NCCL, on the place of the arrays, which the comparison of calls
+    checks. The host's path also reports wrong arguments.
 
     Args:
         info: The group.
@@ -126,7 +137,7 @@ def gpu_op(
             for array, one in zip(arrays, devices, strict=True)
         ]
     except (FailedPreconditionError, TypeError, ValueError):
-        return None  # the host's path raises it
+        return None  # the host's path raises the error
     dtype = views[0].dtype
     # The header of an array on a GPU has its address, shape and strides.
     headers = [view.header if isinstance(view, DeviceArray) else view for view in views]
@@ -149,12 +160,14 @@ def gpu_op(
                     f"{info.ranks[info.rank]}: make the array there, or give device_id to "
                     "init_process_group"
                 )
-    shape = headers[0].shape if name in REDUCING else (nbytes,)
+    shape = headers[0].shape if name in ("all_reduce", "reduce") else (headers[0].size,)
+    if name in MOVING:
+        shape = (nbytes,)
     kind = dtype.name if name in REDUCING else "uint8"
     code = +reduction if name in REDUCING else 0
     signature = name, code, root, shape, kind, rule.backend
-    there = [one for one in devices if one is not None]
-    return GpuOp(name, info, there, on_gpu, not reads_only, reduction, root, signature, stage)
+    on_gpus = [one for one in devices if one is not None]
+    return GpuOp(name, info, on_gpus, on_gpu, not reads_only, reduction, root, signature, stage)
 
 
 def _fit(name: str, headers: Sequence[Array], members: int) -> bool:

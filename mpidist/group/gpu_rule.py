@@ -10,7 +10,7 @@ from typing import Literal
 from mpidist.gpu.reductions import MOST_ARRAYS
 
 IPC_MIN_BYTES = 4 << 20
-"""Smaller operations are staged: CUDA IPC needs several meetings of the ranks on the host."""
+"""Smaller operations are staged: CUDA IPC needs several barriers on the host."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,18 @@
 """The backend that runs collectives through CUDA IPC, for ranks of one host that may share a GPU.
 
 Each rank allocates one exchange buffer on its GPU, which the others open once (CUDA C++ Programming
-Guide, "Interprocess Communication"). An operation copies an array into the buffers chunk by chunk,
-the ranks meet on the host, and each rank reads what it needs from the buffers of the others. So an
-array may lie in memory of any kind: of a pool, managed, strided, or of another GPU.
+Guide, "Interprocess Communication"). One operation takes these steps:
 
-The host waits for the copies and kernels before the ranks meet. Events that processes share would
-spare that wait, but a kernel that never ends would then hang ranks without a word.
+1. ``ProcessGroup._gpu_op`` makes a GpuOp, and the submission calls ``run`` or ``start``.
+2. The members tell each other whether all arrays are on their GPUs. If not, all stage them.
+3. For each chunk, a rank copies its data into its buffer, passes a barrier on the host, and reads
+   from the buffers of the others. all_reduce reduces one part of the chunk on each rank, passes a
+   second barrier, and then reads the reduced parts.
+4. A last barrier tells all ranks whether all have succeeded.
+
+So an array may lie in memory of any kind: of a pool, managed, or strided. The host waits for copies
+and kernels before each barrier. Interprocess events would avoid this wait, but a kernel that never
+ends would then hang other ranks silently.
 """
 
 from __future__ import annotations
@@ -15,18 +21,20 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mpidist.errors import DistBackendError
-from mpidist.gpu import on_device, record_event, synchronize, wait_for
+from mpidist.errors import DistBackendError, ResourceExhaustedError
+from mpidist.gpu import make_current, on_device, record_event, synchronize, wait_for
 from mpidist.gpu.reductions import combine, numbers_at
 from mpidist.gpu.streams import CommStream, use_stream
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.mpi_backend import MpiBackend, backend_error
 from mpidist.group.operation import Op
-from mpidist.mpi import PendingOps, watched
+from mpidist.mpi import PendingOps, watched, world
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -35,21 +43,39 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mpidist")
 
 CHUNK_BYTES = 16 << 20
-"""Size of one chunk. The exchange buffer has room for two, which are used in turn."""
+"""Size of one chunk. The exchange buffer has two halves, which are used in turn."""
 _ALIGNED = 256  # bytes; a multiple of the size of every element
 
 Steps = Iterator[None]
-"""An operation on one rank. The ranks meet wherever it yields."""
+"""The steps of an operation on one rank, with a barrier wherever it yields."""
+
+
+@dataclass
+class _Queued:
+    """One operation as it was submitted.
+
+    Attributes:
+        op: The operation.
+        source: The packed input; None if the operation has to be staged.
+        output: The packed output; None likewise.
+        events: Events behind the work that was queued on the streams of the arrays.
+        error: An error of CUDA that the thread raises when the other ranks have been told.
+        work: The Work of an asynchronous operation.
+    """
+
+    op: GpuOp
+    source: Any
+    output: Any
+    events: list[Any]
+    error: Exception | None = None
+    work: Work | None = None
 
 
 class IpcBackend:
     """Runs collectives of arrays on GPUs; see :class:`mpidist.group.backend.Backend`.
 
-    Collective. The members tell each other whether their arrays are on GPUs. If not all are, or if
-    a GPU cannot open the buffers of the others, all stage the operation on the host.
-
-    Asynchronous operations run on a thread, in order. A communicator of its own keeps their
-    messages apart from the other operations of the group.
+    Collective. Asynchronous operations run on a thread, in order. A communicator of its own keeps
+    their messages apart from the other operations of the group.
 
     Args:
         comm: The communicator of the group.
@@ -57,6 +83,9 @@ class IpcBackend:
         waits: The registry of operations in which threads are blocked.
         pending: The registry of works that have not ended, by id.
         tear: Called with an operation and its error if the group cannot go on.
+
+    Attributes:
+        problem: The reason why all operations are staged, or "".
     """
 
     def __init__(
@@ -70,23 +99,22 @@ class IpcBackend:
         from mpi4py import MPI
 
         self.error: type[Exception] = MPI.Exception
-        with watched("making exchange buffers on GPUs", comm.Get_group()):
-            self._comm = comm.Dup()
         self._rank, self._size, self._device = comm.rank, comm.size, device
         self._waits, self._pending, self._tear = waits, pending, tear
-        self._host = MpiBackend(self._comm, waits, pending)
-        self._stream = CommStream(device)
-        self._half = 0
+        self._stream: CommStream
+        self._memory: Any = None
         self._buffers: list[int] = []  # addresses in this process, by group rank
         self._opened: list[int] = []
-        self._memory: Any = None
-        self._queue: queue.SimpleQueue[tuple[GpuOp, Work] | None] = queue.SimpleQueue()
+        self._half = 0
+        self._failure: BaseException | None = None
+        self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._queued = 0  # operations that the thread has not finished
         self._count_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         with watched("opening exchange buffers on GPUs", comm.Get_group()):
+            self._comm = comm.Dup()
             self.problem = self._open_buffers()
-            """The reason why all operations are staged, or ""."""
+        self._host = MpiBackend(self._comm, waits, pending)
         if self.problem:
             logger.warning("CUDA IPC cannot be used, arrays on GPUs are staged: %s", self.problem)
 
@@ -95,35 +123,38 @@ class IpcBackend:
         if self._queued:
             self.start(op).wait()
         else:
-            self._carry_out(cast("GpuOp", op))
+            self._carry_out(self._prepared(cast("GpuOp", op)))
 
     def start(self, op: Op) -> Work:
         """Queue an operation for the thread; see :meth:`mpidist.group.backend.Backend.start`."""
+        entry = self._prepared(cast("GpuOp", op))
+        entry.work = Work(op.name)
+        self._pending[id(entry.work)] = entry.work
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpidist-ipc", daemon=True)
             self._thread.start()
-        work = Work(op.name)
-        self._pending[id(work)] = work
+            world().shutdown.before_leave.append(self._end_thread)
         with self._count_lock:
             self._queued += 1
-        self._queue.put((cast("GpuOp", op), work))
-        return work
+        self._queue.put(entry)
+        return entry.work
 
     def free(self) -> None:
-        """Collective. Release the buffers and the communicator; no operation is pending."""
+        """Collective. Wait for all operations, and release the buffers and the communicator."""
         self._end_thread()
-        self._close_buffers()
-        with watched("closing exchange buffers on GPUs", self._comm.Get_group()):
-            self._comm.Barrier()  # memory must not be freed while another rank has it open
+        if self._failure is not None:  # on all members
+            self._close_buffers()
+            return
+        try:
+            self._close_buffers()
+        finally:
+            with watched("closing exchange buffers on GPUs", self._comm.Get_group()):
+                self._comm.Barrier()  # memory must not be freed while another rank has it open
         self._memory = None
         self._host.free()
 
     def abandon(self) -> None:
-        """Close the buffers of other ranks, if these cannot join :meth:`free`.
-
-        An operation that is still under way keeps them.
-        """
-        self._end_thread()
+        """Close the buffers without the other ranks. They stay open while an operation runs."""
         if not self._queued:
             self._close_buffers()
 
@@ -133,6 +164,7 @@ class IpcBackend:
         """Collective. Open the exchange buffers. Return the problem of a rank, or ""."""
         handle, problem = b"", ""
         try:
+            self._stream = CommStream(self._device)
             with on_device(self._device, "allocating an exchange buffer") as package:
                 self._memory = package.cuda.Memory(2 * CHUNK_BYTES)
                 handle = bytes(package.cuda.runtime.ipcGetMemHandle(self._memory.ptr))
@@ -140,82 +172,124 @@ class IpcBackend:
             problem = str(error)
         told = self._comm.allgather((handle, problem))
         problem = self._first_problem([text for _, text in told])
-        if problem:
-            return problem
-        try:
-            with on_device(self._device, "opening the exchange buffer of another rank") as package:
-                runtime = package.cuda.runtime
-                for rank, (other, _) in enumerate(told):
-                    address = self._memory.ptr
-                    if rank != self._rank:
-                        flags = runtime.cudaIpcMemLazyEnablePeerAccess
-                        address = int(runtime.ipcOpenMemHandle(other, flags))
-                        self._opened.append(address)
-                    self._buffers.append(address)
-        except Exception as error:  # as above
-            problem = str(error)
-        problem = self._first_problem(self._comm.allgather(problem))
+        if not problem:
+            try:
+                self._open([handle for handle, _ in told])
+            except Exception as error:  # as above
+                problem = str(error)
+            problem = self._first_problem(self._comm.allgather(problem))
         if problem:
             self._close_buffers()
+            self._memory = None
         return problem
+
+    def _open(self, handles: list[bytes]) -> None:
+        with on_device(self._device, "opening the exchange buffer of another rank") as package:
+            runtime = package.cuda.runtime
+            for rank, handle in enumerate(handles):
+                address = self._memory.ptr
+                if rank != self._rank:
+                    flags = runtime.cudaIpcMemLazyEnablePeerAccess
+                    address = int(runtime.ipcOpenMemHandle(handle, flags))
+                    self._opened.append(address)
+                self._buffers.append(address)
 
     def _first_problem(self, problems: list[str]) -> str:
         ranks = [rank for rank, text in enumerate(problems) if text]
         return f"group rank {ranks[0]}: {problems[ranks[0]]}" if ranks else ""
 
     def _close_buffers(self) -> None:
-        with on_device(self._device, "closing the exchange buffers of other ranks") as package:
-            while self._opened:
-                package.cuda.runtime.ipcCloseMemHandle(self._opened.pop())
+        if self._opened:
+            with on_device(self._device, "closing the exchange buffers of other ranks") as package:
+                while self._opened:
+                    package.cuda.runtime.ipcCloseMemHandle(self._opened.pop())
+
+    def _prepared(self, op: GpuOp) -> _Queued:
+        """Pack the arrays of an operation, on the streams and at the time of the call."""
+        if op.on_gpu and not self.problem and all(one.device == self._device for one in op.arrays):
+            try:
+                with on_device(self._device, op.describe()):
+                    source, output = op.packed()
+                    events = [record_event(one.stream) for one in op.arrays]
+                return _Queued(op, source, output, events)
+            except (DistBackendError, ResourceExhaustedError) as error:
+                logger.info("%s is staged: %s", op.describe(), error)
+        entry = _Queued(op, None, None, [])
+        try:
+            for one in op.arrays:
+                with on_device(one.device, op.describe()):
+                    entry.events.append(record_event(one.stream))
+        except DistBackendError as error:  # raised by _stage, which tells the other ranks
+            entry.error = error
+        return entry
 
     def _serve(self) -> None:
+        make_current(self._device)
         while (entry := self._queue.get()) is not None:
-            op, work = entry
+            op, work = entry.op, entry.work
+            assert work is not None
             self._waits.current[id(work)] = op
             error: BaseException | None = None
             try:
-                self._carry_out(op)
+                self._carry_out(entry)
             except BaseException as raised:  # the Work ends with it
-                error = raised
-                if isinstance(error, self.error):
-                    error = backend_error(op, raised)
+                error = backend_error(op, raised) if isinstance(raised, self.error) else raised
             finally:
                 self._waits.current.pop(id(work), None)
                 self._pending.pop(id(work), None)
                 with self._count_lock:
                     self._queued -= 1
-            outputs = op.outputs
-            del entry, op  # the thread must not keep arrays while it waits
-            work.complete(outputs if error is None else None, error)
-            del work
+            work.complete(op.outputs if error is None else None, error)
+            del entry, op, work, error  # the thread must not keep arrays while it waits
 
     def _end_thread(self) -> None:
-        if self._thread is not None:
+        """Wait until the thread has run all queued operations, and end it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread = None
+            thread.join()
+            with suppress(ValueError):  # removed by an earlier call
+                world().shutdown.before_leave.remove(self._end_thread)
 
-    def _carry_out(self, op: GpuOp) -> None:
+    def _carry_out(self, entry: _Queued) -> None:
         """Run an operation on this thread. An error ends the group, since other ranks may wait."""
+        op = entry.op
         try:
-            here = op.on_gpu and all(one.device == self._device for one in op.arrays)
-            if not self.problem and self._all(here):
-                self._run_steps(op)
+            self._check_failure(op)
+            if not self.problem and self._all_true(entry.output is not None):
+                self._run_steps(entry)
             else:
-                self._stage(op)
+                self._stage(entry)
         except BaseException as error:
+            self._failure = self._failure or error
             self._tear(op.name, error)
             raise
 
-    def _stage(self, op: GpuOp) -> None:
+    def _check_failure(self, op: GpuOp) -> None:
+        if self._failure is not None:
+            raise DistBackendError(
+                f"{op.describe()} has not run, because an earlier operation has failed: "
+                f"{self._failure}"
+            )
+
+    def _stage(self, entry: _Queued) -> None:
         """Run an operation on host memory.
 
         The host waits for the streams, because the thread has a current stream of its own.
         """
-        text = op.describe()
-        for one in op.arrays:
-            with on_device(one.device, text):
-                wait_for(record_event(one.stream), text)
-        staged = op.stage()
+        op, text = entry.op, entry.op.describe()
+        staged: Op | None = None
+        try:
+            if entry.error is not None:
+                raise entry.error
+            for one, event in zip(op.arrays, entry.events, strict=True):
+                with on_device(one.device, text):
+                    wait_for(event, text)
+            staged = op.stage()
+        finally:
+            all_staged = self._all_true(staged is not None)
+        if not all_staged or staged is None:
+            raise DistBackendError(f"another rank cannot stage its arrays of {text}")
         self._host.run(staged)
         if staged.finish is not None:
             staged.finish()
@@ -223,33 +297,33 @@ class IpcBackend:
             with on_device(one.device, text):
                 synchronize(one.device, text)
 
-    def _run_steps(self, op: GpuOp) -> None:
-        text = op.describe()
-        steps = _STEPS[op.name]
+    def _run_steps(self, entry: _Queued) -> None:
+        op, text = entry.op, entry.op.describe()
+        in_barrier = False
         with on_device(self._device, text):
-            meeting = False
             try:
-                source, output = op.packed()
-                for one in op.arrays:
-                    wait_for(record_event(one.stream), text)
+                for event in entry.events:
+                    wait_for(event, text)
                 with use_stream(self._stream.stream):
-                    for _ in steps(self, op, source, output):
+                    for _ in _STEPS[op.name](self, op, entry.source, entry.output):
                         wait_for(record_event(self._stream.stream), text)
-                        meeting = True
-                        self._meet(text)
-                        meeting = False
-                    wait_for(record_event(self._stream.stream), text)
-                op.unpack(output)
+                        in_barrier = True
+                        self._barrier(text)
+                        in_barrier = False
+                op.unpack(entry.output, self._stream.stream)
+                wait_for(record_event(self._stream.stream), text)
             except BaseException:
-                if not meeting:
-                    self._all(False)  # the others wait at their next meeting
+                if not in_barrier:
+                    self._all_true(False)  # the others are in their next barrier
                 raise
+            self._barrier(text)
 
-    def _meet(self, text: str) -> None:
-        if not self._all(True):
+    def _barrier(self, text: str) -> None:
+        """Collective. Wait for all members; raise DistBackendError if one has failed."""
+        if not self._all_true(True):
             raise DistBackendError(f"another rank has failed in {text}")
 
-    def _all(self, value: bool) -> bool:
+    def _all_true(self, value: bool) -> bool:
         """Collective. Return whether a value is true on all members."""
         from mpi4py import MPI
 
@@ -318,17 +392,18 @@ class IpcBackend:
                 self._copy(output.data.ptr + rank * part + start, place, length)
 
     def _chunks(self, nbytes: int, most: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the offset of a half of the buffers, and begin and length of a chunk, in bytes.
+        """Yield the offset of a half of the buffers, and start and length of a chunk, in bytes.
 
-        The halves take turns. A rank that fills one has met the others since all of them have read
-        its last contents, because they meet at least once in every chunk.
+        Consecutive chunks use alternate halves (double buffering). A rank enters the barrier of
+        chunk n+1 only after its reads of chunk n. So after that barrier chunk n+2 may overwrite the
+        half of chunk n.
         """
         for start in range(0, nbytes, most):
             self._half ^= 1
             yield self._half * CHUNK_BYTES, start, min(most, nbytes - start)
 
     def _part_chunks(self, part: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the same for chunks of the parts for all ranks, and the room for each part."""
+        """Yield the same for each rank's part, with the bytes reserved for one part in a half."""
         room = CHUNK_BYTES // self._size // _ALIGNED * _ALIGNED
         for half, start, length in self._chunks(part, room):
             yield half, start, length, room

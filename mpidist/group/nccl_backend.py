@@ -15,7 +15,7 @@ from mpidist.gpu.stream_watchdog import StreamWatchdog
 from mpidist.gpu.streams import CommStream, is_done, record_event
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op
-from mpidist.mpi import Backoff, watched
+from mpidist.mpi import Backoff, PendingOps, watched
 from mpidist.work import Work
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _TYPES = {
     "f4": "NCCL_FLOAT32",
     "f8": "NCCL_FLOAT64",
 }
-# AVG is a sum that is divided, as on the host. NCCL's own average divides before it adds.
+# AVG is a sum that is divided, as on the host. NCCL's own average scales before it adds.
 _OPS = {"SUM": "SUM", "AVG": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
 _LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN"}
 _LOCK_WAIT_S = 0.1  # for a call under way, before the communicator is aborted
@@ -40,14 +40,18 @@ _LOCK_WAIT_S = 0.1  # for a call under way, before the communicator is aborted
 class NcclBackend:
     """Runs collectives of arrays on GPUs through NCCL; see :class:`mpidist.group.backend.Backend`.
 
-    Collective. Operations are queued on a stream of the group. They start after the work on the
-    streams of their arrays, those streams wait for them, and the host does not wait. A thread
-    reports an operation that does not end after ``MPIDIST_STALL_S``, aborts it after
-    ``MPIDIST_STALL_ABORT_S`` and ends the job then.
+    Collective. The steps of an operation: ``ProcessGroup._gpu_op`` makes a GpuOp, the submission
+    calls ``run`` or ``start``, and both queue it on a stream of the group. That stream waits for
+    the streams of the arrays, and after the operation they wait for it. The host does not wait.
+
+    The operations stay registered as pending until they have ended on the device. So the watchdog
+    of the rank ends the job if another member has left. A thread aborts an operation that has not
+    ended after ``MPIDIST_STALL_ABORT_S``.
 
     Args:
         comm: The communicator of the group.
         device: Index of this rank's GPU.
+        waits: The registry of pending operations, for the watchdog of the rank.
         pending: The registry of works that have not ended, by id.
         tear: Called with an operation and its error if the group cannot go on.
 
@@ -60,6 +64,7 @@ class NcclBackend:
         self,
         comm: MPI.Intracomm,
         device: int,
+        waits: PendingOps,
         pending: MutableMapping[int, Work],
         tear: Callable[[str, BaseException], None],
     ) -> None:
@@ -69,15 +74,17 @@ class NcclBackend:
         self._pending = pending
         self._tear = tear
         where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
-        with watched("meeting in NCCL", comm.Get_group()):
-            unique = comm.bcast(_unique_id_or_error() if comm.rank == 0 else None)
-        if isinstance(unique, Exception):
-            raise unique
         self._stream = CommStream(device)
-        self._communicator = connect(comm.size, unique, comm.rank, device, where)
-        self._watchdog = StreamWatchdog(where, device, self._check_communicator, self._abort)
+        with watched("making a communicator of NCCL", comm.Get_group()):
+            unique = comm.bcast(_unique_id_or_error() if comm.rank == 0 else None)
+            if isinstance(unique, Exception):
+                raise unique
+            self._communicator = connect(comm.size, unique, comm.rank, device, where)
+        self._watchdog = StreamWatchdog(
+            where, device, self._check_communicator, self._abort, waits.current
+        )
         self._lock = threading.Lock()  # of calls of NCCL
-        self._ending = threading.Lock()  # of ``_ended``, and of questions to the communicator
+        self._ending = threading.Lock()  # of ``_ended`` and check_async_error()
         self._ended = False
 
     def run(self, op: Op) -> None:
@@ -145,7 +152,7 @@ class NcclBackend:
             if isinstance(error, nccl_errors(self._nccl)):
                 raise failed from error
             raise
-        self._watchdog.append(text, event)
+        self._watchdog.append(text, event, op.without_arrays())
         return event
 
     def _call(self, op: GpuOp, source: Any, output: Any) -> None:
@@ -262,9 +269,10 @@ class _EventWork(Work):
             backoff.pause()
 
     def _end(self, error: Exception | None = None) -> None:
-        op, self._op = self._op, None
         self._backend.forget(self)
+        op = self._op
         self.complete(op.outputs if op is not None else None, error)
+        self._op = None
 
 
 def _unique_id_or_error() -> bytes | Exception:

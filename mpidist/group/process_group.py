@@ -134,9 +134,9 @@ class ProcessGroup:
         self._comm = comm
         with watched(f"making group {name!r}", comm.Get_group()):
             gpu = None if device is None else (bus_id(device), nccl_problem())
-            own = next(_counter) * here.size + here.rank, config.debug, gpu
+            own = next(_counter) * here.size + here.rank, config.debug, config.gpu_mpi, gpu
             told = comm.allgather(own)
-        number, debug, _ = told[0]
+        number, debug, gpu_mpi, _ = told[0]  # the settings of one rank serve all
         group = comm.Get_group()
         translated = group.Translate_ranks(list(range(comm.size)), here.comm.Get_group())
         group.Free()
@@ -149,10 +149,10 @@ class ProcessGroup:
         self.ranks = ranks
         facts = [
             gpu and GpuFacts(here.nodes[rank], *gpu)
-            for rank, (_, _, gpu) in zip(ranks, told, strict=True)
+            for rank, (*_, gpu) in zip(ranks, told, strict=True)
         ]
         self.device = device
-        self.gpu_rule: GpuRule = choose(facts, ranks, config.gpu_mpi)
+        self.gpu_rule: GpuRule = choose(facts, ranks, gpu_mpi)
         self._uses_gpus = self.gpu_rule.backend != "staged"
         self._submission = Submission(
             comm, self._info, seconds(timeout), debug, self.gpu_rule, device
@@ -1270,7 +1270,8 @@ class ProcessGroup:
         self, name: str, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Op, bool], Any]:
         """Return a function that runs or starts a prepared collective."""
-        nbytes = max((buffer.nbytes for buffer, _ in op.buffers()), default=0)
+        arrays = ([op.send], [op.recv], op.send_parts.values(), op.recv_parts.values())
+        nbytes = max(sum(one.nbytes for one in some if one is not None) for some in arrays)
         if (
             self.gpu_rule.backend == "ipc"
             and name in (*MOVING, *REDUCING)

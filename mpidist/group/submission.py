@@ -299,13 +299,14 @@ class Submission:
         messages that still arrive for those of another group.
         """
         self.check_alive()
-        pending = [work for work in list(self._pending.values()) if not work.is_completed()]
         self.freed = self._refusing = True
         if self._gpu_backend is not None:
-            if pending or self._torn is not None:
+            late = self._late is not None and not self._late.is_completed()
+            if late or self._torn is not None:
                 self._gpu_backend.abandon()
             else:
-                self._gpu_backend.free()
+                self._gpu_backend.free()  # waits for its pending operations
+        pending = [work for work in list(self._pending.values()) if not work.is_completed()]
         with watched(f"freeing group {self._info.name!r}", self._comm.Get_group()):
             if not pending and self._torn is None:
                 self._backend.free()
@@ -352,7 +353,7 @@ class Submission:
             try:
                 if self._rule.backend == "nccl":
                     self._gpu_backend = NcclBackend(
-                        self._comm, self._device, self._pending, self.tear
+                        self._comm, self._device, self._waits, self._pending, self.tear
                     )
                 else:
                     self._gpu_backend = IpcBackend(

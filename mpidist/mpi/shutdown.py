@@ -14,27 +14,27 @@ starts, and only in a process that a launcher has started. docs/hooks.md tells u
 ===================================  ================================  ============================
 Change                               Module                            Purpose
 ===================================  ================================  ============================
-``sys.excepthook``                   :mod:`mpidist.mpi.shutdown`   end the job
-``threading.excepthook``             :mod:`mpidist.mpi.shutdown`   end the job
+``sys.excepthook``                   :mod:`mpidist.mpi.shutdown`       end the job
+``threading.excepthook``             :mod:`mpidist.mpi.shutdown`       end the job
 line buffering of ``sys.stdout``     :mod:`mpidist.mpi.shutdown`   whole lines for the launcher
-SIGINT is ignored                    :mod:`mpidist.mpi.shutdown`   a second Ctrl-C does not stop
+SIGINT is ignored                    :mod:`mpidist.mpi.shutdown`       a second Ctrl-C does not stop
                                                                        the end of a failed rank
-``atexit``                           :mod:`mpidist.mpi.shutdown`   leave, finalize MPI
-``atexit``                           :mod:`mpidist.mpi.metrics`    write the timeline, if any
+``atexit``                           :mod:`mpidist.mpi.shutdown`       leave, finalize MPI
+``atexit``                           :mod:`mpidist.mpi.metrics`        write the timeline, if any
 ``atexit``                           :mod:`mpidist.rpc.tcp`            send the last messages
-``faulthandler``                     :mod:`mpidist.mpi.shutdown`   end a process whose MPI_Abort
+``faulthandler``                     :mod:`mpidist.mpi.shutdown`       end a process whose MPI_Abort
                                                                        hangs
-``os.register_at_fork``              :mod:`mpidist.mpi.fork`       errors in forked children
-``os.register_at_fork``              :mod:`mpidist.mpi.metrics`    no timeline in children
+``os.register_at_fork``              :mod:`mpidist.mpi.fork`           errors in forked children
+``os.register_at_fork``              :mod:`mpidist.mpi.metrics`        no timeline in children
 ``os.register_at_fork``              :mod:`mpidist.rpc`                shared memory of the parent
 ``os.register_at_fork``              :mod:`mpidist.work`               no futures of the parent
-``HOME``                             :mod:`mpidist.mpi.world`      Open MPI ends without it
-``UCX_TLS``                          :mod:`mpidist.mpi.world`      MPICH in a small /dev/shm
-``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.mpi.world`      MPICH under srun
-``FI_PROVIDER``                      :mod:`mpidist.mpi.world`      MPICH under srun
+``HOME``                             :mod:`mpidist.mpi.world`          Open MPI ends without it
+``UCX_TLS``                          :mod:`mpidist.mpi.shared_memory`  MPICH in a small /dev/shm
+``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.mpi.launch_env`     MPICH under srun
+``FI_PROVIDER``                      :mod:`mpidist.mpi.launch_env`     MPICH under srun
 ``CUDA_VISIBLE_DEVICES``             :mod:`mpidist.cluster_resolver`   the GPUs of a Slurm task
-``mpi4py.rc.initialize``             :mod:`mpidist.mpi.world`      MPI starts when it is needed
-files of MPI in /dev/shm             :mod:`mpidist.mpi.world`      unlinked: no job leaves any
+``mpi4py.rc.initialize``             :mod:`mpidist.mpi.world`          MPI starts when it is needed
+files of MPI in /dev/shm             :mod:`mpidist.mpi.shared_memory`  unlinked: no job leaves any
 ``mallopt``                          :mod:`mpidist.rpc.tcp`            keep freed memory
 ===================================  ================================  ============================
 """

@@ -559,3 +559,85 @@ def test_nccl_that_is_missing_on_a_rank(world, xp, monkeypatch):
     assert "rank 1: CuPy has no NCCL" in str(group.gpu_rule)
     assert "pip install nvidia-nccl-cu12" in str(group.gpu_rule)
     group.free()
+
+
+@pytest.mark.ranks(2)
+def test_after_a_failure_queued_operations_fail_on_all_ranks(grouped, xp, monkeypatch):
+    group = grouped("ipc")
+    arrays = [xp.ones(COUNT, "f4") for _ in range(3)]
+    group.all_reduce(arrays[0])
+    held = threading.Event()
+    carry_out = mpidist.group.ipc_backend.IpcBackend._carry_out
+
+    def hold(backend, entry):
+        assert held.wait(60)
+        carry_out(backend, entry)
+
+    monkeypatch.setattr(mpidist.group.ipc_backend.IpcBackend, "_carry_out", hold)
+    if group.rank() == 1:
+        fails(monkeypatch, mpidist.group.ipc_backend, "combine", MemoryError("short"))
+    works = [group.all_reduce(array, async_op=True) for array in arrays]
+    held.set()
+    for work in works:
+        with pytest.raises((ResourceExhaustedError, DistBackendError)):
+            work.wait(60)
+    with pytest.raises(GroupBrokenError):
+        group.all_reduce(arrays[0])
+
+
+@pytest.mark.ranks(2)
+def test_a_failure_after_the_last_copies_is_told_to_all_ranks(grouped, xp, monkeypatch):
+    group = grouped("ipc")
+    array = xp.zeros((COUNT, 2), "f4")[:, 0]
+    group.all_reduce(array)
+    if group.rank() == 0:
+        fails(monkeypatch, mpidist.group.gpu_operation.GpuOp, "unpack", MemoryError("short"))
+    expected = "another rank has failed" if group.rank() else "short"
+    with pytest.raises((ResourceExhaustedError, DistBackendError), match=expected):
+        group.all_reduce(array)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("backend", ON_GPUS)
+def test_freeing_a_group_waits_for_its_operations(grouped, xp, backend):
+    group = grouped(backend)
+    arrays = [xp.full(COUNT, n, "f4") for n in range(3)]
+    works = [group.all_reduce(array, async_op=True) for array in arrays]
+    group.free()
+    for number, (array, work) in enumerate(zip(arrays, works, strict=True)):
+        work.wait(60)
+        np.testing.assert_array_equal(host(xp, array), np.full(COUNT, 2 * number))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("backend", ON_GPUS)
+def test_any_stream_sees_a_strided_result_after_wait(grouped, xp, backend):
+    group = grouped(backend)
+    array = xp.ones((COUNT, 2), "f4")[:, 0]
+    group.all_reduce(array, async_op=True).wait(60)
+    with xp.cuda.Stream(non_blocking=True):
+        np.testing.assert_array_equal(host(xp, array), np.full(COUNT, 2))
+
+
+@pytest.mark.ranks(4)
+def test_a_prepared_gather_of_large_parts_matches_calls(grouped, xp):
+    group = grouped("ipc")
+    part = np.full(1 << 14, group.rank(), "f4")  # a message of its own, and a quarter of the output
+    output = np.zeros(4 << 14, "f4")
+    prepared = group.prepare("all_gather_into_tensor", output, part)
+    for _ in range(2):
+        if group.rank() % 2:
+            prepared()
+        else:
+            group.all_gather_into_tensor(output, part)
+        np.testing.assert_array_equal(output, np.repeat(np.arange(4), 1 << 14))
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_decides_whether_mpi_takes_device_memory(world, xp, monkeypatch):
+    module = mpidist.group.process_group
+    config = dataclasses.replace(module.config, gpu_mpi=world.rank == 0)
+    monkeypatch.setattr(module, "config", config)
+    group = ProcessGroup(world.Dup(), "test", device=0)
+    assert group.gpu_rule.backend == "mpi"
+    group.free()
