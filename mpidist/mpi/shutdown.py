@@ -28,6 +28,7 @@ SIGINT is ignored                    :mod:`mpidist.mpi.shutdown`       a second 
 ``os.register_at_fork``              :mod:`mpidist.mpi.metrics`        no timeline in children
 ``os.register_at_fork``              :mod:`mpidist.rpc`                shared memory of the parent
 ``os.register_at_fork``              :mod:`mpidist.work`               no futures of the parent
+``os.register_at_fork``              :mod:`mpidist.gpu`                check CUDA anew in children
 ``HOME``                             :mod:`mpidist.mpi.world`          Open MPI ends without it
 ``UCX_TLS``                          :mod:`mpidist.mpi.shared_memory`  MPICH in a small /dev/shm
 ``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.mpi.launch_env`     MPICH under srun

@@ -26,7 +26,7 @@ SETS = {
 }
 BUILTINS = re.compile(r"builtins\.\w+\s*=[^=]|sys\.exit\s*=[^=]|setattr\((sys|builtins)\b")
 # Commands are processes of their own; the runner belongs to the command `mpidist run`.
-COMMANDS = ("cli/", "runner.py", "__main__.py")
+COMMANDS = ("launcher/", "runner.py", "__main__.py")
 
 
 def sources():

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-import mpidist
 from dataservice import Dataset, distribute
 from dataservice.compression import CODECS
 from dataservice.dataset import UNKNOWN_CARDINALITY
@@ -297,7 +296,7 @@ class Reports(logging.Handler):
 
 
 def test_a_wait_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(mpidist, "settings", Config(stall_s=0.01))
+    monkeypatch.setattr("dataservice.config.config", Config(stall_s=0.01))
     path = tmp_path / "snapshot"
     reports = Reports(lambda: Dataset.range(3).save(path))
     logging.getLogger("dataservice.stall").addHandler(reports)

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 import pytest
 
-import mpidist
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from dataservice.config import stall_s
 from dataservice.stall import Stall
@@ -45,7 +44,7 @@ def reports():
 
 @pytest.fixture
 def stall_after(monkeypatch):
-    return lambda limit: monkeypatch.setattr(mpidist, "settings", Config(stall_s=limit))
+    return lambda limit: monkeypatch.setattr("dataservice.config.config", Config(stall_s=limit))
 
 
 @pytest.mark.parametrize(("given", "limit"), [(Config.stall_s, 15), (300.0, 15), (0.5, 0.5)])
