@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-import mpidist
 from dataservice import Dataset, DispatchServer, WorkerServer, distribute
 from mpidist import open_endpoint
 from mpidist.config import Config
@@ -160,7 +159,7 @@ def test_a_consumer_says_what_it_has_waited_for(world, monkeypatch):
                 Dataset.range(2).map(wait_at_one).apply(distribute("parallel_epochs", target))
             )
             assert next(elements) == 0
-            monkeypatch.setattr(mpidist, "settings", Config(stall_s=0.05))
+            monkeypatch.setattr("dataservice.config.config", Config(stall_s=0.05))
             assert next(elements) == 1
             elements.close()
         if world.rank == 1:
