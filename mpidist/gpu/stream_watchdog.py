@@ -132,8 +132,10 @@ class StreamWatchdog:
         self.check()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread. Work that has not ended is no longer watched."""
         self._stop.set()
+        with self._lock:
+            self._forget_steps()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -143,9 +145,12 @@ class StreamWatchdog:
                 self._pending.pop(id(self._steps.popleft()), None)
         except cuda_errors() as error:  # the caller's next call of CUDA raises it, too
             text = self._steps[0].text
-            while self._steps:
-                self._pending.pop(id(self._steps.popleft()), None)
+            self._forget_steps()
             self.fail(f"{text}, or work that was queued before it, has failed: {error}")
+
+    def _forget_steps(self) -> None:
+        while self._steps:
+            self._pending.pop(id(self._steps.popleft()), None)
 
     def _watch(self) -> None:
         make_current(self._device)
@@ -181,4 +186,6 @@ class StreamWatchdog:
     def _end(self, reason: str) -> None:
         error = self.fail(reason)
         self._abort()
+        with self._lock:
+            self._forget_steps()
         raise error

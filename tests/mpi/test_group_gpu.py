@@ -15,7 +15,7 @@ from _cases.endpoints import wait_until
 import mpidist.group.gpu_operation
 import mpidist.group.ipc_backend
 import mpidist.group.process_group
-from mpidist import ProcessGroup, ReduceOp
+from mpidist import ProcessGroup, ReduceOp, mpi
 from mpidist.errors import (
     DeadlineExceededError,
     DistBackendError,
@@ -505,6 +505,8 @@ def test_a_rank_that_does_not_come_to_nccl(grouped, world, xp, monkeypatch, capl
         with pytest.raises(DistBackendError, match=r"NCCL, rank 0 of 2.* MPIDIST_STALL_ABORT_S"):
             work.wait(20)
         assert "wrong" in str(raised[0])
+        # The operation has failed, so the watchdog of the rank must not wait for it.
+        assert not [op for op in mpi.pending_ops.current.values() if op.sequence]
         assert sum("has not ended" in one.message for one in caplog.records) == 1
     world.Barrier()
     with pytest.raises(DistBackendError) if group.rank() == 0 else nullcontext():
