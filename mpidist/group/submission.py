@@ -121,7 +121,7 @@ class Submission:
             if self._refusing:
                 self._check_usable()
             left = self._end_comparisons(left)
-        if not self._turn.acquire(blocking=False):
+        if not self._turn.acquire(False):  # by keyword it takes twice as long
             left = self._wait_for_turn(op, left)
         try:
             if self._refusing:
@@ -132,7 +132,12 @@ class Submission:
                 # The usual signatures are made here: a call would double their cost.
                 nonblocking = limit is not None or bool(async_op)
                 array = op.recv if op.send is None else op.send
-                if array is None:
+                signature = op.signature
+                if signature is not None and signature[5] is nonblocking:
+                    pass  # a prepared operation that runs again
+                elif op.name == "barrier":
+                    signature = "barrier", 0, -1, -1, "", nonblocking
+                elif array is None:
                     signature = signature_of(op, nonblocking)
                 elif op.name in SHAPED:
                     shape, kind = array.shape, array.dtype.char
