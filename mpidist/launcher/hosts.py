@@ -1,4 +1,4 @@
-"""The hosts of a job: those that the user gives, and those of the batch job around."""
+"""The hosts of a job, from the command line or from the surrounding batch job."""
 
 from __future__ import annotations
 

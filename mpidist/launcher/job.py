@@ -53,7 +53,7 @@ class Result:
         signal: The signal that this command received, or 0.
         killed: Number of processes that had to be killed because they outlived the launcher, or
             because the launcher did not end.
-        alive: Number of those that still exist.
+        alive: Number of processes that still exist.
     """
 
     ending: Ending
@@ -331,10 +331,10 @@ def _wait_for_descendants(timeout_s: float) -> None:
 
 
 def _kill_descendants() -> tuple[set[int], int]:
-    """Kill every descendant, and those that they start meanwhile.
+    """Kill every descendant, and the processes that they start meanwhile.
 
     Returns:
-        The killed processes, and the number of those that still exist.
+        The killed processes, and the number of processes that still exist.
     """
     deadline = time.monotonic() + _KILL_S
     killed: set[int] = set()

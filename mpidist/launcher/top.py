@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "folder",
         nargs="?",
-        help="the job's --run-dir; by default that of the newest job of mpidist run on this host",
+        help="the job's --run-dir; by default the newest job's on this host",
     )
     parser.add_argument(
         "--once", action="store_true", help="print one table, of the means since the start, and end"

@@ -29,7 +29,7 @@ _UCX_RANK_BYTES = 8 << 20
 
 
 def usable_bytes(folder: str = SHARED_MEMORY) -> int:
-    """Return the bytes that are free for a job of MPICH, with those that it has taken already."""
+    """Return the bytes that a job of MPICH can use, including the bytes that it uses already."""
     taken = 0
     for path in Path(folder).glob("mpich_shm_*"):
         with contextlib.suppress(FileNotFoundError):

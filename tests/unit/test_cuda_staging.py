@@ -159,7 +159,7 @@ def test_memory_comes_back(xp, stream):
     assert device_pool(0).lent_bytes() > before[0]
     copies = [Download(array) for _ in range(3)]
     copies[0].result()
-    Upload(0, (SIZE,), np.dtype("f4"))  # which nobody wants
+    Upload(0, (SIZE,), np.dtype("f4"))  # dropped at once
     del array, copies
     assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
 
