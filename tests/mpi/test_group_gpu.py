@@ -576,8 +576,16 @@ def test_after_a_failure_queued_operations_fail_on_all_ranks(grouped, xp, monkey
         carry_out(backend, entry)
 
     monkeypatch.setattr(mpidist.group.ipc_backend.IpcBackend, "_carry_out", hold)
+    combine, calls = mpidist.group.ipc_backend.combine, []
+
+    def fail_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("short")
+        combine(*args)
+
     if group.rank() == 1:
-        fails(monkeypatch, mpidist.group.ipc_backend, "combine", MemoryError("short"))
+        monkeypatch.setattr(mpidist.group.ipc_backend, "combine", fail_once)
     works = [group.all_reduce(array, async_op=True) for array in arrays]
     held.set()
     for work in works:
@@ -601,10 +609,22 @@ def test_a_failure_after_the_last_copies_is_told_to_all_ranks(grouped, xp, monke
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("backend", ON_GPUS)
-def test_freeing_a_group_waits_for_its_operations(grouped, xp, backend):
+def test_freeing_a_group_waits_for_its_operations(grouped, xp, monkeypatch, backend):
     group = grouped(backend)
     arrays = [xp.full(COUNT, n, "f4") for n in range(3)]
+    carry_out, released = mpidist.group.ipc_backend.IpcBackend._carry_out, threading.Event()
+
+    def end_late(ipc, entry):
+        carry_out(ipc, entry)
+        assert released.wait(60)
+
+    if group.rank() == 1:  # where the operations are still pending when the other rank's have ended
+        monkeypatch.setattr(mpidist.group.ipc_backend.IpcBackend, "_carry_out", end_late)
     works = [group.all_reduce(array, async_op=True) for array in arrays]
+    if group.rank() == 0:
+        for work in works:
+            work.wait(60)
+    threading.Timer(0.5, released.set).start()
     group.free()
     for number, (array, work) in enumerate(zip(arrays, works, strict=True)):
         work.wait(60)
@@ -622,8 +642,10 @@ def test_any_stream_sees_a_strided_result_after_wait(grouped, xp, backend):
 
 
 @pytest.mark.ranks(4)
-def test_a_prepared_gather_of_large_parts_matches_calls(grouped, xp):
+def test_a_prepared_gather_of_large_parts_matches_calls(grouped, monkeypatch):
     group = grouped("ipc")
+    for module in (mpidist.group.gpu_operation, mpidist.group.process_group):
+        monkeypatch.setattr(module, "IPC_MIN_BYTES", 1 << 17)  # more than a part, less than all
     part = np.full(1 << 14, group.rank(), "f4")  # a message of its own, and a quarter of the output
     output = np.zeros(4 << 14, "f4")
     prepared = group.prepare("all_gather_into_tensor", output, part)
