@@ -12,19 +12,17 @@ from mpidist.gpu.cupy_api import (
 )
 from mpidist.gpu.device_array import DeviceArray, lies_on_gpu
 from mpidist.gpu.kernels import HALVES_TEXT, Kernel, kernel
-from mpidist.gpu.memory_pool import device_pool, pinned_pool
-from mpidist.gpu.persistent import Pinned, allocate_persistent, pin
 from mpidist.gpu.staging import (
     Download,
     HostStaging,
     PrefetchBatch,
     Prefetcher,
-    StagingStream,
     Upload,
     copy_stream,
     layout_of,
     stage,
 )
+from mpidist.gpu.staging_stream import Pinned, StagingStream, allocate_persistent, pin
 from mpidist.gpu.streams import current_stream, record_event, synchronize, wait_for
 
 __all__ = [
@@ -45,7 +43,6 @@ __all__ = [
     "cupy",
     "current_stream",
     "device_count",
-    "device_pool",
     "has_dtype",
     "kernel",
     "layout_of",
@@ -53,7 +50,6 @@ __all__ = [
     "make_current",
     "on_device",
     "pin",
-    "pinned_pool",
     "record_event",
     "stage",
     "synchronize",

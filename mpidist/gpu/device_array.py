@@ -19,7 +19,7 @@ from mpidist.gpu.cupy_api import (
     on_device,
     with_rank,
 )
-from mpidist.gpu.memory_pool import Block, start_copy
+from mpidist.gpu.pinned_pool import Block, start_copy
 from mpidist.gpu.streams import current_stream, record_event, stream_of, use_stream
 from mpidist.tensors import check_tensor, dtype_of_tensor
 

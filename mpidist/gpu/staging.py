@@ -2,41 +2,29 @@
 
 A :class:`HostStaging` array stands for a whole array on a device. :class:`Upload`,
 :class:`Download` and :class:`Prefetcher` copy on streams of their own, so that copies overlap
-kernels. A :class:`StagingStream` keeps its memory for a long series of steps.
+kernels.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpidist.gpu import pinned_pool
 from mpidist.gpu.cupy_api import check_dtype, cupy, on_device
 from mpidist.gpu.device_array import DeviceArray
-from mpidist.gpu.memory_pool import (
-    UNTRACKED,
-    Block,
-    Bytes,
-    device_pool,
-    pinned_array,
-    pinned_pool,
-    size_class,
-    start_copy,
-)
-from mpidist.gpu.persistent import allocate_persistent
-from mpidist.gpu.streams import current_stream, record_event, use_stream, wait_for
+from mpidist.gpu.pinned_pool import Block, start_copy
+from mpidist.gpu.streams import current_stream, is_done, record_event, use_stream, wait_for
 
 Array = NDArray[Any]
-
-_BYTE = np.dtype(np.uint8)
-_CHUNK_BYTES = 32 << 20  # pinned at a time: the host fills a chunk while the device copies another
-_ALIGNMENT = 256  # of arrays that lie behind each other on the device
 
 
 class HostStaging(np.ndarray[Any, Any]):
@@ -83,7 +71,7 @@ def stage(array: Any, *, read: bool = True) -> HostStaging:
     origin, staging = DeviceArray(array), None
     try:
         with on_device(origin.device, "copying %s to the host", origin):
-            staging, block = pinned_array(pinned_pool(), origin.shape, origin.dtype, HostStaging)
+            staging, block = pinned_pool.pool.array(origin.shape, origin.dtype, HostStaging)
             staging.origin, staging._block = origin, block
             if read and origin.nbytes:
                 origin.start_download(block, origin.stream)
@@ -105,108 +93,11 @@ def layout_of(array: Array) -> Array:
     return array if origin is None else origin.header
 
 
-class PrefetchBatch:
-    """Arrays that are being copied to a device; made by :meth:`Prefetcher.send`.
-
-    Args:
-        device: Device index.
-        arrays: CuPy arrays.
-        blocks: The memory of the arrays.
-        event: CUDA's event behind the copies.
-    """
-
-    def __init__(
-        self, device: int, arrays: Sequence[Any], blocks: Sequence[Block], event: Any
-    ) -> None:
-        self._device = device
-        self._arrays = list(arrays)
-        self._blocks = blocks
-        self._event = event
-
-    def hand_over(self) -> list[Any]:
-        """Return the arrays. The current stream of this thread waits for them, not the host.
-
-        The memory is used again when the arrays and all views are gone, behind the work that is on
-        that stream by then.
-        """
-        with on_device(self._device, "waiting for prefetched arrays"):
-            stream = current_stream(self._device)
-            stream.wait_event(self._event)
-        for block in self._blocks:
-            block.stream = stream
-        arrays, self._arrays = self._arrays, []
-        return arrays
-
-
-class Prefetcher:
-    """Copies host arrays to a device ahead of their use, on a stream of its own.
-
-    Args:
-        device: Device index.
-
-    Attributes:
-        device: Device index.
-
-    Raises:
-        FailedPreconditionError: There is no CuPy.
-        DistBackendError: There is no such device.
-    """
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-        with on_device(device, "making a stream") as package:
-            self._stream = package.cuda.Stream(non_blocking=True)
-
-    def send(self, arrays: Sequence[Array]) -> PrefetchBatch:
-        """Start to copy arrays. The caller may change them once the call returns.
-
-        Args:
-            arrays: Numbers or bools, any strides.
-
-        Raises:
-            TypeError: CuPy does not have the dtype of an array.
-            ResourceExhaustedError: The device has no memory.
-            DistBackendError: CUDA failed.
-        """
-        for array in arrays:
-            check_dtype(array.dtype)
-        total = sum(array.nbytes for array in arrays)
-        # A caller that keeps an error keeps this frame. So only ended frames hold the memory.
-        with on_device(self.device, "sending %d bytes to it", total):
-            return self._start(arrays)
-
-    def _start(self, arrays: Sequence[Array]) -> PrefetchBatch:
-        new = [_new_array(self.device, array.shape, array.dtype) for array in arrays]
-        blocks = [block for _, block in new]
-
-        def start() -> Any:
-            event = None
-            for array, block in zip(arrays, blocks, strict=True):
-                event = self._copy(array, block) or event
-            return event
-
-        event = _write_blocks(self._stream, blocks, start)
-        return PrefetchBatch(self.device, [target for target, _ in new], blocks, event)
-
-    def _copy(self, array: Array, block: Block) -> Any:
-        native = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-        source, event = native.reshape(-1).view(np.uint8), None
-        for first in range(0, source.nbytes, _CHUNK_BYTES):
-            part = source[first : first + _CHUNK_BYTES]
-            chunk, pinned = pinned_array(pinned_pool(), part.shape, _BYTE, np.ndarray)
-            np.copyto(chunk, part)
-            target, kind = block.address + first, "memcpyHostToDevice"
-            event = start_copy(target, pinned.address, part.nbytes, kind, self._stream, pinned)
-        return event
-
-
 class Upload:
     """Pinned memory to fill, and a new array on a device that receives the values.
 
-    The array does not come from CuPy's pool: its memory may still be in use on the caller's stream,
-    and the copy would have to wait. It lies in a block whose last user has left an event, and the
-    copy waits for that alone. So of two pulls in turn the second is copied while the device
-    computes with the first.
+    The copy does not wait for work that the current stream has queued. So of two pulls in turn the
+    second is copied while the device computes with the first.
 
     Args:
         device: Device index.
@@ -224,9 +115,9 @@ class Upload:
     def __init__(self, device: int, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         self._device = device
         with on_device(device, "an array of %s%s", dtype, list(shape)):
-            self._target, self._block = _new_array(device, shape, dtype)
+            self._memory = _UploadMemory(device, max(math.prod(shape) * dtype.itemsize, 1))
             self.host: Array
-            self.host, self._pinned = pinned_array(pinned_pool(), shape, dtype, np.ndarray)
+            self.host, self._pinned = pinned_pool.pool.array(shape, dtype, np.ndarray)
 
     def start(self) -> Any:
         """Start to copy. The current stream of this thread waits for the copy, the host does not.
@@ -238,21 +129,150 @@ class Upload:
         Raises:
             DistBackendError: CUDA failed.
         """
-        block, pinned, host = self._block, self._pinned, self.host
-        operation = "copying an array of %s%s to it"
-        with on_device(self._device, operation, host.dtype, list(host.shape)):
-            user = current_stream(self._device)
-            if host.nbytes:
-                stream, kind = copy_stream(self._device, "up"), "memcpyHostToDevice"
-                source, nbytes = pinned.address, host.nbytes
+        self.copy()
+        return self.take()
 
-                def start() -> Any:
-                    return start_copy(block.address, source, nbytes, kind, stream, pinned)
+    def copy(self) -> None:
+        """Start to copy; :meth:`take` comes later, perhaps on another thread."""
+        host, memory = self.host, self._memory
+        if host.nbytes:
+            operation = "copying an array of %s%s to it"
+            with on_device(self._device, operation, host.dtype, list(host.shape)):
+                source, kind = self._pinned.address, "memcpyHostToDevice"
+                start_copy(memory.address, source, host.nbytes, kind, memory.stream, self._pinned)
 
-                user.wait_event(_write_blocks(stream, [block], start))
-        block.stream = user
-        target, self._target = self._target, None
-        return target
+    def take(self) -> Any:
+        """Return the CuPy array; see :meth:`start`."""
+        memory, host = self._memory, self.host
+        with on_device(self._device, "waiting for an array") as package:
+            memory.user = current_stream(self._device)
+            if self._pinned.event is not None:
+                memory.user.wait_event(self._pinned.event)
+            cuda = package.cuda
+            unowned = cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._device)
+            return package.ndarray(host.shape, host.dtype, cuda.MemoryPointer(unowned, 0))
+
+
+class _UploadMemory:
+    """Memory on the current device for an upload; lives as long as the array and its views.
+
+    CuPy's pool returns memory to the stream on which it was allocated, here that of all uploads.
+    The memory of an array that is gone goes there when the array's user has ended its work. If much
+    memory waits for that, the stream waits in its place, so that a host that runs ahead does not
+    fill the device.
+
+    Args:
+        device: Index of that device.
+        nbytes: Size.
+
+    Attributes:
+        stream: The stream of all uploads to the device.
+        nbytes: Size.
+        address: Address of the first byte.
+        user: The stream on which the array is used, or None.
+    """
+
+    def __init__(self, device: int, nbytes: int) -> None:
+        self.stream = copy_stream(device, "up")
+        self.nbytes = nbytes
+        self.user: Any = None
+        self._device = device
+        self._waiting = _waiting.setdefault(device, deque())
+        with _allocating, use_stream(self.stream):
+            self._return_memory()
+            self._pointer = cupy().cuda.alloc(nbytes)
+        self.address = int(self._pointer.ptr)
+
+    def _return_memory(self) -> None:
+        """Return memory to CuPy's pool, the earliest first."""
+        while self._waiting:
+            event = self._waiting[0][0]
+            if not is_done(event):
+                if sum(nbytes for _, nbytes, _ in list(self._waiting)) <= WAITING_BYTES:
+                    return
+                self.stream.wait_event(event)
+            self._waiting.popleft()
+
+    def __del__(self) -> None:
+        if self.user is None or sys.is_finalizing():  # at exit CUDA may be gone
+            return
+        try:
+            with on_device(self._device, "releasing memory"):
+                event = record_event(self.user)
+        except BaseException:  # the user's stream may still use the memory
+            _unusable.append(self._pointer)
+        else:  # no lock: the garbage collector may run this on any thread
+            self._waiting.append((event, self.nbytes, self._pointer))
+
+
+WAITING_BYTES = 512 << 20
+_waiting: dict[int, deque[tuple[Any, int, Any]]] = {}  # event, size and memory, by device
+_allocating = threading.RLock()  # a signal handler may upload, too
+_unusable: list[Any] = []
+
+
+class Prefetcher:
+    """Copies host arrays to a device ahead of their use.
+
+    Args:
+        device: Device index.
+
+    Attributes:
+        device: Device index.
+
+    Raises:
+        FailedPreconditionError: There is no CuPy.
+        DistBackendError: There is no such device.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        with on_device(device, "making a stream"):
+            copy_stream(device, "up")
+
+    def send(self, arrays: Sequence[Array]) -> PrefetchBatch:
+        """Start to copy arrays. The caller may change them once the call returns.
+
+        Args:
+            arrays: Numbers or bools, any strides.
+
+        Raises:
+            TypeError: CuPy does not have the dtype of an array.
+            ResourceExhaustedError: The device has no memory.
+            DistBackendError: CUDA failed.
+        """
+        for array in arrays:
+            check_dtype(array.dtype)
+        total = sum(array.nbytes for array in arrays)
+        # A caller that keeps an error keeps this frame. So only ended frames hold the memory.
+        with on_device(self.device, "sending %d bytes to it", total):
+            return PrefetchBatch([self._start(array) for array in arrays])
+
+    def _start(self, array: Array) -> Upload:
+        upload = Upload(self.device, array.shape, array.dtype.newbyteorder("="))
+        np.copyto(upload.host, array)
+        upload.copy()
+        return upload
+
+
+class PrefetchBatch:
+    """Arrays that are being copied to a device; made by :meth:`Prefetcher.send`.
+
+    Args:
+        uploads: The uploads, which have started.
+    """
+
+    def __init__(self, uploads: Sequence[Upload]) -> None:
+        self._uploads = uploads
+
+    def hand_over(self) -> list[Any]:
+        """Return the arrays. The current stream of this thread waits for them, not the host.
+
+        The memory is used again when the arrays and all views are gone, behind the work that is on
+        that stream by then.
+        """
+        uploads, self._uploads = self._uploads, []
+        return [upload.take() for upload in uploads]
 
 
 class Download:
@@ -305,158 +325,6 @@ class Download:
         return np.array(self.result(), dtype, copy=copy)
 
 
-class StagingStream:
-    """A stream with memory on its device and pinned memory, for one step after another.
-
-    A step that has started is over when :meth:`finish` returns. With several staging streams, the
-    copies of one step overlap the kernels of others.
-
-    Args:
-        device: Device index. The device must be current in all calls.
-
-    Raises:
-        DistBackendError: CUDA failed.
-    """
-
-    def __init__(self, device: int) -> None:
-        self._device = device
-        with on_device(device, "making a stream") as package:
-            self._stream = package.cuda.Stream(non_blocking=True)
-        self._pinned: dict[str, tuple[Bytes, Block]] = {}  # by direction
-        self._memory: Any = None  # on the device
-        self._fetched: Bytes | None = None
-        self._step = ""  # the step that has started and not ended
-
-    @contextmanager
-    def working(self, step: str) -> Iterator[Any]:
-        """Start a step in the block, after the previous step has ended.
-
-        If the block fails, the step has ended by then.
-
-        Args:
-            step: Text for messages.
-
-        Yields:
-            CuPy.
-
-        Raises:
-            ResourceExhaustedError: The device has no memory.
-            DistBackendError: CUDA failed.
-        """
-        self.finish()
-        with on_device(self._device, step) as package:
-            self._step = step
-            try:
-                yield package
-            except BaseException:
-                self.finish()
-                raise
-
-    def current(self) -> AbstractContextManager[None]:
-        """Make the stream current for CuPy in the block."""
-        return use_stream(self._stream)
-
-    def place(self, *arrays: Array, room: int = 0) -> list[Any]:
-        """Start to copy arrays to the memory on the device. The arrays may be changed at once.
-
-        Args:
-            arrays: C-contiguous host arrays.
-            room: Further bytes to reserve there, not initialized.
-
-        Returns:
-            CuPy's pointers to each array, and to the room.
-        """
-        starts = _starts(arrays)
-        nbytes = starts[-1]
-        self._reserve(nbytes + room)
-        if nbytes:
-            staged, block = self._staging("up", nbytes)
-            for array, start in zip(arrays, starts, strict=False):
-                flat = array.reshape(-1).view(np.uint8)
-                np.copyto(staged[start : start + flat.nbytes], flat)
-            self._copy(self._memory.data.ptr, block.address, nbytes, "memcpyHostToDevice")
-        memory = self._memory.data.mem
-        return [cupy().cuda.MemoryPointer(memory, start) for start in starts]
-
-    def reserve(self, *arrays: Array) -> None:
-        """Allocate the memory that :meth:`place` needs for arrays of these sizes.
-
-        Raises:
-            ResourceExhaustedError: The device has no memory.
-        """
-        with self.working("the next step"):
-            nbytes = _starts(arrays)[-1]
-            self._reserve(nbytes)
-            self._staging("up", nbytes)
-
-    def upload(self, address: int, source: Bytes, *, pinned: bool) -> None:
-        """Start to copy from the host to an address on the device.
-
-        Args:
-            address: Address on the device.
-            source: Flat host memory.
-            pinned: Whether the memory is pinned and stays unchanged until the step ends; otherwise
-                it is copied to pinned memory first.
-        """
-        if source.nbytes:
-            start = source.ctypes.data
-            if not pinned:
-                staged, block = self._staging("up", source.nbytes)
-                np.copyto(staged, source)
-                start = block.address
-            self._copy(address, start, source.nbytes, "memcpyHostToDevice")
-
-    def download(self, address: int, target: Bytes) -> None:
-        """Start to copy from an address on the device to pinned host memory, flat."""
-        if target.nbytes:
-            self._copy(target.ctypes.data, address, target.nbytes, "memcpyDeviceToHost")
-
-    def fetch(self, address: int, nbytes: int) -> None:
-        """Start to copy from an address on the device to the memory that :meth:`finish` returns."""
-        self._fetched, _ = self._staging("down", nbytes)
-        self.download(address, self._fetched)
-
-    def finish(self) -> Bytes:
-        """Wait until the step has ended.
-
-        Returns:
-            The fetched bytes; valid until the next :meth:`fetch`.
-
-        Raises:
-            DistBackendError: CUDA failed.
-            DeadlineExceededError: The step has not ended after ``MPIDIST_STALL_ABORT_S``.
-        """
-        if self._step:
-            with on_device(self._device, self._step):
-                wait_for(record_event(self._stream), "%s on GPU %d", self._step, self._device)
-            self._step = ""
-            for _, block in self._pinned.values():
-                block.event = None
-        fetched, self._fetched = self._fetched, None
-        return _NOTHING if fetched is None else fetched
-
-    def _reserve(self, nbytes: int) -> None:
-        if self._memory is None or self._memory.nbytes < nbytes:
-            self._memory = None
-            owner = f"memory for {self._step}"
-            self._memory = allocate_persistent(self._device, size_class(nbytes), _BYTE, owner)
-
-    def _staging(self, direction: str, nbytes: int) -> tuple[Bytes, Block]:
-        if direction not in self._pinned or self._pinned[direction][0].nbytes < nbytes:
-            self._pinned.pop(direction, None)
-            shape = (size_class(nbytes),)
-            self._pinned[direction] = pinned_array(pinned_pool(), shape, _BYTE, np.ndarray)
-        memory, block = self._pinned[direction]
-        return memory[:nbytes], block
-
-    def _copy(self, target: int, source: int, nbytes: int, kind: str) -> None:
-        for _, block in self._pinned.values():
-            block.event = UNTRACKED  # finish() ends the use
-        runtime = cupy().cuda.runtime
-        runtime.memcpyAsync(target, source, nbytes, getattr(runtime, kind), self._stream.ptr)
-
-
-_NOTHING: Bytes = np.empty(0, np.uint8)
 _streams: dict[tuple[int, str], Any] = {}
 _creating = threading.Lock()
 
@@ -477,50 +345,7 @@ def copy_stream(device: int, direction: str) -> Any:
 
 
 def _start_download(origin: DeviceArray) -> tuple[Array, Block]:
-    host, block = pinned_array(pinned_pool(), origin.shape, origin.dtype, np.ndarray)
+    host, block = pinned_pool.pool.array(origin.shape, origin.dtype, np.ndarray)
     if origin.nbytes:
         origin.start_download(block, copy_stream(origin.device, "down"))
     return host, block
-
-
-class _Holder:
-    """Lives as long as an array on a device and its views, and the block is lent to it."""
-
-
-def _new_array(device: int, shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[Any, Block]:
-    """Return a CuPy array, not initialized, in a block of memory of the current device."""
-    package, pool = cupy(), device_pool(device)
-    dtype = dtype.newbyteorder("=")
-    cuda, block, holder = package.cuda, pool.take(math.prod(shape) * dtype.itemsize), _Holder()
-    memory = cuda.UnownedMemory(block.address, block.nbytes, holder, device)
-    pool.lend(holder, block)
-    return package.ndarray(tuple(shape), dtype, cuda.MemoryPointer(memory, 0)), block
-
-
-def _write_blocks(stream: Any, blocks: Sequence[Block], start: Callable[[], Any]) -> Any:
-    """Copy into blocks of a device, behind their last uses. Return the event behind the copies.
-
-    Args:
-        stream: The stream that copies.
-        blocks: The blocks, which receive the event.
-        start: Starts the copies; returns the event behind the last copy, or None.
-    """
-    for block in blocks:
-        if block.event is not None:
-            stream.wait_event(block.event)
-        block.event = UNTRACKED
-    event = None
-    try:
-        event = start()
-    finally:
-        # After an error, earlier copies may still write to the blocks.
-        event = record_event(stream) if event is None else event
-        for block in blocks:
-            block.event = event
-    return event
-
-
-def _starts(arrays: Sequence[Array]) -> list[int]:
-    """Return the offsets of arrays that lie behind each other, and the end of the last one."""
-    sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
-    return [0, *np.cumsum(sizes, dtype=np.int64).tolist()]

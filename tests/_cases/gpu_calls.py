@@ -4,6 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from mpidist.gpu import pinned_pool, staging
+
 KINDS = {1: "to device", 2: "to host", 3: "on device"}
 
 
@@ -11,7 +13,8 @@ KINDS = {1: "to device", 2: "to host", 3: "on device"}
 def counted_calls(xp):
     """Count copies by direction, recorded events, waits of the host, and allocations.
 
-    A wait is an event that was not done when the host first asked.
+    Memory that CuPy's pool has kept is no allocation. A wait is an event that was not done when the
+    host first asked.
     """
     counts = {"to device": 0, "to host": 0, "events": 0, "waits": 0, "allocations": 0}
     pending = set()
@@ -52,7 +55,26 @@ def counted_calls(xp):
         patch.setattr(xp.Event, "record", counted_record)
         for kind in (xp.Stream, xp.Event, xp.Device):
             patch.setattr(kind, "synchronize", counted_wait(kind.synchronize))
-        for name in ("alloc", "Memory", "PinnedMemory", "alloc_pinned_memory"):
+        for name in ("PinnedMemory", "alloc_pinned_memory"):
             patch.setattr(xp.cuda, name, counted_allocation(getattr(xp.cuda, name)))
-        patch.setattr(xp, "alloc", counted_allocation(xp.alloc))
+        patch.setattr(xp, "_new_memory", counted_allocation(xp._new_memory))
         yield counts
+
+
+def lent_bytes(pool=None):
+    """Pinned memory that arrays use."""
+    pool = pinned_pool.pool if pool is None else pool
+    return sum(block.nbytes for block in pool._leases.lent())
+
+
+def idle_bytes(pool=None):
+    """Pinned memory that is kept for later arrays."""
+    pool = pinned_pool.pool if pool is None else pool
+    return sum(block.nbytes for blocks in pool._idle.values() for block in blocks)
+
+
+def device_bytes(xp, device=0):
+    """Memory of a device that arrays use; that of uploads may go back to the pool later."""
+    waiting = sum(nbytes for _, nbytes, _ in staging._waiting.get(device, ()))
+    with xp.cuda.Device(device):
+        return xp.get_default_memory_pool().used_bytes() - waiting

@@ -33,6 +33,7 @@ _local = threading.local()
 _pointers = itertools.count(1000)
 _streams = {}
 _events = weakref.WeakValueDictionary()
+_released = {}  # memory that the pool keeps, by stream, device and size
 _pinned = []  # where it begins, how long it is, and the device that was current
 _freed = []  # where memory was that a test has freed, and how long it was
 _process = os.getpid()  # the one whose children that are forked cannot use devices
@@ -245,22 +246,47 @@ def alloc(size):
     """Device memory, as CuPy's pool gives it: the current stream may still have use for it.
 
     Only what follows on that stream finds it unused; the stream spoils what others write earlier.
+    Released memory goes back to that stream, which writes to it at once: other streams that still
+    use it read garbage.
     """
-    pointer = _new_memory(size, "device")
-    place = pointer.ptr, GARBAGE, pointer.mem.size
-    get_current_stream().queue.add(lambda: ctypes.memset(*place))
-    return pointer
+    _check_room(size)
+    stream = get_current_stream()
+    kept = _released.setdefault((stream.ptr, _current_device(), size), [])
+    memory = kept.pop() if kept else _new_memory(size, "device").mem
+    return MemoryPointer(_PooledMemory(memory, stream.queue, kept), 0)
+
+
+class _PooledMemory(UnownedMemory):
+    """Memory that the pool lends."""
+
+    def __init__(self, memory, queue, kept):
+        super().__init__(memory.ptr, memory.size, memory, memory.device_id)
+        stand_in_memory.find(self.ptr).held_by(self)
+        self._queue, self._kept = queue, kept
+        self._spoil()
+
+    def __del__(self):
+        self._spoil()
+        self._kept.append(self.owner)
+
+    def _spoil(self):
+        place = self.ptr, GARBAGE, self.size
+        self._queue.add(lambda: ctypes.memset(*place))
 
 
 def _new_memory(size, kind):
     """Memory that nobody has had before, full of garbage."""
-    _check()
-    if longest and size > longest[0]:
-        raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
+    _check_room(size)
     one = stand_in_memory.allocate(size, _current_device(), kind)
     memory = UnownedMemory(one.start, one.nbytes, None, one.device)
     one.held_by(memory)
     return MemoryPointer(memory, 0)
+
+
+def _check_room(size):
+    _check()
+    if longest and size > longest[0]:
+        raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
 
 
 class MemoryPool:
@@ -270,7 +296,17 @@ class MemoryPool:
         """Free what no array lies in, once all that is queued has been carried out."""
         for device in range(DEVICES):
             Device(device).synchronize()
+        for kept in _released.values():
+            kept.clear()
         stand_in_memory.free_unused()
+
+    def used_bytes(self):
+        """How much memory of the current device arrays have."""
+        return sum(
+            one.nbytes
+            for one in stand_in_memory.allocated
+            if one.device == _current_device() and one.holder is not None and one.holder()
+        )
 
 
 def free(pointer):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from _cases.endpoints import wait_until
-from _cases.gpu_calls import counted_calls
+from _cases.gpu_calls import counted_calls, idle_bytes, lent_bytes
 
 from mpidist import P2POp, ProcessGroup, ReduceOp, batch_isend_irecv, irecv, isend
 from mpidist.errors import DistBackendError
-from mpidist.gpu import HostStaging, pinned_pool
+from mpidist.gpu import HostStaging
 
 LARGE = 1 << 16  # elements, whose parts are messages of their own
 
@@ -236,11 +236,11 @@ def test_a_mean_whose_way_back_is_interrupted_is_not_divided_again(group, xp, mo
 @pytest.mark.ranks(2)
 def test_a_handle_that_is_kept_keeps_no_memory(group, xp):
     array = xp.zeros(1 << 16, "f4")
-    before = pinned_pool().lent_bytes()
+    before = lent_bytes()
     work = group.all_reduce(array, async_op=True)
     work.wait()
     # The watchdog may have just had a look at it.
-    wait_until(lambda: pinned_pool().lent_bytes() <= before)
+    wait_until(lambda: lent_bytes() <= before)
     assert work.is_success()
     assert "all_reduce" in repr(work)
 
@@ -278,12 +278,12 @@ def test_pinned_memory_does_not_grow(group, xp):
     array = xp.asarray(values(group.rank(), (1000,)))
     for _ in range(3):
         group.all_reduce(array)
-    before = pinned_pool().lent_bytes() + pinned_pool().idle_bytes()
+    before = lent_bytes() + idle_bytes()
     for _ in range(200):
         group.all_reduce(array)
         group.all_reduce(array, async_op=True).wait()
     xp.asnumpy(array)
-    assert pinned_pool().lent_bytes() + pinned_pool().idle_bytes() <= before + 2 * 4096
+    assert lent_bytes() + idle_bytes() <= before + 2 * 4096
 
 
 @pytest.mark.ranks(1, 2)

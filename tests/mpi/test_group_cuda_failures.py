@@ -5,11 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from _cases.gpu_calls import lent_bytes
 from _cases.jobs import run_job
 
 from mpidist import ProcessGroup
 from mpidist.errors import DistBackendError, ResourceExhaustedError
-from mpidist.gpu import device_array, pinned_pool
+from mpidist.gpu import device_array
 
 LENGTH = 1 << 16
 PREPARED = """
@@ -52,13 +53,13 @@ def stand_in(xp):
 def test_a_rank_whose_download_fails_can_join_the_others_later(group, stand_in, later):
     xp, array = stand_in, stand_in.ones((LENGTH, 2), "f4").T
     gc.collect()
-    before, kept = pinned_pool().lent_bytes(), []
+    before, kept = lent_bytes(), []
     if group.rank() == 1:
         xp.longest.append(10)
         with pytest.raises(ResourceExhaustedError, match=r"GPU 0 of rank 1 ") as caught:
             group.all_reduce(array, async_op=later)
         kept.append(caught.value)
-        assert pinned_pool().lent_bytes() <= before
+        assert lent_bytes() <= before
         xp.longest.clear()
     work = group.all_reduce(array, async_op=later)
     if later:
@@ -71,7 +72,7 @@ def test_a_rank_whose_download_fails_can_join_the_others_later(group, stand_in, 
 def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
     xp, array = stand_in, stand_in.ones((LENGTH, 2), "f4").T
     gc.collect()
-    before, kept = pinned_pool().lent_bytes(), []
+    before, kept = lent_bytes(), []
     work = group.all_reduce(array, async_op=True) if later else None
 
     def short(*_):
@@ -91,7 +92,7 @@ def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
         group.all_reduce(array)
     # Also where a work and its error are kept; the watchdog keeps what it has seen until it looks
     # again.
-    assert within(5.0, lambda: pinned_pool().lent_bytes() <= before)
+    assert within(5.0, lambda: lent_bytes() <= before)
     other = stand_in.ones(3, "f4")
     group.all_reduce(other)
     np.testing.assert_array_equal(xp.asnumpy(other), np.full(3, 2))

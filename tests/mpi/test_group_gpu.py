@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from _cases import stand_in_cupy
 from _cases.endpoints import wait_until
+from _cases.gpu_calls import idle_bytes, lent_bytes
 
 import mpidist.group.gpu_operation
 import mpidist.group.ipc_backend
@@ -22,7 +23,7 @@ from mpidist.errors import (
     GroupBrokenError,
     ResourceExhaustedError,
 )
-from mpidist.gpu import has_dtype, nccl, pinned_pool, stream_watchdog
+from mpidist.gpu import has_dtype, nccl, stream_watchdog
 from mpidist.group import make_group
 
 COUNT = (1 << 15) + 12  # elements: several chunks, and the last is not whole
@@ -84,7 +85,7 @@ def host(xp, array):
 
 def staged_bytes():
     """The pinned memory that has been used: it grows if an array is staged."""
-    return pinned_pool().lent_bytes() + pinned_pool().idle_bytes()
+    return lent_bytes() + idle_bytes()
 
 
 def run_all(group, xp, async_op=False):
@@ -418,12 +419,12 @@ def test_no_memory_is_kept(grouped, xp, backend):
     array = xp.zeros(COUNT, "f4")
     group.all_reduce(array)
     host(xp, array)
-    before = pinned_pool().lent_bytes()
+    before = lent_bytes()
     for _ in range(20):
         group.all_reduce(array)
         group.broadcast(array, 1, async_op=True).wait(60)
     host(xp, array)
-    wait_until(lambda: pinned_pool().lent_bytes() <= before)  # the watchdog looks at operations
+    wait_until(lambda: lent_bytes() <= before)  # the watchdog looks at operations
 
 
 @pytest.mark.ranks(2)

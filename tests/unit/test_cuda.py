@@ -10,6 +10,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
+from _cases.gpu_calls import idle_bytes, lent_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,8 @@ from mpidist import Window, errors, host_view
 from mpidist.buffers.lists import check_outputs, flat_output
 from mpidist.buffers.packing import as_mpi_buffer, with_upload
 from mpidist.buffers.reduce_op import ReduceOp, to_reduce, to_reduce_into
-from mpidist.gpu import device_count, memory_pool, pinned_pool, stage, streams
-from mpidist.gpu.memory_pool import BlockPool, pinned_array, size_class
+from mpidist.gpu import device_count, pinned_pool, stage, streams
+from mpidist.gpu.pinned_pool import PinnedPool, size_class
 
 LAYOUTS = {
     "contiguous": lambda a: a,
@@ -35,7 +36,7 @@ def numbers(shape=(4, 6), dtype="f4"):
 
 
 def pinned_bytes(pool, nbytes):
-    return pinned_array(pool, (nbytes,), np.dtype("u1"), np.ndarray)
+    return pool.array((nbytes,), np.dtype("u1"), np.ndarray)
 
 
 def bring(view):
@@ -117,19 +118,19 @@ def test_pinned_memory_is_not_used_again_while_a_device_reads_it(xp):
 
 def test_pinned_memory_comes_back_and_is_used_again(xp):
     gc.collect()
-    array, before = xp.zeros(1 << 16, "f4"), pinned_pool().lent_bytes()
+    array, before = xp.zeros(1 << 16, "f4"), lent_bytes()
     view = host_view(array)
     part = view[10:20]
-    assert pinned_pool().lent_bytes() >= before + array.nbytes
+    assert lent_bytes() >= before + array.nbytes
     del view
-    assert pinned_pool().lent_bytes() >= before + array.nbytes, "a view of it is still there"
+    assert lent_bytes() >= before + array.nbytes, "a view of it is still there"
     del part
-    assert pinned_pool().lent_bytes() == before
-    idle = pinned_pool().idle_bytes()
+    assert lent_bytes() == before
+    idle = idle_bytes()
     for _ in range(20):
         host_view(array)
-    assert pinned_pool().idle_bytes() == idle
-    assert pinned_pool().lent_bytes() == before
+    assert idle_bytes() == idle
+    assert lent_bytes() == before
 
 
 @pytest.mark.parametrize("way", ["to_move", "to_reduce", "to_reduce_into", "spread"])
@@ -337,16 +338,16 @@ def test_a_device_that_fails_says_which(xp, monkeypatch):
 def test_a_kernel_that_fails_ends_the_waiting_for_it(xp):
     if xp.__name__ == "cupy":
         pytest.skip("a context that has failed stays so")
-    array, lent = xp.zeros(4, "f4"), pinned_pool().lent_bytes()
+    array, lent = xp.zeros(4, "f4"), lent_bytes()
     xp.cuda.get_current_stream().queue.add(lambda: xp.failure.append(700))
     with pytest.raises(errors.DistBackendError, match=r"failed on GPU 0.*: cudaError700"):
         host_view(array)
     gc.collect()
-    assert pinned_pool().lent_bytes() == lent
-    idle = pinned_pool().idle_bytes()
+    assert lent_bytes() == lent
+    idle = idle_bytes()
     xp.failure.clear()
     host_view(xp.zeros(4, "f4"))
-    assert pinned_pool().idle_bytes() >= idle
+    assert idle_bytes() >= idle
 
 
 @pytest.mark.parametrize("way", ["download", "upload"])
@@ -384,19 +385,19 @@ def test_blocks_are_found_quickly_however_many_there_are(xp):
         looks.append(1)
         return False
 
-    pool = BlockPool(bytearray)
+    pool = PinnedPool()
     lent = [pinned_bytes(pool, 8)[1] for _ in range(1000)]
     for block in lent:
         block.event = Busy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_pool, "is_done", busy)
+        patch.setattr(pinned_pool, "is_done", busy)
         for _ in range(10):
-            pool.take(8)
+            pinned_bytes(pool, 8)
     assert len(looks) <= 10 * 4
 
 
 def test_one_late_device_does_not_hide_what_is_idle(xp):
-    pool = BlockPool(bytearray)
+    pool = PinnedPool()
     lent = [pinned_bytes(pool, 8) for _ in range(12)]
     busy = [block for _, block in lent[:8]]
     for block in busy:
@@ -404,11 +405,10 @@ def test_one_late_device_does_not_hide_what_is_idle(xp):
     while lent:  # the busy ones come back first
         del lent[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_pool, "is_done", lambda _: False)
-        taken = [pool.take(8) for _ in range(6)]
-    assert not [block for block in taken if block in busy]
-    total = sum(block.nbytes for block in taken) + pool.idle_bytes()
-    assert total <= (12 + 2) * 4096
+        patch.setattr(pinned_pool, "is_done", lambda _: False)
+        taken = [pinned_bytes(pool, 8) for _ in range(6)]
+    assert not [block for _, block in taken if block in busy]
+    assert lent_bytes(pool) + idle_bytes(pool) <= (12 + 2) * 4096
 
 
 def test_what_is_computed_of_host_views_is_an_array_like_any_other(xp):
@@ -463,8 +463,9 @@ def test_memory_that_cannot_be_pinned_is_told_once(xp, monkeypatch, caplog):
     def fail(nbytes):
         raise MemoryError(f"no {nbytes} bytes")
 
-    monkeypatch.setattr(memory_pool, "_warned", [])
-    short = BlockPool(fail, None, memory_pool._ordinary_memory)
+    monkeypatch.setattr(pinned_pool, "_warned", [])
+    monkeypatch.setattr(pinned_pool, "_pin", fail)
+    short = PinnedPool()
     for _ in range(2):
         memory, _ = pinned_bytes(short, 10_000)
         memory[...] = 1
@@ -473,21 +474,23 @@ def test_memory_that_cannot_be_pinned_is_told_once(xp, monkeypatch, caplog):
 
 
 def test_idle_memory_is_freed_when_blocks_of_another_size_are_needed(xp):
-    few = BlockPool(bytearray, idle_bytes=100_000)
+    few = PinnedPool(100_000)
     lent = [pinned_bytes(few, 20_000)[0] for _ in range(20)]
-    assert few.lent_bytes() >= 400_000
+    assert lent_bytes(few) >= 400_000
     lent.clear()
-    assert few.lent_bytes() == 0
-    assert few.idle_bytes() >= 400_000  # the next operation may need as much
+    assert lent_bytes(few) == 0
+    assert idle_bytes(few) >= 400_000  # the next operation may need as much
     pinned_bytes(few, 20_000)
-    assert few.idle_bytes() >= 400_000
+    assert idle_bytes(few) >= 400_000
     pinned_bytes(few, 50_000)
-    assert 0 < few.idle_bytes() <= 100_000 + size_class(50_000)
+    assert 0 < idle_bytes(few) <= 100_000 + size_class(50_000)
 
 
-def test_what_is_needed_again_is_not_given_up_however_large(xp):
-    made = []
-    pool = BlockPool(lambda nbytes: made.append(nbytes) or bytearray(nbytes), idle_bytes=100_000)
+def test_what_is_needed_again_is_not_given_up_however_large(xp, monkeypatch):
+    made, pool = [], PinnedPool(100_000)
+    monkeypatch.setattr(
+        pinned_pool, "_pin", lambda nbytes: made.append(nbytes) or bytearray(nbytes)
+    )
     for _ in range(5):
         pinned_bytes(pool, 300_000)
     assert len(made) == 1
@@ -497,7 +500,7 @@ def test_what_is_needed_again_is_not_given_up_however_large(xp):
     assert len(made) == 9
 
 
-def test_what_lies_idle_is_given_up_before_memory_is_short(xp):
+def test_what_lies_idle_is_given_up_before_memory_is_short(xp, monkeypatch):
     room = [100_000]
 
     def allocate(nbytes):
@@ -506,13 +509,13 @@ def test_what_lies_idle_is_given_up_before_memory_is_short(xp):
         room[0] -= nbytes
         return bytearray(nbytes)
 
-    pool = BlockPool(allocate)
+    monkeypatch.setattr(pinned_pool, "_pin", allocate)
+    pool = PinnedPool()
     pinned_bytes(pool, 60_000)
-    assert pool.idle_bytes() >= 60_000
+    assert idle_bytes(pool) >= 60_000
     room[0] = 0
-    with pytest.raises(MemoryError):
-        pool.take(80_000)
-    assert pool.idle_bytes() == 0
+    pinned_bytes(pool, 80_000)
+    assert idle_bytes(pool) == size_class(80_000)
 
 
 @settings(max_examples=200)

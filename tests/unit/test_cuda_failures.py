@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from _cases.gpu_calls import lent_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,12 +15,10 @@ from mpidist.gpu import (
     Prefetcher,
     cupy_api,
     device_array,
-    device_pool,
     make_current,
-    memory_pool,
     pinned_pool,
 )
-from mpidist.gpu.memory_pool import BlockPool
+from mpidist.gpu.pinned_pool import PinnedPool
 
 LOST = 700
 LENGTH = 3 << 16
@@ -38,10 +37,10 @@ def stand_in(xp):
 @pytest.fixture(autouse=True)
 def nothing_leaks():
     gc.collect()
-    before = pinned_pool().lent_bytes()
+    before = lent_bytes()
     yield
     gc.collect()
-    assert pinned_pool().lent_bytes() == before
+    assert lent_bytes() == before
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +53,12 @@ def bring(view):
 
 
 def fails(kind, text, call, *args):
-    """The error of a call, which keeps no memory of the pools though it is kept."""
+    """The error of a call, which keeps no pinned memory though it is kept."""
     gc.collect()
-    before = pinned_pool().lent_bytes(), device_pool(0).lent_bytes()
+    before = lent_bytes()
     with pytest.raises(kind, match=text) as caught:
         call(*args)
-    assert (pinned_pool().lent_bytes(), device_pool(0).lent_bytes()) == before
+    assert lent_bytes() == before
     return caught.value
 
 
@@ -126,7 +125,7 @@ def test_copies_of_the_parts_before_keep_their_memory(stand_in, monkeypatch, ste
     """The block of a download that fails in the middle is not used again while copies go on."""
     xp, size = stand_in, 5000
     monkeypatch.setattr(device_array, "_PART_BYTES", 4 * size // 2)
-    monkeypatch.setattr(memory_pool, "_pinned_pool", BlockPool(memory_pool._pin))
+    monkeypatch.setattr(pinned_pool, "pool", PinnedPool())
     first, second = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     calls = []
     place = (xp, "ascontiguousarray") if step == "pack" else (xp.cuda.runtime, "memcpyAsync")
@@ -160,10 +159,8 @@ def no_pinned_memory(xp, status=2):
 def test_without_pinned_memory_an_operation_goes_on(stand_in, monkeypatch, caplog):
     xp = stand_in
     array = xp.asarray(np.arange(LENGTH, dtype="f4"))
-    monkeypatch.setattr(memory_pool, "_warned", [])
-    monkeypatch.setattr(
-        memory_pool, "_pinned_pool", BlockPool(memory_pool._pin, None, memory_pool._ordinary_memory)
-    )
+    monkeypatch.setattr(pinned_pool, "_warned", [])
+    monkeypatch.setattr(pinned_pool, "pool", PinnedPool())
     monkeypatch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp))
     view = host_view(array)
     view += 1
@@ -180,12 +177,10 @@ def test_a_host_without_memory(stand_in, monkeypatch, way):
     def none(nbytes):
         raise MemoryError(f"no {nbytes} bytes")
 
-    monkeypatch.setattr(memory_pool, "_warned", [])
-    monkeypatch.setattr(
-        memory_pool, "_pinned_pool", BlockPool(memory_pool._pin, None, memory_pool._ordinary_memory)
-    )
+    monkeypatch.setattr(pinned_pool, "_warned", [])
+    monkeypatch.setattr(pinned_pool, "pool", PinnedPool())
     monkeypatch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp))
-    monkeypatch.setattr(memory_pool, "bytearray", none, raising=False)
+    monkeypatch.setattr(pinned_pool, "bytearray", none, raising=False)
     call = host_view if way == "download" else Prefetcher(0).send
     given = array if way == "download" else [np.zeros(LENGTH, "f4")]
     text = "the host of rank 3 .* has not enough memory for"
@@ -219,10 +214,8 @@ def test_a_lost_device_is_told_by_every_later_call(stand_in):
 )
 def test_devices_that_cannot_be_used(stand_in, monkeypatch, caplog, status, kind, text):
     xp, array = stand_in, stand_in.zeros(LENGTH, "f4")
-    monkeypatch.setattr(memory_pool, "_warned", [])
-    monkeypatch.setattr(
-        memory_pool, "_pinned_pool", BlockPool(memory_pool._pin, None, memory_pool._ordinary_memory)
-    )
+    monkeypatch.setattr(pinned_pool, "_warned", [])
+    monkeypatch.setattr(pinned_pool, "pool", PinnedPool())
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda, "PinnedMemory", no_pinned_memory(xp, status))
         patch.setattr(xp.cuda.runtime, "memcpyAsync", no_pinned_memory(xp, status))
@@ -339,16 +332,11 @@ def test_a_child_of_one_that_used_cupy_alone(xp, monkeypatch):
     assert "'spawn' or 'forkserver'" in said
 
 
-def test_memory_that_a_forked_process_drops_is_not_given_back_there(xp):
-    view = host_view(xp.zeros(4, "f4"))
-    holder = [view]
-    del view
+def test_a_forked_process_can_drop_arrays(xp):
+    holder = [host_view(xp.zeros(4, "f4")), *Prefetcher(0).send([np.zeros(4)]).hand_over()]
 
     def drop():
-        idle = len(pinned_pool()._returned)
         holder.clear()
         gc.collect()
-        assert len(pinned_pool()._returned) == idle
 
     assert in_child(drop) == "nothing"
-    holder.clear()

@@ -5,11 +5,10 @@ import gc
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from _cases.gpu_calls import device_bytes, idle_bytes, lent_bytes
 
 from mpidist import errors
-from mpidist.gpu import Prefetcher, device_pool, pinned_pool, staging
+from mpidist.gpu import Prefetcher
 
 
 def sent(xp, *arrays, number=0):
@@ -56,17 +55,6 @@ def test_what_was_sent_may_be_changed_at_once(xp):
     np.testing.assert_array_equal(xp.asnumpy(batch.hand_over()[0]), np.full(1000, 5))
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 64), st.integers(0, 300))
-def test_large_arrays_go_in_chunks(xp_module, chunk, size):
-    old, staging._CHUNK_BYTES = staging._CHUNK_BYTES, chunk
-    try:
-        array = np.arange(size, dtype="u1")
-        np.testing.assert_array_equal(xp_module.asnumpy(sent(xp_module, array)[0]), array)
-    finally:
-        staging._CHUNK_BYTES = old
-
-
 def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
     prefetcher = Prefetcher(0)
     with xp.cuda.Stream(non_blocking=True):
@@ -80,28 +68,20 @@ def test_memory_is_not_used_again_while_a_stream_works_on_it(xp):
 
 def test_memory_is_used_again_once_all_views_are_gone(xp):
     gc.collect()
-    prefetcher, pool = Prefetcher(0), device_pool(0)
+    prefetcher = Prefetcher(0)
     (array,) = prefetcher.send([np.zeros(1 << 14, "f4")]).hand_over()
-    before, view = pool.lent_bytes(), array[3:5]
+    before, view = device_bytes(xp), array[3:5]
     del array
-    assert pool.lent_bytes() == before, "a view of it is still there"
+    assert device_bytes(xp) == before, "a view of it is still there"
     del view
-    assert pool.lent_bytes() == before - (1 << 16)
-    idle = pool.idle_bytes()
-    for _ in range(30):
-        (array,) = prefetcher.send([np.zeros(1 << 14, "f4")]).hand_over()
-        array += 1
-        xp.asnumpy(array)
-        del array
-    assert pool.idle_bytes() <= idle + (4 << 16)
-    assert pool.lent_bytes() == before - (1 << 16)
+    assert device_bytes(xp) == before - (1 << 16)
 
 
 def test_what_nobody_wants_gives_its_memory_back(xp):
     gc.collect()
-    before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
+    before = device_bytes(xp), lent_bytes()
     Prefetcher(0).send([np.zeros(1000)])
-    assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
+    assert (device_bytes(xp), lent_bytes()) == before
 
 
 @pytest.mark.parametrize(
@@ -128,18 +108,18 @@ def test_memory_comes_back_when_a_copy_fails(xp, monkeypatch):
         raise xp.CUDARuntimeError(1)
 
     gc.collect()
-    pool, prefetcher = device_pool(0), Prefetcher(0)
+    prefetcher = Prefetcher(0)
     prefetcher.send([np.zeros(1 << 16)]).hand_over()
-    before = pool.lent_bytes(), pool.idle_bytes()
+    before = device_bytes(xp), lent_bytes(), idle_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
         for _ in range(5):
             with pytest.raises(errors.DistBackendError, match="GPU 0"):
                 prefetcher.send([np.zeros(1 << 16)])
             xp.cuda.Device(0).synchronize()
-    assert pool.lent_bytes() == before[0]
-    assert pool.idle_bytes() <= before[1] + (1 << 19)
-    assert not pool._unusable
+    assert device_bytes(xp) <= before[0]
+    assert lent_bytes() <= before[1]
+    assert idle_bytes() <= before[2] + (1 << 19)
 
 
 def test_a_device_that_there_is_not(xp):
@@ -155,5 +135,7 @@ def test_a_device_without_memory(xp, monkeypatch):
         raise xp.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(xp.cuda, "alloc", fail)
-    with pytest.raises(errors.ResourceExhaustedError, match="GPU 0 has not enough memory for send"):
+    with pytest.raises(
+        errors.ResourceExhaustedError, match="GPU 0 has not enough memory for an array"
+    ):
         Prefetcher(0).send([np.zeros(1 << 20)])

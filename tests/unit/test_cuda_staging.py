@@ -5,10 +5,11 @@ import gc
 import ml_dtypes
 import numpy as np
 import pytest
+from _cases.gpu_calls import device_bytes, lent_bytes
 from _cases.held import held
 
 from mpidist import errors
-from mpidist.gpu import Download, Prefetcher, Upload, copy_stream, device_pool, pinned_pool
+from mpidist.gpu import Download, Prefetcher, Upload, copy_stream, staging
 from mpidist.gpu.streams import is_done
 
 SIZE = 1000
@@ -97,20 +98,22 @@ def test_new_memory_is_written_behind_what_the_current_stream_has_to_do_with_it(
             copy_stream(0, "up").synchronize()
         else:
             batch = prefetcher.send([np.full(size, 7, "u1")])
-            prefetcher._stream.synchronize()
+            copy_stream(0, "up").synchronize()
             (array,) = batch.hand_over()
         np.testing.assert_array_equal(xp.asnumpy(array), np.full(size, 7))
 
 
 def test_memory_is_bounded_where_the_host_runs_ahead(xp, stream, monkeypatch):
-    pool, size = device_pool(0), 40_000
-    monkeypatch.setattr(pool, "_idle_bytes", 4 * size)
+    size = 40_000
+    monkeypatch.setattr(staging, "WAITING_BYTES", 4 * 4 * size)
     gc.collect()
-    before, total = pool.lent_bytes() + pool.idle_bytes(), xp.zeros(size, "f4")
+    total = xp.zeros(size, "f4")
+    pool = xp.get_default_memory_pool()
+    before = pool.used_bytes()
     with held(stream):
         for number in range(50):
             total += uploaded(number, size=size)
-        assert pool.lent_bytes() + pool.idle_bytes() <= before + 8 * 4 * size
+        assert pool.used_bytes() <= before + 8 * 4 * size
     np.testing.assert_array_equal(xp.asnumpy(total), np.full(size, sum(range(50))))
 
 
@@ -154,14 +157,14 @@ def test_dtypes_that_cupy_does_not_know_leave(xp):
 
 def test_memory_comes_back(xp, stream):
     gc.collect()
-    before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
+    before = device_bytes(xp), lent_bytes()
     array = uploaded(3)
-    assert device_pool(0).lent_bytes() > before[0]
+    assert device_bytes(xp) > before[0]
     copies = [Download(array) for _ in range(3)]
     copies[0].result()
     Upload(0, (SIZE,), np.dtype("f4"))  # dropped at once
     del array, copies
-    assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
+    assert (device_bytes(xp), lent_bytes()) == before
 
 
 def test_copies_that_fail(xp, stream, monkeypatch):
@@ -173,7 +176,7 @@ def test_copies_that_fail(xp, stream, monkeypatch):
 
     array, copy = uploaded(3), Download(uploaded(4))
     gc.collect()
-    before = device_pool(0).lent_bytes(), pinned_pool().lent_bytes()
+    before = device_bytes(xp), lent_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(xp.cuda.runtime, "memcpyAsync", fail)
         for attempt in (lambda: uploaded(1), lambda: Download(array)):
@@ -182,7 +185,7 @@ def test_copies_that_fail(xp, stream, monkeypatch):
         patch.setattr(xp, "failure", [700])
         with pytest.raises(errors.DistBackendError, match=r"copying float32.1000. on GPU 0 to"):
             copy.result()
-    assert (device_pool(0).lent_bytes(), pinned_pool().lent_bytes()) == before
+    assert (device_bytes(xp), lent_bytes()) == before
     np.testing.assert_array_equal(copy.result(), np.full(SIZE, 4))
 
 

@@ -4,9 +4,10 @@ import mmap
 
 import numpy as np
 import pytest
+from _cases import stand_in_memory
 
 from mpidist import errors
-from mpidist.gpu import StagingStream, allocate_persistent, device_pool, kernel, persistent, pin
+from mpidist.gpu import Prefetcher, StagingStream, allocate_persistent, kernel, pin, staging_stream
 
 TEXT = """
 extern "C" __global__ void twice(long long size, const float* from, float* to, float more) {
@@ -14,6 +15,11 @@ extern "C" __global__ void twice(long long size, const float* from, float* to, f
     if (at < size) to[at] = from[at] * 2 + more;
 }
 """
+
+
+def unused_memory():
+    """Memory that CuPy's pool keeps, and that no array uses."""
+    return [one for one in stand_in_memory.allocated if one.holder is not None and not one.holder()]
 
 
 def pages(count):
@@ -78,7 +84,7 @@ def test_only_whole_pages_are_pinned(xp):
 
 
 def test_pages_that_are_pinned_already(xp, monkeypatch, caplog):
-    monkeypatch.setattr(persistent, "_warned", [])
+    monkeypatch.setattr(staging_stream, "_warned", [])
     memory = pages(2)
     first = pin(memory, 0)
     assert pin(memory, 0) is None
@@ -99,17 +105,12 @@ def test_a_device_without_memory(xp):
 def test_idle_memory_is_given_up_where_there_is_no_other(xp, monkeypatch):
     if xp.__name__ == "cupy":
         pytest.skip("it would have to fill the GPU")
-    pool = device_pool(0)
-    holder = np.zeros(1)
-    pool.lend(holder, pool.take(1 << 20))
-    del holder
-    xp.cuda.Device(0).synchronize()  # no stream has use for it any more
-    assert pool.idle_bytes() >= 1 << 20
-    used = sum(xp.in_use.values())
-    monkeypatch.setattr(xp, "limit", [used])
+    Prefetcher(0).send([np.zeros(1 << 17)]).hand_over()
+    assert unused_memory()
+    monkeypatch.setattr(xp, "limit", [sum(xp.in_use.values())])
     with pytest.raises(errors.ResourceExhaustedError):
         allocate_persistent(0, 10, np.dtype("f4"), "a table")
-    assert pool.idle_bytes() == 0
+    assert not unused_memory()
 
 
 def test_a_piece_begins_when_the_one_before_is_over(xp):

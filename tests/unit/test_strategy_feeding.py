@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from _cases.endpoints import wait_until
+from _cases.gpu_calls import device_bytes
 
 from dataservice import Dataset
 from mpidist import errors
-from mpidist.gpu import device_pool
 from strategy import InputOptions, ParameterServerStrategy, feeding, get_replica_context
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -491,20 +491,20 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_its_thread_ends_with_it_and_memory_comes_back(strategy, end):
+def test_its_thread_ends_with_it_and_memory_comes_back(strategy, xp, end):
     gc.collect()
-    before = [device_pool(gpu).lent_bytes() for gpu in strategy.gpus]
+    before = [device_bytes(xp, gpu) for gpu in strategy.gpus]
     elements = iter(strategy.experimental_distribute_dataset(itertools.repeat(np.ones(600))))
     next(elements)
     (thread,) = threads()
     channel = elements._channel
     wait_until(lambda: len(channel.waiting()) == 2)
-    assert [device_pool(gpu).lent_bytes() for gpu in strategy.gpus] != before
+    assert [device_bytes(xp, gpu) for gpu in strategy.gpus] != before
     ENDS[end](elements)
     del elements
     thread.join(20)
     assert not thread.is_alive()
-    assert [device_pool(gpu).lent_bytes() for gpu in strategy.gpus] == before
+    assert [device_bytes(xp, gpu) for gpu in strategy.gpus] == before
 
 
 class Closing:

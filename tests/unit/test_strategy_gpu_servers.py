@@ -11,7 +11,7 @@ from _cases.servers import Cluster, variable
 
 from mpidist import errors
 from mpidist.errors import InvalidArgumentError
-from mpidist.gpu import persistent
+from mpidist.gpu import staging_stream
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner
 from strategy.shared.shard import BLOCK_BYTES
@@ -321,7 +321,7 @@ def test_memory_that_cannot_be_pinned_where_it_lies(compiling_xp, monkeypatch, c
         return [v.numpy()]
 
     pinned = on_both(train, workers=1)
-    monkeypatch.setattr(persistent, "_warned", [])
+    monkeypatch.setattr(staging_stream, "_warned", [])
     runtime = compiling_xp.cuda.runtime
     with monkeypatch.context() as patch:
         patch.setattr(runtime, "hostRegister", refuse)

@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
+from _cases.gpu_calls import device_bytes
 
 from dataservice import Dataset, distribute
 from mpidist import errors
-from mpidist.gpu import device_pool
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -83,18 +83,18 @@ def test_an_error_comes_in_its_turn_and_the_pass_goes_on(xp):
 
 
 def test_memory_on_the_device_is_bounded(xp):
-    before = device_pool(0).lent_bytes() + device_pool(0).idle_bytes()
+    pool = xp.get_default_memory_pool()
+    before = pool.used_bytes()
     for element in images(200, 10_000).prefetch_to_device(0, 2):
         xp.asnumpy(element)
-    after = device_pool(0).lent_bytes() + device_pool(0).idle_bytes()
-    assert after <= before + 8 * 48 * 1024
+        assert pool.used_bytes() <= before + 8 * 48 * 1024
 
 
 def test_a_pass_that_is_given_up_gives_its_memory_back(xp):
-    before = device_pool(0).lent_bytes()
+    before = device_bytes(xp)
     with iter(images(1000).prefetch_to_device()) as elements:
         next(elements)
-    assert device_pool(0).lent_bytes() == before
+    assert device_bytes(xp) == before
 
 
 @pytest.mark.parametrize(
