@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from mpidist.config import config
-from mpidist.errors import DeadlineExceededError, DistBackendError, FailedPreconditionError
-from mpidist.gpu.cupy_api import cupy, make_current
-from mpidist.gpu.streams import logger
+from mpidist.errors import DistBackendError, FailedPreconditionError
+from mpidist.gpu.cupy_api import cupy
 
 
 def nccl_problem() -> str:
@@ -67,64 +65,31 @@ def nccl_errors(nccl: Any) -> tuple[type[Exception], ...]:
     return nccl.NcclError, KeyError
 
 
-def connect(size: int, unique: bytes, rank: int, device: int, where: str) -> Any:
-    """Collective. Return a communicator of NCCL.
+def connect(size: int, unique: bytes, rank: int, where: str) -> Any:
+    """Collective. Return a communicator of NCCL for the current device.
 
     Args:
         size: Number of ranks.
         unique: See :func:`unique_id`.
         rank: Rank of this process.
-        device: Index of its GPU.
         where: The owner, for messages.
 
     Raises:
-        DeadlineExceededError: Some ranks did not connect within ``MPIDIST_STALL_ABORT_S``.
         DistBackendError: NCCL or CUDA failed.
     """
-    results: list[Any] = []
-
-    def create() -> None:
-        try:
-            make_current(device)
-            results.append(_communicator(size, unique, rank))
-        except BaseException as error:  # raised below, on the caller's thread
-            results.append(error)
-
-    # On a thread, because NCCL has no time limit for this call.
-    thread = threading.Thread(target=create, name="mpidist-nccl", daemon=True)
-    thread.start()
-    waited = 0.0
-    for limit in sorted((config.stall_s, config.stall_abort_s)):
-        thread.join(min(limit - waited, threading.TIMEOUT_MAX))
-        waited = limit
-        if not thread.is_alive():
-            break
-        if limit == config.stall_abort_s:
-            raise DeadlineExceededError(
-                f"{where}: some ranks have not connected after {limit:.0f} s, the limit set by "
-                "MPIDIST_STALL_ABORT_S"
-            )
-        logger.warning("%s: some ranks have not connected after %.0f s", where, limit)
-    (result,) = results
-    if isinstance(result, BaseException):
+    make = nccl_module().NcclCommunicator
+    signed = tuple(np.frombuffer(unique, np.int8).tolist())
+    try:
+        # CuPy 14 takes the id as bytes, older versions as a tuple of numbers, the oldest signed.
+        for form in (unique, tuple(unique)):
+            with suppress(TypeError, OverflowError):
+                return make(size, form, rank)
+        return make(size, signed, rank)
+    except Exception as error:
         raise DistBackendError(
-            f"{where}: the communicator cannot be created: {result}; each rank needs a device of "
+            f"{where}: the communicator cannot be created: {error}; each rank needs a device of "
             "its own (NCCL_DEBUG=WARN prints more)"
-        ) from result
-    return result
-
-
-def _communicator(size: int, unique: bytes, rank: int) -> Any:
-    # CuPy 14 takes the id as bytes, older versions as a tuple of numbers, the oldest signed.
-    make = _module().NcclCommunicator
-    try:
-        return make(size, unique, rank)
-    except TypeError:
-        numbers = np.frombuffer(unique, np.uint8)
-    try:
-        return make(size, tuple(numbers.tolist()), rank)
-    except OverflowError:
-        return make(size, tuple(numbers.view(np.int8).tolist()), rank)
+        ) from error
 
 
 def _module() -> Any:

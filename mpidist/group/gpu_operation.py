@@ -10,8 +10,9 @@ import numpy as np
 from mpidist.buffers.host_view import Array, check_usable, host_view
 from mpidist.buffers.reduce_op import ReduceOp, Reduction
 from mpidist.errors import FailedPreconditionError
-from mpidist.gpu import DeviceArray, lies_on_gpu
-from mpidist.gpu.reductions import can_reduce
+from mpidist.gpu import DeviceArray, cupy, lies_on_gpu, on_device
+from mpidist.gpu.reductions import as_numbers, can_reduce, is_half, widened
+from mpidist.gpu.streams import use_stream
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuRule
 from mpidist.group.operation import GroupInfo, Op, Signature
 
@@ -33,7 +34,16 @@ class GpuOp(Op):
         root: Group rank of the root; -1 if there is none.
         signature: The signature for the comparison between members.
         stage: Returns the same operation on host memory; called on the thread that runs it.
+
+    Attributes:
+        source: The array that NCCL reads; see :meth:`prepare_for_nccl`.
+        result: The array that NCCL writes.
+        packed_output: The output; see :meth:`packed`.
     """
+
+    source: Any
+    result: Any
+    packed_output: Any
 
     def __init__(
         self,
@@ -70,6 +80,32 @@ class GpuOp(Op):
     def input(self) -> DeviceArray:
         """The input array. Valid only if ``on_gpu``."""
         return self.arrays[-1]
+
+    def prepare_for_nccl(self, device: int) -> None:
+        """Make the arrays that NCCL reads and writes, before other members can wait for this rank.
+
+        float16 and bfloat16 are reduced in float32.
+
+        Args:
+            device: Index of this rank's GPU.
+
+        Raises:
+            ResourceExhaustedError: The device has no memory to pack or widen the arrays.
+        """
+        dtype = self.output.dtype
+        with on_device(device, "preparing %s of %s", self.name, self.output):
+            source, output = self.packed()
+            self.source, self.result, self.packed_output = source, output, output
+            if self.name not in REDUCING:
+                return
+            self.source, self.result = as_numbers(source, dtype), as_numbers(output, dtype)
+            if is_half(dtype):
+                with use_stream(self.input.stream):
+                    self.source = widened(self.source, dtype)
+                with use_stream(self.output.stream):
+                    self.result = (
+                        self.source if source is output else cupy().empty(output.shape, "f4")
+                    )
 
     def packed(self) -> tuple[Any, Any]:
         """Return input and output, see :meth:`mpidist.gpu.DeviceArray.packed`.
@@ -121,6 +157,7 @@ def gpu_op(
 
     Raises:
         ValueError: With NCCL, an array lies on another GPU than the group's.
+        ResourceExhaustedError: With NCCL, the device has no memory to pack or widen the arrays.
     """
     if rule.backend == "ipc" and all(
         getattr(array, "nbytes", IPC_MIN_BYTES) < IPC_MIN_BYTES for array in arrays
@@ -167,7 +204,10 @@ def gpu_op(
     code = +reduction if name in REDUCING else 0
     signature = name, code, root, shape, kind, rule.backend
     on_gpus = [one for one in devices if one is not None]
-    return GpuOp(name, info, on_gpus, on_gpu, not reads_only, reduction, root, signature, stage)
+    record = GpuOp(name, info, on_gpus, on_gpu, not reads_only, reduction, root, signature, stage)
+    if rule.backend == "nccl" and nbytes:
+        record.prepare_for_nccl(device)
+    return record
 
 
 def _fit(name: str, headers: Sequence[Array], members: int) -> bool:

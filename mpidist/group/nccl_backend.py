@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
 from mpidist.errors import DistBackendError
-from mpidist.gpu import cupy, on_device
+from mpidist.gpu import make_current, on_device
+from mpidist.gpu.cupy_api import cuda_errors
 from mpidist.gpu.nccl import connect, nccl_errors, nccl_module, unique_id
-from mpidist.gpu.reductions import as_numbers, divided, is_half, widened
-from mpidist.gpu.stream_watchdog import StreamWatchdog
+from mpidist.gpu.reductions import as_numbers, divided, is_half
 from mpidist.gpu.streams import CommStream, is_done, record_event
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op
@@ -34,7 +35,7 @@ _TYPES = {
 # AVG is a sum that is divided, as on the host. NCCL's own average scales before it adds.
 _OPS = {"SUM": "SUM", "AVG": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
 _LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN"}
-_LOCK_WAIT_S = 0.1  # for a call under way, before the communicator is aborted
+_PERIOD_S = 0.1
 
 
 class NcclBackend:
@@ -45,8 +46,9 @@ class NcclBackend:
     the streams of the arrays, and after the operation they wait for it. The host does not wait.
 
     The operations stay registered as pending until they have ended on the device. So the watchdog
-    of the rank ends the job if another member has left. A thread aborts an operation that has not
-    ended after ``MPIDIST_STALL_ABORT_S``.
+    of the rank reports those that do not end, and ends the job if another member has left or the
+    time limit has passed. A thread removes those that have ended. If NCCL has failed on the device,
+    it aborts them. The streams then go on with wrong values, so its error ends the job.
 
     Args:
         comm: The communicator of the group.
@@ -56,7 +58,6 @@ class NcclBackend:
         tear: Called with an operation and its error if the group cannot go on.
 
     Raises:
-        DeadlineExceededError: Not all ranks came within ``MPIDIST_STALL_ABORT_S``.
         DistBackendError: NCCL or CUDA failed.
     """
 
@@ -71,21 +72,24 @@ class NcclBackend:
         self.error: type[Exception] = DistBackendError
         self._nccl = nccl_module()
         self._rank, self._size, self._device = comm.rank, comm.size, device
+        self._current = waits.current
         self._pending = pending
         self._tear = tear
-        where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
+        self._where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
         self._stream = CommStream(device)
         with watched("making a communicator of NCCL", comm.Get_group()):
             unique = comm.bcast(_unique_id_or_error() if comm.rank == 0 else None)
             if isinstance(unique, Exception):
                 raise unique
-            self._communicator = connect(comm.size, unique, comm.rank, device, where)
-        self._watchdog = StreamWatchdog(
-            where, device, self._check_communicator, self._abort, waits.current
-        )
+            with on_device(device, "making a communicator of NCCL"):
+                self._communicator = connect(comm.size, unique, comm.rank, self._where)
         self._lock = threading.Lock()  # of calls of NCCL
-        self._ending = threading.Lock()  # of ``_ended`` and check_async_error()
-        self._ended = False
+        self._aborted = False
+        self._failure: DistBackendError | None = None
+        self._queued: deque[tuple[Op, Any]] = deque()  # operations, and events behind them
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="mpidist-nccl", daemon=True)
+        self._thread.start()
 
     def run(self, op: Op) -> None:
         """Queue an operation; see :meth:`mpidist.group.backend.Backend.run`."""
@@ -103,27 +107,28 @@ class NcclBackend:
         Raises:
             DistBackendError: An operation has failed, or was aborted.
         """
+        self._end_thread()
+        backoff = Backoff(spins=1000, longest_s=1e-4)
         try:
-            self._watchdog.finish()
-        except DistBackendError:
+            while self._queued and self._failure is None:
+                self._observe()
+                backoff.pause()
+            self.check()
+        except BaseException:
             self._abort()
             raise
-        else:
-            with self._watchdog.calling("closing"), on_device(self._device, "closing NCCL"):
-                with self._ending:
-                    self._ended = True
-                self._communicator.destroy()
-        finally:
-            self._watchdog.stop()
+        with on_device(self._device, "closing NCCL"):
+            self._communicator.destroy()
 
     def abandon(self) -> None:
         """Abort all operations, if other members cannot join :meth:`free`."""
+        self._end_thread()
         self._abort()
-        self._watchdog.stop()
 
     def check(self) -> None:
         """Raise DistBackendError if an operation has failed or was aborted."""
-        self._watchdog.check()
+        if self._failure is not None:
+            raise DistBackendError(str(self._failure)) from self._failure
 
     def forget(self, work: Work) -> None:
         """Remove a work that has ended from the pending works."""
@@ -135,37 +140,79 @@ class NcclBackend:
         """Queue an operation. Return an event behind it."""
         if not max(op.output.nbytes, op.input.nbytes):
             return None
-        text = op.describe()
-        streams = [op.input.stream, op.output.stream]
+        text, marker = op.describe(), op.without_arrays()
+        self._current[id(marker)] = marker  # from now on, because the call may block
         try:
-            with self._lock, on_device(self._device, text), self._watchdog.calling(text):
+            with self._lock, on_device(self._device, text):
+                self.check()
                 self._communicator.check_async_error()
-                source, output = op.packed()
-                with self._stream.ordered_with(streams):
-                    self._call(op, source, output)
-                op.unpack(output)
+                with self._stream.ordered_with([op.input.stream, op.output.stream]):
+                    self._call(op)
+                op.unpack(op.packed_output)
                 # A copy into a strided output belongs to the operation, too.
                 event = record_event(op.output.stream)
         except BaseException as error:  # the other ranks would wait for this operation for ever
-            failed = self._watchdog.fail(f"{text} has failed: {error!r}")
+            del self._current[id(marker)]
+            failed = self._fail(f"{text} has failed: {error!r}")
             self._tear(op.name, error)
             if isinstance(error, nccl_errors(self._nccl)):
                 raise failed from error
             raise
-        self._watchdog.append(text, event, op.without_arrays())
+        self._queued.append((marker, event))
         return event
 
-    def _call(self, op: GpuOp, source: Any, output: Any) -> None:
-        """Call NCCL.
+    def _fail(self, reason: str) -> DistBackendError:
+        """Refuse all operations from now on. Return the error of the first failure."""
+        self._failure = self._failure or DistBackendError(f"{self._where}: {reason}")
+        return self._failure
 
-        Args:
-            op: The operation.
-            source: The input, see :meth:`mpidist.gpu.DeviceArray.packed`.
-            output: The output likewise.
-        """
+    def _watch(self) -> None:
+        make_current(self._device)
+        while not self._stop.wait(_PERIOD_S):
+            self._observe()
+
+    def _observe(self) -> None:
+        """Remove the operations that have ended. Raise an error if NCCL has failed."""
+        try:
+            while self._queued and is_done(self._queued[0][1]):
+                self._current.pop(id(self._queued.popleft()[0]))
+        except cuda_errors() as error:  # the caller's next call of CUDA raises it, too
+            self._forget_queued()
+            self._fail(f"an operation, or work that was queued before it, has failed: {error}")
+        if self._failure is not None or not self._lock.acquire(blocking=False):
+            return  # a call of NCCL may be under way
+        try:
+            self._communicator.check_async_error()
+        except Exception as error:
+            failed = self._fail(f"it has failed: {error}")
+        else:
+            return
+        finally:
+            self._lock.release()
+        self._abort()
+        raise failed
+
+    def _forget_queued(self) -> None:
+        while self._queued:
+            self._current.pop(id(self._queued.popleft()[0]))
+
+    def _end_thread(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _abort(self) -> None:
+        self._fail("the group was closed before its operations had ended")
+        self._forget_queued()
+        with self._lock:
+            if not self._aborted:
+                self._aborted = True
+                self._communicator.abort()
+
+    def _call(self, op: GpuOp) -> None:
         dtype, stream = op.output.dtype, self._stream.stream.ptr
         nccl, comm, byte = self._nccl, self._communicator, self._nccl.NCCL_UINT8
-        read, write = source.data.ptr, output.data.ptr
+        source, result = op.source, op.result
+        read, write = source.data.ptr, result.data.ptr
         match op.name:
             case "broadcast":
                 comm.broadcast(read, write, source.nbytes, byte, op.root, stream)
@@ -176,29 +223,21 @@ class NcclBackend:
             case "all_to_all_single":
                 self._exchange(read, write, source.nbytes // self._size)
                 return
-        # float16 and bfloat16 are reduced in float32.
-        given, taken = as_numbers(source, dtype), as_numbers(output, dtype)
-        if is_half(dtype):
-            given = widened(given, dtype)
-            into = given if source is output else cupy().empty(taken.shape, given.dtype)
-        else:
-            into = taken
-        kind = getattr(nccl, _TYPES[f"{given.dtype.kind}{given.dtype.itemsize}"])
+        kind = getattr(nccl, _TYPES[f"{source.dtype.kind}{source.dtype.itemsize}"])
         name = op.op.name
         if dtype.char == "?":
             name = _LOGICAL.get(name, name)
         code = getattr(nccl, f"NCCL_{_OPS[name]}")
-        read, write = given.data.ptr, into.data.ptr
         match op.name:
             case "all_reduce":
-                comm.allReduce(read, write, given.size, kind, code, stream)
+                comm.allReduce(read, write, source.size, kind, code, stream)
             case "reduce":
-                comm.reduce(read, write, given.size, kind, code, op.root, stream)
+                comm.reduce(read, write, source.size, kind, code, op.root, stream)
             case "reduce_scatter_tensor":
-                comm.reduceScatter(read, write, into.size, kind, code, stream)
+                comm.reduceScatter(read, write, result.size, kind, code, stream)
         count = self._size if op.op.name == "AVG" else 1
         if (is_half(dtype) or count > 1) and op.root in (-1, self._rank):
-            divided(into, taken, dtype, count)
+            divided(result, as_numbers(op.packed_output, dtype), dtype, count)
 
     def _exchange(self, source: int, target: int, part: int) -> None:
         """Send each rank its part, in bytes; NCCL has no all-to-all."""
@@ -216,23 +255,6 @@ class NcclBackend:
                     self._communicator.recv(target + place, part, byte, peer, stream)
         finally:
             self._nccl.groupEnd()
-
-    def _check_communicator(self) -> None:
-        with self._ending:
-            if not self._ended:
-                self._communicator.check_async_error()
-
-    def _abort(self) -> None:
-        # A call under way holds the lock and may need the abort to end. New calls must not begin.
-        locked = self._lock.acquire(timeout=_LOCK_WAIT_S)
-        try:
-            with self._ending:
-                ended, self._ended = self._ended, True
-            if not ended:
-                self._communicator.abort()
-        finally:
-            if locked:
-                self._lock.release()
 
 
 class _EventWork(Work):

@@ -145,3 +145,40 @@ def test_a_rank_that_ends_by_its_device_ends_those_who_wait(tmp_path, request, b
     assert "rank 1 " in reason[0]
     assert "on GPU 0 of rank 1 " in reason[0]
     assert "the process must end" in reason[0]
+
+
+MISSING = """
+    import sys
+    sys.path.append({tests!r})
+    from _cases import stand_in_cupy as cupy, stand_in_nccl
+    sys.modules["cupy"], sys.modules["cupy.cuda.nccl"] = cupy, stand_in_nccl
+    import time
+    from mpi4py import MPI
+    import mpidist
+
+    rank = mpidist.init_process_group().rank()
+    with cupy.cuda.Device(rank):
+        group = mpidist.ProcessGroup(MPI.COMM_WORLD.Dup(), "on GPUs", device=rank)
+        array = cupy.ones(1000, "f4")
+        if {connected}:
+            group.all_reduce(array)
+        if rank == 0:
+            group.all_reduce(array, async_op=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("connected", "what"),
+    [
+        (True, "all_reduce number 2 of group 'on GPUs'"),
+        (False, "making a communicator of NCCL of 2 ranks"),
+    ],
+)
+def test_a_rank_that_does_not_come_to_nccl_ends_the_job(tmp_path, request, connected, what):
+    script = MISSING.format(tests=str(request.config.rootpath / "tests"), connected=connected)
+    env = {"MPIDIST_STALL_S": "0.5", "MPIDIST_STALL_ABORT_S": "1.5", "MPIDIST_DEBUG": "off"}
+    ended = run_job(tmp_path / "job", ["-n", "2"], script, env=env)
+    assert ended.status == 1
+    assert f"{what} has waited for" in ended.err
+    assert "the limit set by MPIDIST_STALL_ABORT_S" in ended.err

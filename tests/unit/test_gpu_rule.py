@@ -87,6 +87,6 @@ def test_ids_as_each_cupy_takes_them(xp, monkeypatch, takes):
         return "a communicator"
 
     monkeypatch.setattr(sys.modules["cupy.cuda.nccl"], "NcclCommunicator", make)
-    assert connect(1, bytes(range(128, 256)), 0, 0, "here") == "a communicator"
+    assert connect(1, bytes(range(128, 256)), 0, "here") == "a communicator"
     expected = range(-128, 0) if takes == "signed" else range(128, 256)
     assert list(taken[0]) == list(expected)
