@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.gpu.cupy_api import (
-    cuda_errors,
-    cupy,
-    is_out_of_memory,
-    map_cuda_errors,
-    on_device,
-    with_rank,
-)
+from mpidist.gpu.cupy_api import cupy, map_cuda_errors, on_device, with_rank
 from mpidist.gpu.pinned_pool import Block, start_copy
 from mpidist.gpu.streams import current_stream, record_event, stream_of, use_stream
 from mpidist.tensors import check_tensor, dtype_of_tensor
@@ -26,7 +19,6 @@ from mpidist.tensors import check_tensor, dtype_of_tensor
 _CUDA = (2, 13)  # DLPack's numbers for device memory and managed memory
 _WIDTHS = (1, 2, 4, 8, 16)
 _PART_BYTES = 32 << 20  # strided arrays are packed in parts, in memory of the device
-_MIN_PART_BYTES = 64 << 10  # a device that lacks memory for this part cannot pack at all
 
 
 def lies_on_gpu(array: Any) -> bool:
@@ -150,13 +142,10 @@ class DeviceArray:
                 block.address, self.pointer, self.nbytes, "memcpyDeviceToHost", stream, block
             )
             return
-
-        def pack(part: Any, address: int) -> None:
-            packed, kind = cupy().ascontiguousarray(part), "memcpyDeviceToHost"
-            start_copy(address, packed.data.ptr, packed.nbytes, kind, self.stream, block)
-
         with use_stream(self.stream):
-            _in_parts(self._bits, block.address, pack)
+            for part, address in _parts(self._bits, block.address):
+                packed, kind = cupy().ascontiguousarray(part), "memcpyDeviceToHost"
+                start_copy(address, packed.data.ptr, packed.nbytes, kind, self.stream, block)
 
     def upload(self, block: Block) -> None:
         """Start to copy from host memory to the elements, behind the work on the stream.
@@ -175,14 +164,11 @@ class DeviceArray:
             if self.is_contiguous:
                 start_copy(self.pointer, block.address, self.nbytes, kind, self.stream, block)
                 return
-
-            def unpack(part: Any, address: int) -> None:
-                packed = package.empty(part.shape, part.dtype)
-                start_copy(packed.data.ptr, address, packed.nbytes, kind, self.stream, block)
-                part[...] = packed
-
             with use_stream(self.stream):
-                _in_parts(self._bits, block.address, unpack)
+                for part, address in _parts(self._bits, block.address):
+                    packed = package.empty(part.shape, part.dtype)
+                    start_copy(packed.data.ptr, address, packed.nbytes, kind, self.stream, block)
+                    part[...] = packed
 
     @cached_property
     def _bits(self) -> Any:
@@ -311,39 +297,17 @@ class _Header:
         }
 
 
-def _in_parts(array: Any, address: int, copy: Callable[[Any, int], None]) -> None:
-    """Copy a strided array part by part, in smaller parts if the device is short of memory.
+def _parts(array: Any, address: int) -> Iterator[tuple[Any, int]]:
+    """Yield parts of a strided array, in order, each with its address in the packed array.
 
-    Args:
-        array: A CuPy array.
-        address: Address on the host of the packed array.
-        copy: Called with a view of the array and its address on the host. It must have done
-            nothing if memory is short, and must release its memory before it returns.
-
-    Raises:
-        CUDARuntimeError: From ``copy``, after smaller parts if memory is short.
-        MemoryError: Likewise.
+    The parts are whole rows of at most 32 MiB. A larger row is divided likewise.
     """
-    limit = _PART_BYTES
-    parts = [(array, address)]  # the next part is the last
-    while parts:
-        part, start = parts.pop()
-        if part.nbytes <= limit:
-            try:
-                copy(part, start)
-                continue
-            except cuda_errors() as error:
-                if not is_out_of_memory(error) or part.nbytes <= _MIN_PART_BYTES:
-                    raise
-            limit = part.nbytes // 2
-        parts += reversed(_split(part, start, limit))
-
-
-def _split(array: Any, address: int, limit: int) -> list[tuple[Any, int]]:
-    """Return parts of whole rows, in order, of at most ``limit`` bytes if rows are not larger."""
+    if array.nbytes <= _PART_BYTES:
+        yield array, address
+        return
     while len(array) == 1:
         array = array[0]
     row = array.nbytes // len(array)
-    step = max(1, limit // row)
-    starts = range(0, len(array), step)
-    return [(array[start : start + step], address + start * row) for start in starts]
+    step = max(1, _PART_BYTES // row)
+    for start in range(0, len(array), step):
+        yield from _parts(array[start : start + step], address + start * row)

@@ -105,7 +105,7 @@ class Upload:
         dtype: Dtype of the array, which CuPy has, in the byte order of the machine.
 
     Attributes:
-        host: The ndarray to fill; not initialized.
+        host: The ndarray to fill, not initialized; gone when the copy has started.
 
     Raises:
         ResourceExhaustedError: The device has no memory.
@@ -113,7 +113,8 @@ class Upload:
     """
 
     def __init__(self, device: int, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-        self._device = device
+        self._device, self._shape, self._dtype = device, tuple(shape), dtype
+        self._event: Any = None
         with on_device(device, "an array of %s%s", dtype, list(shape)):
             self._memory = _UploadMemory(device, max(math.prod(shape) * dtype.itemsize, 1))
             self.host: Array
@@ -134,23 +135,24 @@ class Upload:
 
     def copy(self) -> None:
         """Start to copy; :meth:`take` comes later, perhaps on another thread."""
-        host, memory = self.host, self._memory
-        if host.nbytes:
+        nbytes, memory, pinned = self.host.nbytes, self._memory, self._pinned
+        if nbytes:
             operation = "copying an array of %s%s to it"
-            with on_device(self._device, operation, host.dtype, list(host.shape)):
-                source, kind = self._pinned.address, "memcpyHostToDevice"
-                start_copy(memory.address, source, host.nbytes, kind, memory.stream, self._pinned)
+            with on_device(self._device, operation, self._dtype, list(self._shape)):
+                places = memory.address, pinned.address, nbytes
+                self._event = start_copy(*places, "memcpyHostToDevice", memory.stream, pinned)
+        del self.host, self._pinned
 
     def take(self) -> Any:
         """Return the CuPy array; see :meth:`start`."""
-        memory, host = self._memory, self.host
+        memory = self._memory
         with on_device(self._device, "waiting for an array") as package:
             memory.user = current_stream(self._device)
-            if self._pinned.event is not None:
-                memory.user.wait_event(self._pinned.event)
+            if self._event is not None:
+                memory.user.wait_event(self._event)
             cuda = package.cuda
             unowned = cuda.UnownedMemory(memory.address, memory.nbytes, memory, self._device)
-            return package.ndarray(host.shape, host.dtype, cuda.MemoryPointer(unowned, 0))
+            return package.ndarray(self._shape, self._dtype, cuda.MemoryPointer(unowned, 0))
 
 
 class _UploadMemory:
@@ -173,9 +175,9 @@ class _UploadMemory:
     """
 
     def __init__(self, device: int, nbytes: int) -> None:
+        self.user: Any = None
         self.stream = copy_stream(device, "up")
         self.nbytes = nbytes
-        self.user: Any = None
         self._device = device
         self._waiting = _waiting.setdefault(device, deque())
         with _allocating, use_stream(self.stream):

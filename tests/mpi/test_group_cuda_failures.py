@@ -10,7 +10,6 @@ from _cases.jobs import run_job
 
 from mpidist import ProcessGroup
 from mpidist.errors import DistBackendError, ResourceExhaustedError
-from mpidist.gpu import device_array
 
 LENGTH = 1 << 16
 PREPARED = """
@@ -80,7 +79,6 @@ def test_a_rank_whose_upload_fails_keeps_its_group(group, stand_in, later):
 
     if group.rank() == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device_array, "_MIN_PART_BYTES", 1 << 30)
             patch.setattr(xp, "empty", short)
             with pytest.raises(ResourceExhaustedError, match=r"GPU 0 of rank 0 .* short") as e:
                 work.wait() if later else group.all_reduce(array)

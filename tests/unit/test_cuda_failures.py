@@ -86,25 +86,11 @@ def test_strided_arrays_are_packed_part_by_part(xp_module, data):
 def test_what_is_packed_takes_little_memory_of_the_device(stand_in, monkeypatch):
     xp, array = stand_in, stand_in.zeros((2, LENGTH), "f4").T
     monkeypatch.setattr(device_array, "_PART_BYTES", 100_000)
-    monkeypatch.setattr(device_array, "_MIN_PART_BYTES", 100_000)
     xp.longest.append(100_000)
     view = host_view(array)
     view[...] = numbers = np.arange(2 * LENGTH, dtype="f4").reshape(LENGTH, 2)
     bring(view)
     np.testing.assert_array_equal(host_view(array), numbers)
-
-
-def test_a_device_short_of_memory_has_smaller_parts_packed(stand_in):
-    xp = stand_in
-    numbers = np.arange(2 * LENGTH, dtype="f4").reshape(2, LENGTH)
-    array = xp.asarray(numbers).T
-    xp.longest.append(70_000)
-    view = host_view(array)
-    np.testing.assert_array_equal(view, numbers.T)
-    view += 1
-    bring(view)
-    xp.longest.clear()
-    np.testing.assert_array_equal(xp.asnumpy(array), numbers.T + 1)
 
 
 @pytest.mark.parametrize("way", ["download", "upload"])
