@@ -1,4 +1,4 @@
-"""Collectives that can run on the memory of GPUs, without a copy on the host."""
+"""Operations on the memory of GPUs, without a copy on the host, and the memory that MPI takes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from mpidist.buffers.host_view import Array, check_usable, host_view
-from mpidist.buffers.reduce_op import ReduceOp, Reduction
+from mpidist.buffers.packing import NATIVE
+from mpidist.buffers.reduce_op import ReduceOp, Reduction, is_direct
 from mpidist.errors import FailedPreconditionError
-from mpidist.gpu import DeviceArray, cupy, lies_on_gpu, on_device
+from mpidist.gpu import DeviceArray, cupy, lies_on_gpu, on_device, record_event, wait_for
 from mpidist.gpu.reductions import as_numbers, can_reduce, is_half, widened
 from mpidist.gpu.streams import use_stream
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuRule
-from mpidist.group.operation import GroupInfo, Op, Signature
+from mpidist.group.operation import LARGEST_COUNT, GroupInfo, Op, Signature
 
 REDUCING = frozenset(("all_reduce", "reduce", "reduce_scatter_tensor"))
 MOVING = frozenset(("broadcast", "all_gather_into_tensor", "all_to_all_single"))
@@ -36,14 +37,16 @@ class GpuOp(Op):
         stage: Returns the same operation on host memory; called on the thread that runs it.
 
     Attributes:
-        source: The array that NCCL reads; see :meth:`prepare_for_nccl`.
-        result: The array that NCCL writes.
-        packed_output: The output; see :meth:`packed`.
+        source: The flat array that the backend reads; None if the arrays are not all on the group's
+            GPU of this rank.
+        result: The flat array that the backend writes; None likewise.
+        packed_output: The output, see :meth:`mpidist.gpu.DeviceArray.packed`; None likewise.
+        events: Events behind the work that was queued on the streams of the arrays.
     """
 
-    source: Any
-    result: Any
-    packed_output: Any
+    source: Any = None
+    result: Any = None
+    packed_output: Any = None
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class GpuOp(Op):
         self.op = op
         self.gpu_signature = signature
         self.stage = stage
+        self.events: list[Any] = []
 
     def without_arrays(self) -> Op:
         """Return the operation for the watchdog, which must not keep arrays alive."""
@@ -81,52 +85,54 @@ class GpuOp(Op):
         """The input array. Valid only if ``on_gpu``."""
         return self.arrays[-1]
 
-    def prepare_for_nccl(self, device: int) -> None:
-        """Make the arrays that NCCL reads and writes, before other members can wait for this rank.
+    def prepare(self, device: int, backend: str) -> None:
+        """Make the arrays that a backend reads and writes, on the streams of the arrays.
 
-        float16 and bfloat16 are reduced in float32.
+        This comes before the submission: a rank that fails here has not begun its part of the
+        operation, and can call again. float16 and bfloat16 are reduced in float32 by NCCL.
 
         Args:
             device: Index of this rank's GPU.
+            backend: ``"nccl"`` or ``"ipc"``.
 
         Raises:
             ResourceExhaustedError: The device has no memory to pack or widen the arrays.
+            DistBackendError: CUDA failed.
         """
-        dtype = self.output.dtype
-        with on_device(device, "preparing %s of %s", self.name, self.output):
-            source, output = self.packed()
-            self.source, self.result, self.packed_output = source, output, output
-            if self.name not in REDUCING:
-                return
-            self.source, self.result = as_numbers(source, dtype), as_numbers(output, dtype)
-            if is_half(dtype):
-                with use_stream(self.input.stream):
-                    self.source = widened(self.source, dtype)
-                with use_stream(self.output.stream):
-                    self.result = (
-                        self.source if source is output else cupy().empty(output.shape, "f4")
-                    )
+        if self.on_gpu and all(one.device == device for one in self.arrays):
+            with on_device(device, "preparing %s", self.name):
+                self._pack()
+                if backend == "nccl" and self.name in REDUCING:
+                    self._make_numbers()
+        if backend == "ipc":  # runs on a thread of its own, after the work that is queued by now
+            for one in self.arrays:
+                with on_device(one.device, "preparing %s", self.name):
+                    self.events.append(record_event(one.stream))
 
-    def packed(self) -> tuple[Any, Any]:
-        """Return input and output, see :meth:`mpidist.gpu.DeviceArray.packed`.
+    def _pack(self) -> None:
+        self.source = self.result = self.packed_output = self.output.packed()
+        if self.input is not self.output:
+            # An input that may share memory with the output is copied.
+            overlaps = np.may_share_memory(self.input.header, self.output.header)
+            self.source = self.input.packed(copy=overlaps)
 
-        An input that may share memory with an output is copied.
-        """
-        output = self.output.packed()
-        if self.input is self.output:
-            return output, output
-        overlaps = np.may_share_memory(self.input.header, self.output.header)
-        return self.input.packed(copy=overlaps), output
+    def _make_numbers(self) -> None:
+        dtype, in_place = self.output.dtype, self.source is self.result
+        self.source, self.result = (as_numbers(one, dtype) for one in (self.source, self.result))
+        if is_half(dtype):
+            with use_stream(self.input.stream):
+                self.source = widened(self.source, dtype)
+            with use_stream(self.output.stream):
+                self.result = self.source if in_place else cupy().empty(self.result.shape, "f4")
 
-    def unpack(self, output: Any, stream: Any = None) -> None:
-        """Copy a packed output back, if the array is strided and receives a result.
+    def unpack(self, stream: Any = None) -> None:
+        """Copy the packed output back, if the array is strided and receives a result.
 
         Args:
-            output: See :meth:`packed`.
             stream: The stream that copies, by default the stream of the array.
         """
         if self.writes:
-            self.output.unpack(output, stream)
+            self.output.unpack(self.packed_output, stream)
 
 
 def gpu_op(
@@ -157,7 +163,8 @@ def gpu_op(
 
     Raises:
         ValueError: With NCCL, an array lies on another GPU than the group's.
-        ResourceExhaustedError: With NCCL, the device has no memory to pack or widen the arrays.
+        ResourceExhaustedError: The device has no memory to pack or widen the arrays.
+        DistBackendError: CUDA failed.
     """
     if rule.backend == "ipc" and all(
         getattr(array, "nbytes", IPC_MIN_BYTES) < IPC_MIN_BYTES for array in arrays
@@ -205,8 +212,8 @@ def gpu_op(
     signature = name, code, root, shape, kind, rule.backend
     on_gpus = [one for one in devices if one is not None]
     record = GpuOp(name, info, on_gpus, on_gpu, not reads_only, reduction, root, signature, stage)
-    if rule.backend == "nccl" and nbytes:
-        record.prepare_for_nccl(device)
+    if nbytes:
+        record.prepare(device, rule.backend)
     return record
 
 
@@ -221,3 +228,71 @@ def _fit(name: str, headers: Sequence[Array], members: int) -> bool:
         rows = [header.shape[0] if header.shape else 1 for header in headers]
         return taken.nbytes == given.nbytes and not any(row % members for row in rows)
     return True
+
+
+class DeviceMemory:
+    """Memory of a GPU with the attributes of an array that an Op and mpi4py need.
+
+    Args:
+        array: A contiguous array.
+    """
+
+    def __init__(self, array: DeviceArray) -> None:
+        self._array = array  # keeps the memory
+        self.dtype = array.dtype
+        self.nbytes = array.nbytes
+        self.shape = array.shape
+        self.size = array.nbytes // array.dtype.itemsize
+        self.__cuda_array_interface__ = {
+            "data": (array.pointer, False),
+            "shape": (self.size,),
+            "typestr": array.dtype.str,
+            "version": 3,
+        }
+
+
+def device_memory(array: Any, *, write: bool) -> DeviceMemory | None:
+    """Wait for the stream of an array on a GPU, and return its memory.
+
+    MPI is not stream-aware, so the host waits.
+
+    Args:
+        array: Any array.
+        write: Whether MPI writes it.
+
+    Returns:
+        None if the array has to be staged: it is not on a GPU, strided, too long, read-only though
+        MPI writes it, or of a dtype that MPI does not know.
+    """
+    if not lies_on_gpu(array):
+        return None
+    there = DeviceArray(array)
+    known = there.dtype.char in NATIVE and there.dtype.isnative
+    if not known or not there.is_contiguous or (write and not there.writeable):
+        return None
+    if there.header.size > LARGEST_COUNT:
+        return None
+    text = "waiting for the array of an operation of MPI"
+    with on_device(there.device, text):
+        wait_for(record_event(there.stream), text)
+    return DeviceMemory(there)
+
+
+def device_memory_op(
+    info: GroupInfo, name: str, array: Any, op: Reduction | str, root: int
+) -> Op | None:
+    """Return an all_reduce or a broadcast on the memory of a GPU; None if it has to be staged.
+
+    The other collectives are several calls of MPI, or use its arrays on the host.
+    """
+    if name not in ("all_reduce", "broadcast"):
+        return None
+    memory: Any = device_memory(array, write=root != info.rank)
+    if memory is None:
+        return None
+    if name == "broadcast":
+        return Op(name, info, None, memory, root=root)
+    reduction = ReduceOp.of(op)
+    if not isinstance(reduction, ReduceOp) or not is_direct(np.dtype(memory.dtype), reduction):
+        return None
+    return Op(name, info, None, memory, reduction)

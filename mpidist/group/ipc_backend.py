@@ -22,12 +22,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mpidist.errors import DistBackendError, ResourceExhaustedError
+from mpidist.errors import DistBackendError
 from mpidist.gpu import make_current, on_device, record_event, synchronize, wait_for
 from mpidist.gpu.reductions import combine, numbers_at
 from mpidist.gpu.streams import CommStream, use_stream
@@ -48,27 +47,6 @@ _ALIGNED = 256  # bytes; a multiple of the size of every element
 
 Steps = Iterator[None]
 """The steps of an operation on one rank, with a barrier wherever it yields."""
-
-
-@dataclass
-class _Queued:
-    """One operation as it was submitted.
-
-    Attributes:
-        op: The operation.
-        source: The packed input; None if the operation has to be staged.
-        output: The packed output; None likewise.
-        events: Events behind the work that was queued on the streams of the arrays.
-        error: An error of CUDA that the thread raises when the other ranks have been told.
-        work: The Work of an asynchronous operation.
-    """
-
-    op: GpuOp
-    source: Any
-    output: Any
-    events: list[Any]
-    error: Exception | None = None
-    work: Work | None = None
 
 
 class IpcBackend:
@@ -107,9 +85,7 @@ class IpcBackend:
         self._opened: list[int] = []
         self._half = 0
         self._failure: BaseException | None = None
-        self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
-        self._queued = 0  # operations that the thread has not finished
-        self._count_lock = threading.Lock()
+        self._queue: queue.Queue[tuple[GpuOp, Work] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         with watched("opening exchange buffers on GPUs", comm.Get_group()):
             self._comm = comm.Dup()
@@ -120,24 +96,21 @@ class IpcBackend:
 
     def run(self, op: Op) -> None:
         """Run an operation; see :meth:`mpidist.group.backend.Backend.run`."""
-        if self._queued:
+        if self._queue.unfinished_tasks:
             self.start(op).wait()
         else:
-            self._carry_out(self._prepared(cast("GpuOp", op)))
+            self._carry_out(cast("GpuOp", op))
 
     def start(self, op: Op) -> Work:
         """Queue an operation for the thread; see :meth:`mpidist.group.backend.Backend.start`."""
-        entry = self._prepared(cast("GpuOp", op))
-        entry.work = Work(op.name)
-        self._pending[id(entry.work)] = entry.work
+        work = Work(op.name)
+        self._pending[id(work)] = work
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpidist-ipc", daemon=True)
             self._thread.start()
             world().shutdown.before_leave.append(self._end_thread)
-        with self._count_lock:
-            self._queued += 1
-        self._queue.put(entry)
-        return entry.work
+        self._queue.put((cast("GpuOp", op), work))
+        return work
 
     def free(self) -> None:
         """Collective. Wait for all operations, and release the buffers and the communicator."""
@@ -155,7 +128,7 @@ class IpcBackend:
 
     def abandon(self) -> None:
         """Close the buffers without the other ranks. They stay open while an operation runs."""
-        if not self._queued:
+        if not self._queue.unfinished_tasks:
             self._close_buffers()
 
     # Inside
@@ -204,43 +177,23 @@ class IpcBackend:
                 while self._opened:
                     package.cuda.runtime.ipcCloseMemHandle(self._opened.pop())
 
-    def _prepared(self, op: GpuOp) -> _Queued:
-        """Pack the arrays of an operation, on the streams and at the time of the call."""
-        if op.on_gpu and not self.problem and all(one.device == self._device for one in op.arrays):
-            try:
-                with on_device(self._device, op.describe()):
-                    source, output = op.packed()
-                    events = [record_event(one.stream) for one in op.arrays]
-                return _Queued(op, source, output, events)
-            except (DistBackendError, ResourceExhaustedError) as error:
-                logger.info("%s is staged: %s", op.describe(), error)
-        entry = _Queued(op, None, None, [])
-        try:
-            for one in op.arrays:
-                with on_device(one.device, op.describe()):
-                    entry.events.append(record_event(one.stream))
-        except DistBackendError as error:  # raised by _stage, which tells the other ranks
-            entry.error = error
-        return entry
-
     def _serve(self) -> None:
         make_current(self._device)
         while (entry := self._queue.get()) is not None:
-            op, work = entry.op, entry.work
-            assert work is not None
+            op, work = entry
             self._waits.current[id(work)] = op
             error: BaseException | None = None
             try:
-                self._carry_out(entry)
+                self._carry_out(op)
             except BaseException as raised:  # the Work ends with it
                 error = backend_error(op, raised) if isinstance(raised, self.error) else raised
             finally:
                 self._waits.current.pop(id(work), None)
                 self._pending.pop(id(work), None)
-                with self._count_lock:
-                    self._queued -= 1
+                self._queue.task_done()
             work.complete(op.outputs if error is None else None, error)
             del entry, op, work, error  # the thread must not keep arrays while it waits
+        self._queue.task_done()
 
     def _end_thread(self) -> None:
         """Wait until the thread has run all queued operations, and end it."""
@@ -251,38 +204,32 @@ class IpcBackend:
             with suppress(ValueError):  # removed by an earlier call
                 world().shutdown.before_leave.remove(self._end_thread)
 
-    def _carry_out(self, entry: _Queued) -> None:
+    def _carry_out(self, op: GpuOp) -> None:
         """Run an operation on this thread. An error ends the group, since other ranks may wait."""
-        op = entry.op
-        try:
-            self._check_failure(op)
-            if not self.problem and self._all_true(entry.output is not None):
-                self._run_steps(entry)
-            else:
-                self._stage(entry)
-        except BaseException as error:
-            self._failure = self._failure or error
-            self._tear(op.name, error)
-            raise
-
-    def _check_failure(self, op: GpuOp) -> None:
         if self._failure is not None:
             raise DistBackendError(
                 f"{op.describe()} has not run, because an earlier operation has failed: "
                 f"{self._failure}"
             )
+        try:
+            if not self.problem and self._all_true(op.source is not None):
+                self._run_steps(op)
+            else:
+                self._stage(op)
+        except BaseException as error:
+            self._failure = self._failure or error
+            self._tear(op.name, error)
+            raise
 
-    def _stage(self, entry: _Queued) -> None:
+    def _stage(self, op: GpuOp) -> None:
         """Run an operation on host memory.
 
         The host waits for the streams, because the thread has a current stream of its own.
         """
-        op, text = entry.op, entry.op.describe()
+        text = op.describe()
         staged: Op | None = None
         try:
-            if entry.error is not None:
-                raise entry.error
-            for one, event in zip(op.arrays, entry.events, strict=True):
+            for one, event in zip(op.arrays, op.events, strict=True):
                 with on_device(one.device, text):
                     wait_for(event, text)
             staged = op.stage()
@@ -297,20 +244,20 @@ class IpcBackend:
             with on_device(one.device, text):
                 synchronize(one.device, text)
 
-    def _run_steps(self, entry: _Queued) -> None:
-        op, text = entry.op, entry.op.describe()
+    def _run_steps(self, op: GpuOp) -> None:
+        text = op.describe()
         in_barrier = False
         with on_device(self._device, text):
             try:
-                for event in entry.events:
+                for event in op.events:
                     wait_for(event, text)
                 with use_stream(self._stream.stream):
-                    for _ in _STEPS[op.name](self, op, entry.source, entry.output):
+                    for _ in _STEPS[op.name](self, op, op.source, op.result):
                         wait_for(record_event(self._stream.stream), text)
                         in_barrier = True
                         self._barrier(text)
                         in_barrier = False
-                op.unpack(entry.output, self._stream.stream)
+                op.unpack(self._stream.stream)
                 wait_for(record_event(self._stream.stream), text)
             except BaseException:
                 if not in_barrier:

@@ -22,18 +22,8 @@ from mpidist.work import Work
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_TYPES = {
-    "i1": "NCCL_INT8",
-    "u1": "NCCL_UINT8",
-    "i4": "NCCL_INT32",
-    "u4": "NCCL_UINT32",
-    "i8": "NCCL_INT64",
-    "u8": "NCCL_UINT64",
-    "f4": "NCCL_FLOAT32",
-    "f8": "NCCL_FLOAT64",
-}
 # AVG is a sum that is divided, as on the host. NCCL's own average scales before it adds.
-_OPS = {"SUM": "SUM", "AVG": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
+_OPS = {"AVG": "SUM", "PRODUCT": "PROD"}
 _LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN"}
 _PERIOD_S = 0.1
 
@@ -148,7 +138,7 @@ class NcclBackend:
                 self._communicator.check_async_error()
                 with self._stream.ordered_with([op.input.stream, op.output.stream]):
                     self._call(op)
-                op.unpack(op.packed_output)
+                op.unpack()
                 # A copy into a strided output belongs to the operation, too.
                 event = record_event(op.output.stream)
         except BaseException as error:  # the other ranks would wait for this operation for ever
@@ -223,11 +213,11 @@ class NcclBackend:
             case "all_to_all_single":
                 self._exchange(read, write, source.nbytes // self._size)
                 return
-        kind = getattr(nccl, _TYPES[f"{source.dtype.kind}{source.dtype.itemsize}"])
+        kind = getattr(nccl, f"NCCL_{source.dtype.name.upper()}")
         name = op.op.name
         if dtype.char == "?":
             name = _LOGICAL.get(name, name)
-        code = getattr(nccl, f"NCCL_{_OPS[name]}")
+        code = getattr(nccl, f"NCCL_{_OPS.get(name, name)}")
         match op.name:
             case "all_reduce":
                 comm.allReduce(read, write, source.size, kind, code, stream)

@@ -38,8 +38,13 @@ from mpidist.gpu import bus_id
 from mpidist.gpu.nccl import nccl_problem
 from mpidist.group.checks import check_list, check_multiple, list_of_root, list_of_root_objects
 from mpidist.group.coalescing import Coalescing, coalesce, launch_coalesced, returning
-from mpidist.group.device_memory import device_memory, device_memory_op
-from mpidist.group.gpu_operation import MOVING, REDUCING, gpu_op
+from mpidist.group.gpu_operation import (
+    MOVING,
+    REDUCING,
+    device_memory,
+    device_memory_op,
+    gpu_op,
+)
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuFacts, GpuRule, choose
 from mpidist.group.monitored_barrier import MonitoredBarrier
 from mpidist.group.operation import LARGEST_COUNT, MIN_MESSAGE_BYTES, RESERVED_TAGS, GroupInfo, Op
