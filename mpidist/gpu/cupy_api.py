@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
@@ -176,14 +175,11 @@ def cuda_errors() -> tuple[type[Exception], ...]:
     )
 
 
-class map_cuda_errors:
-    """Context manager that raises errors of mpidist in place of those of CUDA.
-
-    A class, because the frames of a generator's context manager form a reference cycle with the
-    error under Python 3.12 and 3.13, and keep pinned memory until the garbage collector runs.
+class on_device:
+    """Context manager that makes a device current, raises errors of mpidist, and yields CuPy.
 
     Args:
-        where: The device, for messages; an int is a device index.
+        device: Device index; None keeps the current device.
         operation: The operation, for messages, with ``%s`` for each of the ``args``:
             ``"copying %s to the host"``. The text is made only if CUDA fails, as in logging.
         args: Objects to format.
@@ -194,49 +190,20 @@ class map_cuda_errors:
         DistBackendError: CUDA failed in another way.
     """
 
-    def __init__(self, where: int | str, operation: str, *args: object) -> None:
-        self._where = where
+    # A class, because a generator takes twice as long.
+    def __init__(self, device: int | None, operation: str, *args: object) -> None:
+        self._device = device
         self._operation = operation
         self._args = args
-
-    def __enter__(self) -> Any:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None:
-            self._map(error)
-
-    def _map(self, error: BaseException) -> None:
-        # Errors of mpidist name device and remedy already.
-        if isinstance(error, Error) or not isinstance(error, cuda_errors()):
-            return
-        # A caller that keeps the error must not keep the pinned memory of ended frames.
-        traceback.clear_frames(error.__traceback__)
-        where = f"GPU {self._where}" if isinstance(self._where, int) else self._where
-        operation = self._operation % self._args if self._args else self._operation
-        raise mapped_error(error, where, operation) from error
-
-
-class on_device(map_cuda_errors):
-    """Context manager that makes a device current, maps errors of CUDA, and yields CuPy.
-
-    Args:
-        device: Device index.
-        operation: See :class:`map_cuda_errors`, which raises the same.
-        args: See there.
-    """
-
-    def __init__(self, device: int, operation: str, *args: object) -> None:
-        super().__init__(device, operation, *args)
-        self._device = device
         self._context: Any = None
 
     def __enter__(self) -> Any:
         package = cupy()
+        device = self._device
         try:
             # Making the current device current again would create a context, which takes memory.
-            if package.cuda.runtime.getDevice() != self._device:
-                self._context = package.cuda.Device(self._device)
+            if device is not None and package.cuda.runtime.getDevice() != device:
+                self._context = package.cuda.Device(device)
                 self._context.__enter__()
         except Exception as error:
             self._map(error)
@@ -253,6 +220,14 @@ class on_device(map_cuda_errors):
         if error is not None:
             self._map(error)
 
+    def _map(self, error: BaseException) -> None:
+        # Errors of mpidist name device and remedy already.
+        if isinstance(error, Error) or not isinstance(error, cuda_errors()):
+            return
+        where = "its GPU" if self._device is None else f"GPU {self._device}"
+        operation = self._operation % self._args if self._args else self._operation
+        raise mapped_error(error, where, operation) from error
+
 
 def make_current(device: int) -> None:
     """Make a device the current one of this thread, for good.
@@ -260,9 +235,11 @@ def make_current(device: int) -> None:
     A return to another device would create a context there, which takes memory.
     """
     package = cupy()
-    with map_cuda_errors(device, "making it the current device"):
+    try:
         if package.cuda.runtime.getDevice() != device:
             package.cuda.Device(device).use()
+    except cuda_errors() as error:
+        raise mapped_error(error, f"GPU {device}", "making it the current device") from error
 
 
 def is_out_of_memory(error: Exception) -> bool:

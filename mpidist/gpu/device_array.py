@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.gpu.cupy_api import cupy, map_cuda_errors, on_device, with_rank
+from mpidist.gpu.cupy_api import cupy, on_device, with_rank
 from mpidist.gpu.pinned_pool import Block, start_copy
 from mpidist.gpu.streams import current_stream, record_event, stream_of, use_stream
 from mpidist.tensors import check_tensor, dtype_of_tensor
@@ -73,7 +73,7 @@ class DeviceArray:
         self.writeable = True
         self._array: Any = None  # a CuPy array of the elements, if it is known
         self._owner: Any = array
-        with map_cuda_errors("its GPU", "looking at a %s", type(array).__name__):
+        with on_device(None, "looking at a %s", type(array).__name__):
             self._take(array)
             self.nbytes = math.prod(self.shape) * _bits_dtype(self.dtype).itemsize
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -68,20 +67,14 @@ def stage(array: Any, *, read: bool = True) -> HostStaging:
         ResourceExhaustedError: The host lacks memory, or the device to pack a strided array.
         DistBackendError: CUDA failed.
     """
-    origin, staging = DeviceArray(array), None
-    try:
-        with on_device(origin.device, "copying %s to the host", origin):
-            staging, block = pinned_pool.pool.array(origin.shape, origin.dtype, HostStaging)
-            staging.origin, staging._block = origin, block
-            if read and origin.nbytes:
-                origin.start_download(block, origin.stream)
-                wait_for(block.event, "copying %s to the host", origin)
-                block.event = None
-    except BaseException as error:
-        # A caller that keeps the error must not keep the memory, which these frames hold.
-        traceback.clear_frames(error.__traceback__)
-        del staging
-        raise
+    origin = DeviceArray(array)
+    with on_device(origin.device, "copying %s to the host", origin):
+        staging, block = pinned_pool.pool.array(origin.shape, origin.dtype, HostStaging)
+        staging.origin, staging._block = origin, block
+        if read and origin.nbytes:
+            origin.start_download(block, origin.stream)
+            wait_for(block.event, "copying %s to the host", origin)
+            block.event = None
     if not origin.writeable:
         staging.flags.writeable = False
     return staging
@@ -245,16 +238,13 @@ class Prefetcher:
         """
         for array in arrays:
             check_dtype(array.dtype)
-        total = sum(array.nbytes for array in arrays)
-        # A caller that keeps an error keeps this frame. So only ended frames hold the memory.
-        with on_device(self.device, "sending %d bytes to it", total):
-            return PrefetchBatch([self._start(array) for array in arrays])
-
-    def _start(self, array: Array) -> Upload:
-        upload = Upload(self.device, array.shape, array.dtype.newbyteorder("="))
-        np.copyto(upload.host, array)
-        upload.copy()
-        return upload
+        uploads = []
+        for array in arrays:
+            upload = Upload(self.device, array.shape, array.dtype.newbyteorder("="))
+            np.copyto(upload.host, array)
+            upload.copy()
+            uploads.append(upload)
+        return PrefetchBatch(uploads)
 
 
 class PrefetchBatch:
@@ -303,7 +293,9 @@ class Download:
         origin = DeviceArray(array)
         self.shape, self.dtype = origin.shape, origin.dtype
         with on_device(origin.device, "copying %s to the host", origin):
-            self._host, self._block = _start_download(origin)
+            self._host, self._block = pinned_pool.pool.array(self.shape, self.dtype, np.ndarray)
+            if origin.nbytes:
+                origin.start_download(self._block, copy_stream(origin.device, "down"))
         # CuPy's pool could lend the memory again before it has been copied.
         self._origin: DeviceArray | None = origin
 
@@ -344,10 +336,3 @@ def copy_stream(device: int, direction: str) -> Any:
         if (device, direction) not in _streams:
             _streams[device, direction] = cupy().cuda.Stream(non_blocking=True)
         return _streams[device, direction]
-
-
-def _start_download(origin: DeviceArray) -> tuple[Array, Block]:
-    host, block = pinned_pool.pool.array(origin.shape, origin.dtype, np.ndarray)
-    if origin.nbytes:
-        origin.start_download(block, copy_stream(origin.device, "down"))
-    return host, block
