@@ -12,7 +12,7 @@ from mpidist.buffers.packing import NATIVE
 from mpidist.buffers.reduce_op import ReduceOp, Reduction, is_direct
 from mpidist.errors import FailedPreconditionError
 from mpidist.gpu import DeviceArray, cupy, lies_on_gpu, on_device, record_event, wait_for
-from mpidist.gpu.reductions import as_numbers, can_reduce, is_half, widened
+from mpidist.gpu.kernels import as_numbers, can_reduce, is_half, widened
 from mpidist.gpu.streams import use_stream
 from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuRule
 from mpidist.group.operation import LARGEST_COUNT, GroupInfo, Op, Signature

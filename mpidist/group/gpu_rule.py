@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mpidist.gpu.reductions import MOST_ARRAYS
+from mpidist.gpu.kernels import MOST_ARRAYS
 
 IPC_MIN_BYTES = 4 << 20
 """Smaller operations are staged: CUDA IPC needs several barriers on the host."""

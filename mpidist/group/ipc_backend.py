@@ -28,7 +28,7 @@ import numpy as np
 
 from mpidist.errors import DistBackendError
 from mpidist.gpu import make_current, on_device, record_event, synchronize, wait_for
-from mpidist.gpu.reductions import combine, numbers_at
+from mpidist.gpu.kernels import combine, numbers_at
 from mpidist.gpu.streams import CommStream, use_stream
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.mpi_backend import MpiBackend, backend_error

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from mpidist.errors import DistBackendError
 from mpidist.gpu import make_current, on_device
 from mpidist.gpu.cupy_api import cuda_errors
+from mpidist.gpu.kernels import as_numbers, divided, is_half
 from mpidist.gpu.nccl import connect, nccl_errors, nccl_module, unique_id
-from mpidist.gpu.reductions import as_numbers, divided, is_half
 from mpidist.gpu.streams import CommStream, is_done, record_event
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op

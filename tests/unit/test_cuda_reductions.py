@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpidist.gpu import DeviceArray
-from mpidist.gpu.reductions import (
+from mpidist.gpu.kernels import (
     MOST_ARRAYS,
     as_numbers,
     can_reduce,
