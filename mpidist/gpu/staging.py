@@ -21,7 +21,14 @@ from mpidist.gpu import pinned_pool
 from mpidist.gpu.cupy_api import check_dtype, cupy, on_device
 from mpidist.gpu.device_array import DeviceArray
 from mpidist.gpu.pinned_pool import Block, start_copy
-from mpidist.gpu.streams import current_stream, is_done, record_event, use_stream, wait_for
+from mpidist.gpu.streams import (
+    current_stream,
+    is_done,
+    new_stream,
+    record_event,
+    use_stream,
+    wait_for,
+)
 
 Array = NDArray[Any]
 
@@ -324,7 +331,7 @@ _creating = threading.Lock()
 
 
 def copy_stream(device: int, direction: str) -> Any:
-    """Return the stream of the current device for all uploads or all downloads.
+    """Return the stream of a device for all uploads or all downloads.
 
     Devices have a copy engine for each direction, so both run at the same time.
 
@@ -334,5 +341,5 @@ def copy_stream(device: int, direction: str) -> Any:
     """
     with _creating:
         if (device, direction) not in _streams:
-            _streams[device, direction] = cupy().cuda.Stream(non_blocking=True)
+            _streams[device, direction] = new_stream(device)
         return _streams[device, direction]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpidist.gpu import pinned_pool
 from mpidist.gpu.cupy_api import cuda_errors, cupy, is_out_of_memory, on_device
 from mpidist.gpu.pinned_pool import UNTRACKED, Block, Bytes, size_class
-from mpidist.gpu.streams import logger, record_event, use_stream, wait_for
+from mpidist.gpu.streams import logger, new_stream, record_event, use_stream, wait_for
 
 Array = NDArray[Any]
 
@@ -111,8 +111,7 @@ class StagingStream:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        with on_device(device, "making a stream") as package:
-            self._stream = package.cuda.Stream(non_blocking=True)
+        self._stream = new_stream(device)
         self._pinned: dict[str, tuple[Bytes, Block]] = {}  # by direction
         self._memory: Any = None  # on the device
         self._fetched: Bytes | None = None

@@ -48,6 +48,17 @@ def stream_of(handle: int) -> Any:
     return cuda.ExternalStream(handle)
 
 
+def new_stream(device: int) -> Any:
+    """Return a stream of a device, which the default stream does not wait for.
+
+    Raises:
+        DistBackendError: There is no such device.
+        FailedPreconditionError: There is no CuPy.
+    """
+    with on_device(device, "making a stream") as package:
+        return package.cuda.Stream(non_blocking=True)
+
+
 @contextmanager
 def use_stream(stream: Any) -> Iterator[None]:
     """Make a stream of the current device the one on which this thread works with CuPy.
@@ -121,52 +132,27 @@ def synchronize(device: int, operation: str) -> None:
     wait_for(record_event(current_stream(device)), operation)
 
 
-class CommStream:
-    """A stream for the copies, kernels and NCCL calls of one group.
+@contextmanager
+def ordered_with(stream: Any, others: Iterable[Any]) -> Iterator[None]:
+    """Make a stream current in the block, ordered with the streams of arrays.
+
+    The stream starts after the work that was queued on the others, and they wait for the stream,
+    also if the block fails. The host does not wait. The device must be current.
 
     Args:
-        device: Index of the GPU.
-
-    Attributes:
-        device: Index of the GPU.
-        stream: CuPy's stream.
-
-    Raises:
-        DistBackendError: There is no such device.
-        FailedPreconditionError: There is no CuPy.
+        stream: The stream of a group.
+        others: CuPy's streams of the arrays.
     """
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-        with on_device(device, "making a stream") as package:
-            self.stream: Any = package.cuda.Stream(non_blocking=True)
-
-    @contextmanager
-    def ordered_with(self, streams: Iterable[Any]) -> Iterator[None]:
-        """Make the stream current in the block, ordered with the streams of arrays.
-
-        The stream starts after the work that was queued on the others, and they wait for the
-        stream, also if the block fails. The host does not wait. The device must be current.
-
-        Args:
-            streams: CuPy's streams of the arrays.
-        """
-        others = {stream.ptr: stream for stream in streams}.values()
-        for stream in others:
-            self.stream.wait_event(record_event(stream))
-        try:
-            with use_stream(self.stream):
-                yield
-        finally:
-            event = record_event(self.stream)
-            for stream in others:
-                stream.wait_event(event)
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Start a copy between addresses of devices, peers included."""
-        runtime = cupy().cuda.runtime
-        kind = runtime.memcpyDeviceToDevice
-        runtime.memcpyAsync(target, source, nbytes, kind, self.stream.ptr)
+    others = {other.ptr: other for other in others}.values()
+    for other in others:
+        stream.wait_event(record_event(other))
+    try:
+        with use_stream(stream):
+            yield
+    finally:
+        event = record_event(stream)
+        for other in others:
+            other.wait_event(event)
 
 
 class _ExternalStream:

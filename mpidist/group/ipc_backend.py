@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mpidist.errors import DistBackendError
-from mpidist.gpu import make_current, on_device, record_event, synchronize, wait_for
+from mpidist.gpu import cupy, make_current, on_device, record_event, synchronize, wait_for
 from mpidist.gpu.kernels import combine, numbers_at
-from mpidist.gpu.streams import CommStream, use_stream
+from mpidist.gpu.streams import new_stream, use_stream
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.mpi_backend import MpiBackend, backend_error
 from mpidist.group.operation import Op
@@ -79,7 +79,7 @@ class IpcBackend:
         self.error: type[Exception] = MPI.Exception
         self._rank, self._size, self._device = comm.rank, comm.size, device
         self._waits, self._pending, self._tear = waits, pending, tear
-        self._stream: CommStream
+        self._stream: Any = None
         self._memory: Any = None
         self._buffers: list[int] = []  # addresses in this process, by group rank
         self._opened: list[int] = []
@@ -137,7 +137,7 @@ class IpcBackend:
         """Collective. Open the exchange buffers. Return the problem of a rank, or ""."""
         handle, problem = b"", ""
         try:
-            self._stream = CommStream(self._device)
+            self._stream = new_stream(self._device)
             with on_device(self._device, "allocating an exchange buffer") as package:
                 self._memory = package.cuda.Memory(2 * CHUNK_BYTES)
                 handle = bytes(package.cuda.runtime.ipcGetMemHandle(self._memory.ptr))
@@ -251,14 +251,14 @@ class IpcBackend:
             try:
                 for event in op.events:
                     wait_for(event, text)
-                with use_stream(self._stream.stream):
+                with use_stream(self._stream):
                     for _ in _STEPS[op.name](self, op, op.source, op.result):
-                        wait_for(record_event(self._stream.stream), text)
+                        wait_for(record_event(self._stream), text)
                         in_barrier = True
                         self._barrier(text)
                         in_barrier = False
-                op.unpack(self._stream.stream)
-                wait_for(record_event(self._stream.stream), text)
+                op.unpack(self._stream)
+                wait_for(record_event(self._stream), text)
             except BaseException:
                 if not in_barrier:
                     self._all_true(False)  # the others are in their next barrier
@@ -385,7 +385,9 @@ class IpcBackend:
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         if nbytes:
-            self._stream.copy(target, source, nbytes)
+            runtime = cupy().cuda.runtime
+            kind = runtime.memcpyDeviceToDevice  # peers included
+            runtime.memcpyAsync(target, source, nbytes, kind, self._stream.ptr)
 
 
 _STEPS: dict[str, Callable[[IpcBackend, GpuOp, Any, Any], Steps]] = {

@@ -13,7 +13,7 @@ from mpidist.gpu import make_current, on_device
 from mpidist.gpu.cupy_api import cuda_errors
 from mpidist.gpu.kernels import as_numbers, divided, is_half
 from mpidist.gpu.nccl import connect, nccl_errors, nccl_module, unique_id
-from mpidist.gpu.streams import CommStream, is_done, record_event
+from mpidist.gpu.streams import is_done, new_stream, ordered_with, record_event
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.operation import Op
 from mpidist.mpi import Backoff, PendingOps, watched
@@ -66,7 +66,7 @@ class NcclBackend:
         self._pending = pending
         self._tear = tear
         self._where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
-        self._stream = CommStream(device)
+        self._stream = new_stream(device)
         with watched("making a communicator of NCCL", comm.Get_group()):
             unique = comm.bcast(_unique_id_or_error() if comm.rank == 0 else None)
             if isinstance(unique, Exception):
@@ -136,7 +136,7 @@ class NcclBackend:
             with self._lock, on_device(self._device, text):
                 self.check()
                 self._communicator.check_async_error()
-                with self._stream.ordered_with([op.input.stream, op.output.stream]):
+                with ordered_with(self._stream, [op.input.stream, op.output.stream]):
                     self._call(op)
                 op.unpack()
                 # A copy into a strided output belongs to the operation, too.
@@ -199,7 +199,7 @@ class NcclBackend:
                 self._communicator.abort()
 
     def _call(self, op: GpuOp) -> None:
-        dtype, stream = op.output.dtype, self._stream.stream.ptr
+        dtype, stream = op.output.dtype, self._stream.ptr
         nccl, comm, byte = self._nccl, self._communicator, self._nccl.NCCL_UINT8
         source, result = op.source, op.result
         read, write = source.data.ptr, result.data.ptr
@@ -231,18 +231,13 @@ class NcclBackend:
 
     def _exchange(self, source: int, target: int, part: int) -> None:
         """Send each rank its part, in bytes; NCCL has no all-to-all."""
-        own = self._rank * part
-        self._stream.copy(target + own, source + own, part)
-        if self._size == 1:
-            return
-        byte, stream = self._nccl.NCCL_UINT8, self._stream.stream.ptr
+        byte, stream = self._nccl.NCCL_UINT8, self._stream.ptr
         self._nccl.groupStart()
         try:
             for peer in range(self._size):
-                if peer != self._rank:
-                    place = peer * part
-                    self._communicator.send(source + place, part, byte, peer, stream)
-                    self._communicator.recv(target + place, part, byte, peer, stream)
+                place = peer * part
+                self._communicator.send(source + place, part, byte, peer, stream)
+                self._communicator.recv(target + place, part, byte, peer, stream)
         finally:
             self._nccl.groupEnd()
 

@@ -8,7 +8,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
-from _cases import stand_in_cupy
+from _cases import stand_in_cupy, stand_in_nccl
 from _cases.endpoints import wait_until
 from _cases.gpu_calls import idle_bytes, lent_bytes
 
@@ -357,13 +357,13 @@ def test_a_device_that_fails_breaks_the_group(grouped, xp, monkeypatch):
     if xp is not stand_in_cupy:
         pytest.skip("devices cannot be made to fail there")
     group = grouped("nccl")
-    array, output = xp.ones(COUNT, "f4"), xp.ones(COUNT, "f4")
+    array, output = xp.ones(COUNT, "f4"), xp.ones(2 * COUNT, "f4")
     group.all_reduce(array)
     host(xp, array)  # the abort of one rank would end the operation of the other
     with monkeypatch.context() as patch:
-        fails(patch, xp.cuda.runtime, "memcpyAsync", xp.CUDARuntimeError(700))
+        fails(patch, stand_in_nccl.NcclCommunicator, "allGather", xp.CUDARuntimeError(700))
         with pytest.raises(DistBackendError, match="failed on GPU"):
-            group.all_to_all_single(output, array)
+            group.all_gather_into_tensor(output, array)
     with pytest.raises(GroupBrokenError):
         group.all_reduce(array)
 
@@ -507,8 +507,6 @@ def test_a_rank_without_memory_can_join_the_others_later(grouped, xp, backend, a
 def test_an_error_of_nccl_that_comes_late(grouped, world, xp, monkeypatch, status):
     if xp is not stand_in_cupy:
         pytest.skip("NCCL cannot be made to fail there")
-    from _cases import stand_in_nccl
-
     group = grouped("nccl")
     array = xp.ones(COUNT, "f4")
     group.all_reduce(array)
