@@ -56,7 +56,8 @@ def signature_of(op: Op, nonblocking: bool) -> Signature:
     Ragged operations have the size -1, because their sizes differ between members.
     """
     if isinstance(op, GpuOp):
-        return op.gpu_signature
+        assert op.signature is not None
+        return op.signature
     array: Array | None = None
     kind = ""
     if op.name == "reduce_scatter":

@@ -29,7 +29,6 @@ class GpuOp(Op):
         group: The group.
         arrays: The arrays of this rank that are on GPUs, the output first. all_reduce, reduce and
             broadcast have one array.
-        on_gpu: Whether all arrays of this rank are on a GPU.
         writes: Whether this rank receives a result.
         op: The reduction; SUM where there is none.
         root: Group rank of the root; -1 if there is none.
@@ -53,7 +52,6 @@ class GpuOp(Op):
         name: str,
         group: GroupInfo,
         arrays: Sequence[DeviceArray],
-        on_gpu: bool,
         writes: bool,
         op: ReduceOp,
         root: int,
@@ -62,10 +60,9 @@ class GpuOp(Op):
     ) -> None:
         super().__init__(name, group, root=root)
         self.arrays = arrays
-        self.on_gpu = on_gpu
         self.writes = writes
         self.op = op
-        self.gpu_signature = signature
+        self.signature = signature
         self.stage = stage
         self.events: list[Any] = []
 
@@ -77,53 +74,37 @@ class GpuOp(Op):
 
     @property
     def output(self) -> DeviceArray:
-        """The output array. Valid only if ``on_gpu``."""
+        """The output array, if all arrays are on GPUs."""
         return self.arrays[0]
 
     @property
     def input(self) -> DeviceArray:
-        """The input array. Valid only if ``on_gpu``."""
+        """The input array, if all arrays are on GPUs."""
         return self.arrays[-1]
 
-    def prepare(self, device: int, backend: str) -> None:
-        """Make the arrays that a backend reads and writes, on the streams of the arrays.
+    def pack(self, *, as_numbers_of_nccl: bool) -> None:
+        """Make the arrays that the backend reads and writes, on the streams of the arrays.
 
         This comes before the submission: a rank that fails here has not begun its part of the
-        operation, and can call again. float16 and bfloat16 are reduced in float32 by NCCL.
+        operation, and can call again.
 
         Args:
-            device: Index of this rank's GPU.
-            backend: ``"nccl"`` or ``"ipc"``.
-
-        Raises:
-            ResourceExhaustedError: The device has no memory to pack or widen the arrays.
-            DistBackendError: CUDA failed.
+            as_numbers_of_nccl: Whether NCCL reduces them; float16 and bfloat16 in float32.
         """
-        if self.on_gpu and all(one.device == device for one in self.arrays):
-            with on_device(device, "preparing %s", self.name):
-                self._pack()
-                if backend == "nccl" and self.name in REDUCING:
-                    self._make_numbers()
-        if backend == "ipc":  # runs on a thread of its own, after the work that is queued by now
-            for one in self.arrays:
-                with on_device(one.device, "preparing %s", self.name):
-                    self.events.append(record_event(one.stream))
-
-    def _pack(self) -> None:
-        self.source = self.result = self.packed_output = self.output.packed()
+        source = result = self.packed_output = self.output.packed()
         if self.input is not self.output:
             # An input that may share memory with the output is copied.
             overlaps = np.may_share_memory(self.input.header, self.output.header)
-            self.source = self.input.packed(copy=overlaps)
-
-    def _make_numbers(self) -> None:
-        dtype, in_place = self.output.dtype, self.source is self.result
-        self.source, self.result = (as_numbers(one, dtype) for one in (self.source, self.result))
-        if is_half(dtype):
-            with use_stream(self.input.stream):
-                self.source = widened(self.source, dtype)
-            with use_stream(self.output.stream):
-                self.result = self.source if in_place else cupy().empty(self.result.shape, "f4")
+            source = self.input.packed(copy=overlaps)
+        if as_numbers_of_nccl:
+            dtype, in_place = self.output.dtype, source is result
+            source, result = as_numbers(source, dtype), as_numbers(result, dtype)
+            if is_half(dtype):
+                with use_stream(self.input.stream):
+                    source = widened(source, dtype)
+                with use_stream(self.output.stream):
+                    result = source if in_place else cupy().empty(result.shape, "f4")
+        self.source, self.result = source, result
 
     def unpack(self, stream: Any = None) -> None:
         """Copy the packed output back, if the array is strided and receives a result.
@@ -196,9 +177,10 @@ def gpu_op(
     if any(view.dtype != dtype for view in views) or not _fit(name, headers, info.size):
         return None
     check_usable(headers[0], write=not reads_only)
+    on_gpus = [one for one in devices if one is not None]
     if rule.backend == "nccl":
-        for one in devices:
-            if one is not None and one.device != device:
+        for one in on_gpus:
+            if one.device != device:
                 raise ValueError(
                     f"{name} of {one}, but group {info.name!r} uses GPU {device} on rank "
                     f"{info.ranks[info.rank]}: make the array there, or give device_id to "
@@ -210,10 +192,14 @@ def gpu_op(
     kind = dtype.name if name in REDUCING else "uint8"
     code = +reduction if name in REDUCING else 0
     signature = name, code, root, shape, kind, rule.backend
-    on_gpus = [one for one in devices if one is not None]
-    record = GpuOp(name, info, on_gpus, on_gpu, not reads_only, reduction, root, signature, stage)
-    if nbytes:
-        record.prepare(device, rule.backend)
+    record = GpuOp(name, info, on_gpus, not reads_only, reduction, root, signature, stage)
+    if nbytes and on_gpu and all(one.device == device for one in on_gpus):
+        with on_device(device, "packing the arrays of %s", name):
+            record.pack(as_numbers_of_nccl=rule.backend == "nccl" and name in REDUCING)
+    if rule.backend == "ipc":  # which runs it after the work that is queued by now
+        for one in on_gpus:
+            with on_device(one.device, "queueing %s", name):
+                record.events.append(record_event(one.stream))
     return record
 
 

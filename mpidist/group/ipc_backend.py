@@ -84,6 +84,9 @@ class IpcBackend:
         self._buffers: list[int] = []  # addresses in this process, by group rank
         self._opened: list[int] = []
         self._half = 0
+        self._room = (
+            CHUNK_BYTES // comm.size // _ALIGNED * _ALIGNED
+        )  # of each rank's part in a half
         self._failure: BaseException | None = None
         self._queue: queue.Queue[tuple[GpuOp, Work] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -282,14 +285,13 @@ class IpcBackend:
 
     def _all_reduce(self, op: GpuOp, source: Any, output: Any) -> Steps:
         """Reduce by reduce-scatter and all-gather of each chunk, in place."""
-        dtype = op.output.dtype
         for half, start, length in self._chunks(output.nbytes, CHUNK_BYTES):
             self._copy(self._own(half), source.data.ptr + start, length)
             yield
             part = -(-length // self._size // _ALIGNED) * _ALIGNED
             ends = [min(rank * part, length) for rank in range(self._size + 1)]
             begin, end = ends[self._rank : self._rank + 2]
-            self._combine(op, self._own(half) + begin, half, begin, end - begin, dtype)
+            self._combine(op, self._own(half) + begin, half, begin, end - begin)
             yield
             for rank in self._ring():
                 begin, end = ends[rank : rank + 2]
@@ -297,12 +299,11 @@ class IpcBackend:
                 self._copy(output.data.ptr + start + begin, place, end - begin)
 
     def _reduce(self, op: GpuOp, source: Any, output: Any) -> Steps:
-        dtype = op.output.dtype
         for half, start, length in self._chunks(output.nbytes, CHUNK_BYTES):
             self._copy(self._own(half), source.data.ptr + start, length)
             yield
             if self._rank == op.root:
-                self._combine(op, output.data.ptr + start, half, 0, length, dtype)
+                self._combine(op, output.data.ptr + start, half, 0, length)
 
     def _broadcast(self, op: GpuOp, source: Any, output: Any) -> Steps:
         for half, start, length in self._chunks(output.nbytes, CHUNK_BYTES):
@@ -322,20 +323,19 @@ class IpcBackend:
                 self._copy(place, self._buffers[rank] + half, length)
 
     def _reduce_scatter(self, op: GpuOp, source: Any, output: Any) -> Steps:
-        dtype, part = op.output.dtype, output.nbytes
-        for half, start, length, room in self._part_chunks(part):
-            self._spread(source, half, start, length, room, part)
+        part = output.nbytes
+        for half, start, length in self._chunks(part, self._room):
+            self._spread(source, half, start, length, part)
             yield
-            place = output.data.ptr + start
-            self._combine(op, place, half, self._rank * room, length, dtype)
+            self._combine(op, output.data.ptr + start, half, self._rank * self._room, length)
 
     def _all_to_all(self, op: GpuOp, source: Any, output: Any) -> Steps:
         part = source.nbytes // self._size
-        for half, start, length, room in self._part_chunks(part):
-            self._spread(source, half, start, length, room, part)
+        for half, start, length in self._chunks(part, self._room):
+            self._spread(source, half, start, length, part)
             yield
             for rank in self._ring():
-                place = self._buffers[rank] + half + self._rank * room
+                place = self._buffers[rank] + half + self._rank * self._room
                 self._copy(output.data.ptr + rank * part + start, place, length)
 
     def _chunks(self, nbytes: int, most: int) -> Iterator[tuple[int, int, int]]:
@@ -349,27 +349,17 @@ class IpcBackend:
             self._half ^= 1
             yield self._half * CHUNK_BYTES, start, min(most, nbytes - start)
 
-    def _part_chunks(self, part: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the same for each rank's part, with the bytes reserved for one part in a half."""
-        room = CHUNK_BYTES // self._size // _ALIGNED * _ALIGNED
-        for half, start, length in self._chunks(part, room):
-            yield half, start, length, room
-
-    def _spread(
-        self, source: Any, half: int, start: int, length: int, room: int, part: int
-    ) -> None:
+    def _spread(self, source: Any, half: int, start: int, length: int, part: int) -> None:
         """Copy a chunk of the part for each rank into the own buffer."""
         for rank in range(self._size):
-            place = self._own(half) + rank * room
+            place = self._own(half) + rank * self._room
             self._copy(place, source.data.ptr + rank * part + start, length)
 
-    def _combine(
-        self, op: GpuOp, target: int, half: int, begin: int, nbytes: int, dtype: np.dtype[Any]
-    ) -> None:
+    def _combine(self, op: GpuOp, target: int, half: int, begin: int, nbytes: int) -> None:
         """Reduce the same bytes of all buffers into memory of this rank."""
         if not nbytes:
             return
-        places = [buffer + half + begin for buffer in self._buffers]
+        dtype, places = op.output.dtype, [buffer + half + begin for buffer in self._buffers]
         parts = [numbers_at(place, nbytes, dtype, self._device) for place in places]
         out = numbers_at(target, nbytes, dtype, self._device)
         if target in places:  # the kernel takes one of its inputs as output

@@ -68,7 +68,12 @@ class NcclBackend:
         self._where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
         self._stream = new_stream(device)
         with watched("making a communicator of NCCL", comm.Get_group()):
-            unique = comm.bcast(_unique_id_or_error() if comm.rank == 0 else None)
+            unique: bytes | Exception = b""
+            try:
+                unique = unique_id() if comm.rank == 0 else b""
+            except Exception as error:  # every rank raises it
+                unique = error
+            unique = comm.bcast(unique)
             if isinstance(unique, Exception):
                 raise unique
             with on_device(device, "making a communicator of NCCL"):
@@ -280,11 +285,3 @@ class _EventWork(Work):
         op = self._op
         self.complete(op.outputs if op is not None else None, error)
         self._op = None
-
-
-def _unique_id_or_error() -> bytes | Exception:
-    """Return the id, or the error that every rank is to raise."""
-    try:
-        return unique_id()
-    except Exception as error:
-        return error
