@@ -180,20 +180,10 @@ class _UploadMemory:
         self.nbytes = nbytes
         self._device = device
         self._waiting = _waiting.setdefault(device, deque())
-        with _allocating, use_stream(self.stream):
-            self._return_memory()
+        return_memory(device)
+        with use_stream(self.stream):
             self._pointer = cupy().cuda.alloc(nbytes)
         self.address = int(self._pointer.ptr)
-
-    def _return_memory(self) -> None:
-        """Return memory to CuPy's pool, the earliest first."""
-        while self._waiting:
-            event = self._waiting[0][0]
-            if not is_done(event):
-                if sum(nbytes for _, nbytes, _ in list(self._waiting)) <= WAITING_BYTES:
-                    return
-                self.stream.wait_event(event)
-            self._waiting.popleft()
 
     def __del__(self) -> None:
         if self.user is None or sys.is_finalizing():  # at exit CUDA may be gone
@@ -209,8 +199,25 @@ class _UploadMemory:
 
 WAITING_BYTES = 512 << 20
 _waiting: dict[int, deque[tuple[Any, int, Any]]] = {}  # event, size and memory, by device
-_allocating = threading.RLock()  # a signal handler may upload, too
+_returning = threading.RLock()  # a signal handler may upload, too
 _unusable: list[Any] = []
+
+
+def return_memory(device: int) -> None:
+    """Return memory of uploads that is not used any more to CuPy's pool, the earliest first.
+
+    Args:
+        device: Index of the current device.
+    """
+    with _returning:
+        waiting = _waiting.get(device)
+        while waiting:
+            event = waiting[0][0]
+            if not is_done(event):
+                if sum(nbytes for _, nbytes, _ in list(waiting)) <= WAITING_BYTES:
+                    return
+                copy_stream(device, "up").wait_event(event)
+            waiting.popleft()
 
 
 class Prefetcher:

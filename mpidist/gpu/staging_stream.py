@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mpidist.gpu import pinned_pool
 from mpidist.gpu.cupy_api import cuda_errors, cupy, is_out_of_memory, on_device
 from mpidist.gpu.pinned_pool import UNTRACKED, Block, Bytes, size_class
+from mpidist.gpu.staging import return_memory
 from mpidist.gpu.streams import logger, new_stream, record_event, use_stream, wait_for
 
 Array = NDArray[Any]
@@ -46,6 +47,7 @@ def allocate_persistent(device: int, size: int, dtype: np.dtype[Any], owner: str
         except cuda_errors() as error:
             if not is_out_of_memory(error):
                 raise
+            return_memory(device)
             package.get_default_memory_pool().free_all_blocks()
             memory = package.cuda.Memory(max(nbytes, 1))
         return package.ndarray((size,), dtype, package.cuda.MemoryPointer(memory, 0))

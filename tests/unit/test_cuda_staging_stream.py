@@ -7,7 +7,15 @@ import pytest
 from _cases import stand_in_memory
 
 from mpidist import errors
-from mpidist.gpu import Prefetcher, StagingStream, allocate_persistent, kernel, pin, staging_stream
+from mpidist.gpu import (
+    Prefetcher,
+    StagingStream,
+    allocate_persistent,
+    kernel,
+    pin,
+    staging,
+    staging_stream,
+)
 
 TEXT = """
 extern "C" __global__ void twice(long long size, const float* from, float* to, float more) {
@@ -106,10 +114,12 @@ def test_idle_memory_is_given_up_where_there_is_no_other(xp, monkeypatch):
     if xp.__name__ == "cupy":
         pytest.skip("it would have to fill the GPU")
     Prefetcher(0).send([np.zeros(1 << 17)]).hand_over()
-    assert unused_memory()
+    xp.cuda.Device(0).synchronize()  # no stream has use for it any more
+    assert staging._waiting[0]
     monkeypatch.setattr(xp, "limit", [sum(xp.in_use.values())])
     with pytest.raises(errors.ResourceExhaustedError):
         allocate_persistent(0, 10, np.dtype("f4"), "a table")
+    assert not staging._waiting[0]
     assert not unused_memory()
 
 
