@@ -143,7 +143,7 @@ class PsMemory:
         mates = [
             t for t, r in ranks.items() if r != rank and (one_sided or nodes[r] == nodes[rank])
         ]
-        return [task for task in mates if task not in self._membership.colocated]
+        return [task for task in mates if task not in self._membership.placement.colocated]
 
     def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
         """Return the possible size of a further segment of this process's ps task.

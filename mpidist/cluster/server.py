@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from mpidist.cluster.membership import Membership
-from mpidist.cluster.placement import check_addresses, check_single_process, place_in_world
+from mpidist.cluster.membership import (
+    Membership,
+    check_addresses,
+    check_single_process,
+    place_in_world,
+)
 from mpidist.cluster.ps_memory import PsMemory
 from mpidist.cluster.server_def import server_def
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
@@ -164,6 +168,7 @@ class Server:
             InvalidArgumentError: Tasks have different cluster specs, an address is not
                 ``<host>:<port>``, or two tasks of a job have the same address; the message names
                 them.
+            UnavailableError: The script of a rank has ended before its task has started.
         """
         with self._starting:
             if self._stopped:
@@ -342,8 +347,8 @@ class Server:
         placement = place_in_world(self._spec, self._task, here.rank, here.hosts)
         self._own_tasks = placement.own_tasks
         self._endpoint = open_endpoint("mpi", here.rank)
-        membership = Membership(self._spec, self._task)
-        membership.rendezvous(placement, settings.start_timeout_s)
+        membership = Membership(self._spec, self._task, placement)
+        membership.rendezvous(settings.start_timeout_s)
         self._membership = membership
         self._memory = PsMemory(self._spec, self._own_ps())
         self._memory.open_in_world(membership)

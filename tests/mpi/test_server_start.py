@@ -92,6 +92,26 @@ def test_two_tasks_of_a_job_at_one_address(world):
 
 
 @pytest.mark.ranks(2)
+def test_a_rank_with_two_tasks_that_starts_as_the_ps(world):
+    """The script of rank 0 has the worker; its ps runs beside it."""
+    hosts = start_world().hosts
+    spec = ClusterSpec(
+        {"ps": [f"{hosts[0]}:0"], "worker": [f"{h}:{r}" for r, h in enumerate(hosts)]}
+    )
+    began = time.monotonic()
+    if world.rank == 0:
+        with pytest.raises(
+            errors.FailedPreconditionError,
+            match=r"ps 0 is on rank 0 together with worker 0, which is the task of the script: use",
+        ):
+            Server(spec, "ps", 0)
+        assert time.monotonic() - began < 5
+    world.Barrier()
+    with Server(spec, "worker", world.rank) as server:
+        server.job_group("worker").barrier()
+
+
+@pytest.mark.ranks(2)
 def test_the_number_of_the_rank_is_in_use(world):
     with (
         open_endpoint("mpi", world.rank) as endpoint,
@@ -303,6 +323,28 @@ def test_a_server_that_nobody_holds_at_the_end_of_a_script(tmp_path):
     assert ended.status == 0, ended.err
     assert sorted(ended.out.split()) == ["ps", "worker"]
     assert "ignored" not in ended.err
+
+
+@pytest.mark.parametrize("addresses", ["with ranks", "of another kind"])
+def test_a_script_that_ends_before_its_server_starts(tmp_path, addresses):
+    source = f"""
+        import mpidist
+        from mpidist.cluster_resolver import MPIClusterResolver
+        resolver = MPIClusterResolver({{"ps": 1, "worker": -1}})
+        spec = resolver.cluster_spec()
+        if {addresses == "of another kind"}:
+            spec = {{"ps": ["a:1"], "worker": ["a:2"]}}
+        if resolver.task_type == "worker":
+            try:
+                mpidist.Server(spec, "worker", 0)
+            except mpidist.errors.UnavailableError as error:
+                print(error)
+    """
+    began = time.monotonic()
+    ended = run_ranks(tmp_path, 2, source)
+    assert ended.status == 0, ended.err
+    assert "worker 0 on rank 1 waits for ps 0 to start, and the script of rank 0 " in ended.out
+    assert time.monotonic() - began < 20
 
 
 def train():

@@ -12,7 +12,7 @@ import pytest
 
 import mpidist
 from mpidist import Server, errors, open_endpoint
-from mpidist.cluster.placement import check_single_process
+from mpidist.cluster.membership import check_single_process
 from mpidist.proto.mpidist_pb2 import ConfigProto
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
