@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
@@ -56,30 +56,6 @@ class ClusterSpec:
                 "a ClusterSpec is made from a dict, a ClusterDef or a ClusterSpec, not from "
                 f"{type(cluster).__name__}"
             )
-
-    @classmethod
-    def from_counts(
-        cls, counts: Mapping[str, int], hosts: Sequence[str], first_rank: int = 0
-    ) -> ClusterSpec:
-        """Assign consecutive ranks to jobs, in the order of the jobs.
-
-        Args:
-            counts: Number of tasks of each job. One job may have -1, for the remaining ranks.
-            hosts: Host name of each rank, from ``first_rank`` on.
-            first_rank: Rank of the first host.
-
-        Returns:
-            A spec whose addresses are ``<host>:<rank>``.
-
-        Raises:
-            TypeError: The counts are not a dict, or a count is not a whole number.
-            ValueError: The counts do not match the number of ranks; the message says how.
-        """
-        if not isinstance(counts, Mapping):
-            raise TypeError(f"counts is a dict of jobs to numbers of tasks, not {counts!r}")
-        filled = fill_counts(counts, len(hosts))
-        addresses = iter([f"{host}:{first_rank + rank}" for rank, host in enumerate(hosts)])
-        return cls({job: [next(addresses) for _ in range(n)] for job, n in filled.items()})
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -145,26 +121,14 @@ class ClusterSpec:
         """Return all (job, index) pairs: jobs in the given order, indices sorted."""
         return [(job, index) for job, tasks in self._jobs.items() for index in sorted(tasks)]
 
-    def rank_of(self, job_name: str, task_index: int) -> int:
-        """Return the rank of a task whose address is ``<host>:<rank>``.
-
-        Raises:
-            ValueError: The task does not exist, its address has another form, or another task of
-                the job has the same rank.
-        """
-        rank = _port(self.task_address(job_name, task_index))
-        twins = [i for i, a in self._job(job_name).items() if _port(a) == rank]
-        if len(twins) > 1:
-            raise ValueError(f"tasks {sorted(twins)} of job {job_name!r} have the same rank {rank}")
-        return rank
-
     def task_of(self, rank: int) -> tuple[str, int]:
-        """Return the task of a rank.
+        """Return the task of a rank, in a cluster whose addresses are ``<host>:<rank>``.
 
         If the rank has several tasks, the task of a service job (ps, data) comes last.
 
         Raises:
             NotFoundError: No task has this rank.
+            ValueError: An address has another form.
         """
         found = [(job, i) for job, i in self.tasks() if _port(self._jobs[job][i]) == rank]
         if not found:
@@ -188,39 +152,6 @@ class ClusterSpec:
         if name not in self._jobs:
             raise ValueError(f"no such job: {name!r}; the jobs are {self.jobs}")
         return self._jobs[name]
-
-
-def fill_counts(counts: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return the number of tasks of each job, with -1 replaced by the remaining ranks.
-
-    Args:
-        counts: Number of tasks of each job, or -1 for one job.
-        ranks: Number of ranks.
-
-    Raises:
-        TypeError: A count is not a whole number.
-        ValueError: The counts do not match the number of ranks; the message says how.
-    """
-    filled = {
-        job: as_integer(count, f"number of tasks of job {job!r}") for job, count in counts.items()
-    }
-    open_jobs = [job for job, count in filled.items() if count == -1]
-    if len(open_jobs) > 1 or any(count < -1 for count in filled.values()):
-        raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {filled}")
-    named = sum(count for count in filled.values() if count > 0)
-    if open_jobs:
-        filled[open_jobs[0]] = ranks - named
-    if named > ranks or (open_jobs and filled[open_jobs[0]] < 1):
-        raise ValueError(
-            f"the jobs {dict(counts)} need at least {named + len(open_jobs)} ranks, and there "
-            f"are {ranks}: start more, or ask for fewer tasks"
-        )
-    if sum(filled.values()) != ranks:
-        raise ValueError(
-            f"the jobs {dict(counts)} use {sum(filled.values())} of {ranks} ranks; give "
-            "one job -1 to take the rest"
-        )
-    return filled
 
 
 # Roles of training tasks, by the rules of TensorFlow's multi_worker_util

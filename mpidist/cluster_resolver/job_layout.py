@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from operator import index
 from typing import Any
 
-from mpidist.cluster.spec import fill_counts
 from mpidist.config import COLOCATED, PER_NODE
+from mpidist.errors import InvalidArgumentError
 from mpidist.host_list import is_number
 
 JobTasks = int | str | Sequence[int]
@@ -21,14 +22,14 @@ def parse_layout(text: str) -> dict[str, JobTasks]:
         text: For example ``ps=1,worker=2`` or ``ps=per_node,worker=-1``.
 
     Raises:
-        ValueError: The text has another form.
+        InvalidArgumentError: The text has another form.
     """
     jobs: dict[str, JobTasks] = {}
     for item in text.split(","):
         name, _, tasks = item.partition("=")
         is_count = is_number(tasks.removeprefix("-"))
         if not name or name in jobs or not (is_count or tasks in (PER_NODE, COLOCATED)):
-            raise ValueError(f"MPIDIST_JOBS={text!r} is not of the form ps=1,worker=2")
+            raise InvalidArgumentError(f"MPIDIST_JOBS={text!r} is not of the form ps=1,worker=2")
         jobs[name] = int(tasks) if is_count else tasks
     return jobs
 
@@ -40,8 +41,8 @@ def check_jobs(jobs: Mapping[str, JobTasks]) -> dict[str, JobTasks]:
         jobs: The tasks of each job.
 
     Raises:
-        ValueError: There is no task, a count is below -1, several counts are -1, a rule is unknown,
-            or ranks are negative or repeat.
+        InvalidArgumentError: There is no task, a count is below -1, several counts are -1, a rule
+            is unknown, or ranks are negative or repeat.
         TypeError: The tasks of a job have another type.
     """
     if not isinstance(jobs, Mapping):
@@ -49,16 +50,20 @@ def check_jobs(jobs: Mapping[str, JobTasks]) -> dict[str, JobTasks]:
     tasks = {job: _as_tasks(job, value) for job, value in jobs.items()}
     counts = [value for value in tasks.values() if isinstance(value, int)]
     if min(counts, default=0) < -1 or counts.count(-1) > 1:
-        raise ValueError(f"job counts must be 0 or more, with -1 for one job at most: {dict(jobs)}")
+        raise InvalidArgumentError(
+            f"job counts must be 0 or more, with -1 for one job at most: {dict(jobs)}"
+        )
     for job, value in tasks.items():
         if isinstance(value, str):
             if value not in (PER_NODE, COLOCATED):
-                raise ValueError(f"{job} is {value!r}; the rules are {PER_NODE!r}, {COLOCATED!r}")
+                raise InvalidArgumentError(
+                    f"{job} is {value!r}; the rules are {PER_NODE!r}, {COLOCATED!r}"
+                )
         elif not isinstance(value, int) and (len(set(value)) < len(value) or min([*value, 0]) < 0):
-            raise ValueError(f"the ranks of {job} are negative, or repeat: {value}")
+            raise InvalidArgumentError(f"the ranks of {job} are negative, or repeat: {value}")
     kept: dict[str, JobTasks] = {job: value for job, value in tasks.items() if value}
     if not kept:
-        raise ValueError(f"the cluster needs a job with a task: {dict(jobs)}")
+        raise InvalidArgumentError(f"the cluster needs a job with a task: {dict(jobs)}")
     return kept
 
 
@@ -66,7 +71,7 @@ def check_counts(jobs: Mapping[str, JobTasks]) -> dict[str, JobTasks]:
     """Return the jobs that have tasks, and check that all are given by counts.
 
     Raises:
-        ValueError: See :func:`check_jobs`.
+        InvalidArgumentError: See :func:`check_jobs`.
         TypeError: See :func:`check_jobs`; also for ranks and rules.
     """
     checked = check_jobs(jobs)
@@ -91,7 +96,8 @@ def assign_ranks(jobs: Mapping[str, JobTasks], nodes: Sequence[int]) -> dict[str
         nodes: Number of the node of each rank.
 
     Raises:
-        ValueError: A rank does not exist or has two jobs, or the counts do not match the ranks.
+        InvalidArgumentError: A rank does not exist or has two jobs, or the counts do not match the
+            ranks.
     """
     first_of_node = [nodes.index(node) for node in dict.fromkeys(nodes)]
     assigned: dict[str, list[int]] = {}
@@ -101,20 +107,30 @@ def assign_ranks(jobs: Mapping[str, JobTasks], nodes: Sequence[int]) -> dict[str
             continue
         ranks = first_of_node if isinstance(value, str) else list(value)
         if max(ranks) >= len(nodes):
-            raise ValueError(f"{job} is to have rank {max(ranks)}, and there are {len(nodes)}")
+            raise InvalidArgumentError(
+                f"{job} is to have rank {max(ranks)}, and there are {len(nodes)}"
+            )
         if value != COLOCATED:
-            if taken & set(ranks):
-                raise ValueError(f"ranks {sorted(taken & set(ranks))} of {job} have another job")
-            taken |= set(ranks)
+            if twice := taken.intersection(ranks):
+                raise InvalidArgumentError(f"ranks {sorted(twice)} of {job} have another job")
+            taken.update(ranks)
         assigned[job] = ranks
-    left = [rank for rank in range(len(nodes)) if rank not in taken]
     counts = {job: value for job, value in jobs.items() if isinstance(value, int)}
-    if left and not counts:
-        raise ValueError(f"ranks {left} have no job; give one job -1 to take them")
-    if counts:
-        free = iter(left)
-        filled = fill_counts(counts, len(left))
-        assigned |= {job: [next(free) for _ in range(count)] for job, count in filled.items()}
+    named = len(taken) + sum(count for count in counts.values() if count > 0)
+    needed = named + list(counts.values()).count(-1)
+    if needed > len(nodes):
+        raise InvalidArgumentError(
+            f"the jobs {dict(jobs)} need at least {needed} ranks, and there are {len(nodes)}: "
+            "start more, or ask for fewer tasks"
+        )
+    if needed == named < len(nodes):
+        raise InvalidArgumentError(
+            f"the jobs {dict(jobs)} use {named} of {len(nodes)} ranks; give one job -1 to take "
+            "the rest"
+        )
+    left = (rank for rank in range(len(nodes)) if rank not in taken)
+    for job, count in counts.items():
+        assigned[job] = list(islice(left, len(nodes) - named if count == -1 else count))
     return {job: assigned[job] for job in jobs}
 
 

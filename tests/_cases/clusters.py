@@ -7,10 +7,16 @@ from mpidist import ClusterSpec
 from strategy import ParameterServerStrategy
 
 
+def counted(counts, hosts, first_rank=0):
+    """A cluster of consecutive ranks, in the order of the jobs, one on each of the hosts."""
+    addresses = iter([f"{host}:{rank}" for rank, host in enumerate(hosts, first_rank)])
+    return ClusterSpec({job: [next(addresses) for _ in range(n)] for job, n in counts.items()})
+
+
 def spec_of(world, ps):
     """The first ranks are ps tasks, the others workers."""
     hosts = world.allgather(mpidist.Address("mpi", _host(), world.rank).host)
-    return ClusterSpec.from_counts({"ps": ps, "worker": -1}, hosts)
+    return counted({"ps": ps, "worker": world.size - ps}, hosts)
 
 
 def on_cluster(world, ps, train, transport="auto", **options):

@@ -22,7 +22,7 @@ def test_tasks_in_rank_order(world):
     assert resolver.master() == f"mpi://{host}:{world.rank}"
     assert resolver.master("worker", 1) == f"mpi://{host}:2"
     assert resolver.master("ps", 0, rpc_layer="grpc") == f"grpc://{host}:0"
-    assert [spec.rank_of(*task) for task in expected] == [0, 1, 2]
+    assert [spec.task_of(rank) for rank in range(3)] == expected
     with pytest.raises(ValueError, match="no task 2"):
         resolver.master("worker", 2)
 

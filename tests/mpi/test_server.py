@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from _cases.clusters import spec_of
+from _cases.clusters import counted, spec_of
 from _cases.endpoints import LIMIT_S
 from _cases.jobs import run_ranks
 
@@ -121,7 +121,7 @@ def test_job_groups(world):
 
 @pytest.mark.ranks(3)
 def test_join_ends_when_the_others_are_done_or_wait_themselves(world):
-    spec = ClusterSpec.from_counts({"ps": 1, "worker": 1, "data": 1}, [hostname()] * 3)
+    spec = counted({"ps": 1, "worker": 1, "data": 1}, [hostname()] * 3)
     job, task = spec.task_of(world.rank)
     with Server(spec, job, task) as server:
         if job == "worker":
@@ -153,7 +153,7 @@ def test_stop_ends_join(world):
 
 @pytest.mark.ranks(3)
 def test_an_evaluator_keeps_nobody(world):
-    spec = ClusterSpec.from_counts({"ps": 1, "worker": 1, "evaluator": 1}, [hostname()] * 3)
+    spec = counted({"ps": 1, "worker": 1, "evaluator": 1}, [hostname()] * 3)
     job, task = spec.task_of(world.rank)
     with Server(spec, job, task) as server:
         if job == "ps":
@@ -236,7 +236,7 @@ def test_two_ranks_that_claim_one_task(world):
 
 @pytest.mark.ranks(2)
 def test_wrong_task_of_a_spec_with_ranks(world):
-    spec = ClusterSpec.from_counts({"worker": 2}, [hostname()] * 2)
+    spec = counted({"worker": 2}, [hostname()] * 2)
     with pytest.raises(errors.FailedPreconditionError, match=f"and this is rank {world.rank}"):
         Server(spec, "worker", 1 - world.rank)
     with pytest.raises(ValueError, match="job 'worker' has no task 2"):

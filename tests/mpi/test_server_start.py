@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from _cases.clusters import spec_of
+from _cases.clusters import counted, spec_of
 from _cases.endpoints import LIMIT_S
 from _cases.jobs import run_ranks
 
@@ -24,7 +24,7 @@ def world(world):
 
 def by_rank(count):
     """A cluster of the first ranks."""
-    return ClusterSpec.from_counts({"worker": count}, start_world().hosts[:count])
+    return counted({"worker": count}, start_world().hosts[:count])
 
 
 def wait_until(condition):
@@ -49,7 +49,7 @@ def names_both(rank):
 @pytest.mark.parametrize("addresses", ["of another kind", "with ranks"])
 def test_more_tasks_than_ranks(world, addresses):
     host = start_world().host
-    cluster = ClusterSpec.from_counts({"ps": 1, "worker": 2}, [host] * 3)
+    cluster = counted({"ps": 1, "worker": 2}, [host] * 3)
     if addresses == "of another kind":
         cluster = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:1"]})
     job, task = cluster.tasks()[world.rank]
@@ -156,7 +156,7 @@ def test_a_cluster_that_counts_on_ranks_of_another(world, first):
 def test_a_rank_of_a_cluster_of_its_own_is_missed(world):
     """Two ranks wait for the third, which believes that it is alone."""
     if world.rank == 2:
-        alone = ClusterSpec.from_counts({"worker": 1}, [start_world().host], 2)
+        alone = counted({"worker": 1}, [start_world().host], 2)
         with Server(alone, "worker", 0):
             world.Barrier()
     else:

@@ -84,7 +84,6 @@ def test_memory_grows(world, transport, servers):
 @pytest.mark.ranks(2)
 def test_ranks_of_tasks(world):
     spec = colocated(world, 1)
-    assert spec.rank_of("ps", 0) == spec.rank_of("worker", 0) == 0
     assert spec.task_of(0) == ("worker", 0)
     with Server(spec, "worker", world.rank) as server:
         if world.rank == 0:

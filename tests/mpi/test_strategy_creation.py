@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from _cases.clusters import on_cluster, spec_of
+from _cases.clusters import counted, on_cluster, spec_of
 
 from mpidist import ClusterSpec, Server, errors
 from mpidist.cluster_resolver import MPIClusterResolver
@@ -193,9 +193,7 @@ def test_ways_to_name_the_cluster(world):
 
 @pytest.mark.ranks(2)
 def test_cluster_without_ps(world):
-    spec = ClusterSpec.from_counts(
-        {"worker": 2}, [spec_of(world, 1).task_address("ps", 0)[:-2]] * 2
-    )
+    spec = counted({"worker": 2}, [spec_of(world, 1).task_address("ps", 0)[:-2]] * 2)
     with Server(spec, "worker", world.rank):
         with pytest.raises(ValueError, match="no ps task"):
             ParameterServerStrategy()

@@ -136,9 +136,10 @@ def test_ranks_of_jobs(jobs, ranks):
 @pytest.mark.parametrize(
     ("jobs", "text"),
     [
-        ({"ps": "per_node", "worker": 4}, "need at least 4 ranks, and there are 3"),
-        ({"ps": "per_node", "worker": 2}, "use 2 of 3 ranks"),
-        ({"ps": "per_node"}, r"ranks \[1, 3, 4\] have no job"),
+        ({"ps": "per_node", "worker": 4}, "need at least 7 ranks, and there are 6"),
+        ({"ps": "per_node", "worker": 2}, "use 5 of 6 ranks; give one job -1"),
+        ({"ps": "per_node"}, "use 3 of 6 ranks; give one job -1"),
+        ({"ps": "per_node", "x": 3, "worker": -1}, "need at least 7 ranks, and there are 6"),
         ({"ps": [6], "worker": -1}, "rank 6, and there are 6"),
         ({"ps": [1], "x": [1, 2], "worker": -1}, r"ranks \[1\] of x have another job"),
     ],

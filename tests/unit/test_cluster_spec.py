@@ -154,7 +154,6 @@ def test_nothing_is_lost_where_two_are_one(cluster, what):
         lambda spec: spec.task_indices("x"),
         lambda spec: spec.task_address("x", 0),
         lambda spec: spec.job_tasks("x"),
-        lambda spec: spec.rank_of("x", 0),
     ],
 )
 def test_no_such_job(ask):
@@ -188,54 +187,6 @@ def test_the_message_is_sorted():
     ).as_cluster_def().SerializeToString(deterministic=True)
 
 
-counts = st.lists(st.integers(0, 4), min_size=1, max_size=5)
-
-
-@given(counts, st.integers(0, 5), st.data())
-def test_ranks_in_the_order_of_the_jobs(numbers, first_rank, data):
-    hosts = [f"h{data.draw(st.integers(0, 2))}" for _ in range(sum(numbers))]
-    asked = {f"j{n}": count for n, count in enumerate(numbers)}
-    rest = data.draw(st.none() | st.sampled_from(sorted(asked)))
-    if rest is not None and asked[rest]:
-        spec = ClusterSpec.from_counts(asked | {rest: -1}, hosts, first_rank)
-    else:
-        spec = ClusterSpec.from_counts(asked, hosts, first_rank)
-    assert {job: spec.num_tasks(job) for job in spec.jobs} == asked
-    assert [spec.task_address(*task) for task in spec.tasks()] == [
-        f"{host}:{rank}" for rank, host in enumerate(hosts, first_rank)
-    ]
-    for rank, task in enumerate(spec.tasks(), first_rank):
-        assert spec.rank_of(*task) == rank
-        assert spec.task_of(rank) == task
-
-
-@pytest.mark.parametrize(
-    ("counts", "ranks", "message"),
-    [
-        ({"a": -1, "b": -1}, 4, "-1 for one job at most"),
-        ({"a": -2}, 4, "0 or more"),
-        ({"a": 3}, 2, "need at least 3 ranks, and there are 2"),
-        ({"a": 2, "b": -1}, 2, "need at least 3 ranks, and there are 2"),
-        ({"a": 2}, 3, r"use 2 of 3 ranks; give one job -1"),
-    ],
-)
-def test_counts_that_do_not_fit(counts, ranks, message):
-    with pytest.raises(ValueError, match=message):
-        ClusterSpec.from_counts(counts, ["h"] * ranks)
-
-
-@pytest.mark.parametrize("counts", [["worker"], "worker", 4, None])
-def test_counts_that_are_no_dict(counts):
-    with pytest.raises(TypeError, match="counts is a dict of jobs to numbers of tasks, not "):
-        ClusterSpec.from_counts(counts, ["h"] * 4)
-
-
-@pytest.mark.parametrize("count", [None, [0, 1], 1.7, 2.0, True, "2"])
-def test_counts_that_are_no_numbers(count):
-    with pytest.raises(TypeError, match="the number of tasks of job 'worker' must be a whole numb"):
-        ClusterSpec.from_counts({"worker": count}, ["h"] * 2)
-
-
 def test_the_script_of_a_shared_rank_is_not_the_service():
     cluster = {"ps": ["h:0", "h:1"], "data": ["h:1"], "worker": ["h:1", "h:2"]}
     for jobs in (sorted(cluster), sorted(cluster, reverse=True)):
@@ -245,22 +196,12 @@ def test_the_script_of_a_shared_rank_is_not_the_service():
             ("worker", 0),
             ("worker", 1),
         ]
-        assert spec.rank_of("ps", 1) == spec.rank_of("worker", 0) == 1
-
-
-def test_two_tasks_of_a_job_on_one_rank():
-    spec = ClusterSpec({"a": ["h:0", "g:0", "h:1"], "b": ["h:0"]})
-    for index in (0, 1):
-        with pytest.raises(ValueError, match=r"tasks \[0, 1\] of job 'a' have the same rank 0"):
-            spec.rank_of("a", index)
-    assert spec.rank_of("a", 2) == 1
-    assert spec.rank_of("b", 0) == 0
 
 
 @pytest.mark.parametrize("address", ["host", "host:", "host:x", "host:-1", ""])
 def test_addresses_without_ranks(address):
     with pytest.raises(ValueError, match="is not <host>:<rank>"):
-        ClusterSpec({"a": [address]}).rank_of("a", 0)
+        ClusterSpec({"a": [address]}).task_of(0)
 
 
 def test_a_rank_without_a_task():
