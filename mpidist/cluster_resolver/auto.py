@@ -59,7 +59,7 @@ def _first_that_fits(jobs: Mapping[str, int] | None) -> tuple[ClusterResolver, s
         return described, f"{VARIABLE} is set"
     if launched():
         return MPIClusterResolver(jobs), f"{launcher_of(env)} started this process as a rank of MPI"
-    if is_step_of_several(env):
+    if is_step_of_several():
         tasks = env.get("SLURM_STEP_NUM_TASKS")
         return SlurmClusterResolver(jobs), f"srun started it as one of {tasks} tasks"
     # Torque also sets PBS_VNODENUM in the body of a batch script, which is task 0 of the job.

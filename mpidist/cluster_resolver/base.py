@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.accelerators import visible_gpus
@@ -27,20 +28,27 @@ class ClusterResolver(abc.ABC):
     def cluster_spec(self) -> ClusterSpec:
         """Return the current cluster."""
 
-    @abc.abstractmethod
     def master(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, with its protocol.
+        """Return the address of a task, with its protocol; empty if the task is unknown.
 
         Args:
             task_type: Job of the task; by default this process's.
             task_id: Index of the task; by default this process's.
             rpc_layer: The protocol; by default the resolver's.
+
+        Raises:
+            ValueError: The task does not exist.
         """
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if job is None or index is None:
+            return ""
+        return with_layer(self.cluster_spec().task_address(job, index), rpc_layer or self.rpc_layer)
 
     def num_accelerators(
         self,
@@ -63,13 +71,15 @@ class ClusterResolver(abc.ABC):
             ValueError: The task does not exist.
         """
         self._check_task(task_type, task_id)
-        count = len(visible_gpus())
-        return {"GPU": count} if count else {}
+        return self._own_accelerators()
 
     @property
     def environment(self) -> str:
         """The empty string, as everywhere outside of Google."""
         return ""
+
+    def _own_accelerators(self) -> dict[str, int]:
+        return gpu_count(visible_gpus())
 
     def _check_task(self, task_type: str | None, task_id: int | None) -> None:
         """Raise ValueError if the job or the index does not exist."""
@@ -84,15 +94,10 @@ class ClusterResolver(abc.ABC):
         else:
             spec.num_tasks(job)
 
-    def _task_address(
-        self, task_type: str | None, task_id: int | None, rpc_layer: str | None
-    ) -> str | None:
-        """Return ``<layer>://<address>`` of a task, or None if its job or index is unknown."""
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        if job is None or index is None:
-            return None
-        return with_layer(self.cluster_spec().task_address(job, index), rpc_layer or self.rpc_layer)
+
+def gpu_count(gpus: Sequence[str]) -> dict[str, int]:
+    """Return the result of :meth:`ClusterResolver.num_accelerators` for some GPUs."""
+    return {"GPU": len(gpus)} if gpus else {}
 
 
 def with_layer(address: str, rpc_layer: str | None) -> str:

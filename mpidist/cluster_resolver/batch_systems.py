@@ -80,10 +80,7 @@ class HostListResolver(ClusterResolver):
         port_base: int = 8888,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        try:
-            self._jobs = check_counts({"worker": -1} if jobs is None else jobs)
-        except ValueError as error:
-            raise InvalidArgumentError(str(error)) from None
+        self._jobs = check_counts({"worker": -1} if jobs is None else jobs)
         self._port_base = index(port_base)
         if not 0 < self._port_base <= _LAST_PORT:
             raise InvalidArgumentError(f"port_base {port_base} is not a port: 1 to {_LAST_PORT}")
@@ -125,23 +122,10 @@ class HostListResolver(ClusterResolver):
             {job: [addresses[rank] for rank in ranks] for job, ranks in ranks_of_jobs.items()}
         )
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, or the empty string if the task is unknown.
-
-        Raises:
-            ValueError: The task does not exist.
-        """
-        return self._task_address(task_type, task_id, rpc_layer) or ""
-
     def _ranks_of_jobs(self, tasks: int) -> dict[str, list[int]]:
         try:
             return assign_ranks(self._jobs, range(tasks))
-        except ValueError as error:
+        except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{error} ({self.source})") from None
 
 
@@ -156,10 +140,10 @@ class PBSClusterResolver(HostListResolver):
 
     def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
-        (path,) = require_env(os.environ, ("PBS_NODEFILE",), "PBS", _PBS_REMEDY)
+        (path,) = require_env(("PBS_NODEFILE",), "PBS", _PBS_REMEDY)
         slots = [(host, 1) for host in read_host_lines(path)]
         hosts = expand_slots(slots, f"PBS_NODEFILE={path}")
-        return TaskHosts(hosts, launcher_rank(os.environ, "PBS_VNODENUM"))
+        return TaskHosts(hosts, launcher_rank("PBS_VNODENUM"))
 
 
 class LSFClusterResolver(HostListResolver):
@@ -195,15 +179,15 @@ class LSFClusterResolver(HostListResolver):
             text = env["LSB_MCPU_HOSTS"]
             slots = parse_host_counts(text)
         else:
-            (text,) = require_env(env, ("LSB_HOSTS",), "LSF", _LSF_REMEDY)
+            (text,) = require_env(("LSB_HOSTS",), "LSF", _LSF_REMEDY)
             slots = [(host, 1) for host in text.split()]
         skips = self._skip_first_host
         if skips or (skips is None and "JSM_NAMESPACE_RANK" in env):
             first = slots[0][0] if slots else ""
             slots = list(itertools.dropwhile(lambda slot: slot[0] == first, slots))
-        rank = launcher_rank(env, "JSM_NAMESPACE_RANK")
+        rank = launcher_rank("JSM_NAMESPACE_RANK")
         if rank is None and "LSF_PM_TASKID" in env:
-            rank = env_number(env, "LSF_PM_TASKID") - 1
+            rank = env_number("LSF_PM_TASKID") - 1
             if rank < 0:
                 raise InvalidArgumentError(
                     "LSF_PM_TASKID is 0, but blaunch counts tasks from 1: unset it, or start the "
@@ -223,14 +207,14 @@ class SGEClusterResolver(HostListResolver):
 
     def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
-        (path,) = require_env(os.environ, ("PE_HOSTFILE",), "Grid Engine", _SGE_REMEDY)
+        (path,) = require_env(("PE_HOSTFILE",), "Grid Engine", _SGE_REMEDY)
         slots = []
         for line in read_host_lines(path):
             host, *rest = line.split()  # host, slots, queue, processors
             if not rest or not is_number(rest[0]):
                 raise InvalidArgumentError(f"{path} has no number of slots in the line {line!r}")
             slots.append((host, int(rest[0])))
-        return TaskHosts(expand_slots(slots, f"PE_HOSTFILE={path}"), launcher_rank(os.environ))
+        return TaskHosts(expand_slots(slots, f"PE_HOSTFILE={path}"), launcher_rank())
 
 
 class MPIJobClusterResolver(HostListResolver):
@@ -267,16 +251,13 @@ class MPIJobClusterResolver(HostListResolver):
         else:
             lines = read_host_lines(self._host_file)
         slots = [(host, 1 if n is None else n) for host, n in parse_host_lines(lines)]
-        return TaskHosts(expand_slots(slots, self.source), launcher_rank(os.environ))
+        return TaskHosts(expand_slots(slots, self.source), launcher_rank())
 
 
-def require_env(
-    env: Mapping[str, str], names: tuple[str, ...], source: str, remedy: str
-) -> list[str]:
+def require_env(names: tuple[str, ...], source: str, remedy: str) -> list[str]:
     """Return the values of variables that a batch system sets for each task.
 
     Args:
-        env: The environment.
         names: The variables.
         source: Name of the batch system.
         remedy: Advice for the message.
@@ -284,6 +265,7 @@ def require_env(
     Raises:
         FailedPreconditionError: Variables are missing; the message names them.
     """
+    env = os.environ
     missing = [name for name in names if not env.get(name, "").strip()]
     if missing:
         raise FailedPreconditionError(
@@ -292,28 +274,27 @@ def require_env(
     return [env[name].strip() for name in names]
 
 
-def env_number(env: Mapping[str, str], name: str) -> int:
+def env_number(name: str) -> int:
     """Return the number in a variable; raise InvalidArgumentError if it is not a number."""
-    text = env.get(name, "").strip()
+    text = os.environ.get(name, "").strip()
     if not is_number(text):
         raise InvalidArgumentError(f"{name}={text!r} is not a number")
     return int(text)
 
 
-def launcher_rank(env: Mapping[str, str], *variables: str) -> int | None:
+def launcher_rank(*variables: str) -> int | None:
     """Return the rank that a launcher gave this process, or None.
 
     Args:
-        env: The environment.
         variables: Variables with the rank, for processes that no MPI launcher started.
 
     Raises:
         InvalidArgumentError: The first variable that is set is not a number.
     """
-    rank = rank_hint(env)
+    rank = rank_hint(os.environ)
     for name in variables:
-        if rank is None and name in env:
-            rank = env_number(env, name)
+        if rank is None and name in os.environ:
+            rank = env_number(name)
     return rank
 
 

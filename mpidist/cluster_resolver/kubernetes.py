@@ -78,20 +78,6 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         return ClusterSpec({job: self._addresses(s) for job, s in self._labels.items()})
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, or the empty string if the task is unknown.
-
-        Raises:
-            FailedPreconditionError: A pod is not running; also a RuntimeError.
-            ValueError: The task does not exist.
-        """
-        return self._task_address(task_type, task_id, rpc_layer) or ""
-
     def _addresses(self, selectors: list[str]) -> list[str]:
         found = []
         for selector in selectors:

@@ -37,7 +37,8 @@ class MPIClusterResolver(ClusterResolver):
             process.
 
     Raises:
-        ValueError: There is no task, a number or a rank is not possible, or a rule is unknown.
+        InvalidArgumentError: There is no task, a number or a rank is not possible, or a rule is
+            unknown; also a ValueError.
         TypeError: The tasks of a job have another type.
     """
 
@@ -59,7 +60,7 @@ class MPIClusterResolver(ClusterResolver):
         The first call may start MPI, which is collective.
 
         Raises:
-            ValueError: The jobs do not match the number of ranks.
+            InvalidArgumentError: The jobs do not match the number of ranks; also a ValueError.
         """
         if launched():
             here = world()
@@ -67,19 +68,6 @@ class MPIClusterResolver(ClusterResolver):
             return ClusterSpec({job: [f"{here.hosts[r]}:{r}" for r in ranks[job]] for job in ranks})
         address = f"{socket.gethostname()}:0"
         return ClusterSpec({job: [address] for job in self._jobs})
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, ``mpi://<host>:<rank>``; see :class:`ClusterResolver`.
-
-        Raises:
-            ValueError: The task does not exist.
-        """
-        return self._task_address(task_type, task_id, rpc_layer) or ""
 
 
 @cache

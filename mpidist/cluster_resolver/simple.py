@@ -67,14 +67,7 @@ class SimpleClusterResolver(ClusterResolver):
             address = self._spec.task_address(task_type, task_id)
         return with_layer(address, rpc_layer or self.rpc_layer)
 
-    def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
-    ) -> dict[str, int]:
-        """Return the given accelerators; errors as for the base class."""
-        self._check_task(task_type, task_id)
+    def _own_accelerators(self) -> dict[str, int]:
         return dict(self._accelerators)
 
     @property

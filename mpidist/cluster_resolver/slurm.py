@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from operator import index
-from typing import SupportsIndex
 
 from mpidist.cluster.spec import as_integer
 from mpidist.cluster_resolver.accelerators import visible_gpus
+from mpidist.cluster_resolver.base import gpu_count
 from mpidist.cluster_resolver.batch_systems import (
     HostListResolver,
     TaskHosts,
@@ -74,8 +73,9 @@ class SlurmClusterResolver(HostListResolver):
         rpc_layer: str | None = "grpc",
     ) -> None:
         self._tasks_per_node = tasks_per_node
-        _check_gpus("gpus_per_node", gpus_per_node)
-        _check_gpus("gpus_per_task", gpus_per_task)
+        for name, count in ("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task):
+            if count is not None and as_integer(count, name) < 0:
+                raise InvalidArgumentError(f"{name} must be 0 or more, or None, not {count}")
         super().__init__(jobs, port_base, rpc_layer)
         names = visible_gpus()
         bound = _are_bound(len(names))
@@ -83,21 +83,14 @@ class SlurmClusterResolver(HostListResolver):
         if auto_set_gpu and self._gpus and not bound:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
 
-    def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
-    ) -> dict[str, int]:
-        """Return the GPUs of each task: ``{"GPU": 2}``, or ``{}``; errors as for the base class."""
-        self._check_task(task_type, task_id)
-        return {"GPU": len(self._gpus)} if self._gpus else {}
+    def _own_accelerators(self) -> dict[str, int]:
+        return gpu_count(self._gpus)
 
     def task_hosts(self) -> TaskHosts:
         """Read the hosts of the tasks; see :class:`HostListResolver`."""
         env = os.environ
-        _, _, node_list, counts_text = require_env(env, _STEP, "srun", _REMEDY)
-        rank = env_number(env, "SLURM_PROCID")
+        _, _, node_list, counts_text = require_env(_STEP, "srun", _REMEDY)
+        rank = env_number("SLURM_PROCID")
         if rank_hint(env) not in (rank, None):
             raise FailedPreconditionError(
                 f"an MPI launcher started this process as rank {rank_hint(env)}, and srun only "
@@ -105,19 +98,17 @@ class SlurmClusterResolver(HostListResolver):
             )
         nodes = expand_hosts(node_list)
         counts = self._counts(nodes, counts_text)
-        components = _components(env, nodes)
-        distribution = _distribution(env, components, counts)
+        components = _components(nodes)
+        distribution = _distribution(components, counts)
         hosts = [
-            host
-            for names in components
-            for host in _lay_out_component(env, names, counts, distribution)
+            host for names in components for host in _lay_out_component(names, counts, distribution)
         ]
-        if len(hosts) != env_number(env, "SLURM_STEP_NUM_TASKS"):
+        if len(hosts) != env_number("SLURM_STEP_NUM_TASKS"):
             raise InvalidArgumentError(
                 f"SLURM_STEP_NUM_TASKS is {env['SLURM_STEP_NUM_TASKS']}, but the nodes "
                 f"{node_list} have {len(hosts)} tasks together"
             )
-        _check_layout(env, rank, hosts, [node for names in components for node in names])
+        _check_layout(rank, hosts, [node for names in components for node in names])
         return TaskHosts(tuple(hosts), rank)
 
     def _counts(self, nodes: list[str], text: str) -> dict[str, int]:
@@ -143,7 +134,7 @@ class SlurmClusterResolver(HostListResolver):
                 f"{per_node} GPUs per node are asked for, and this one shows {len(names)}"
             )
         names = names[:per_node]
-        hosts, rank = self.task_hosts().hosts, env_number(os.environ, "SLURM_PROCID")
+        hosts, rank = self.task_hosts().hosts, env_number("SLURM_PROCID")
         tasks, before = hosts.count(hosts[rank]), hosts[:rank].count(hosts[rank])
         share = len(names) // tasks if per_task is None else per_task
         if share * tasks > len(names):
@@ -154,26 +145,14 @@ class SlurmClusterResolver(HostListResolver):
         return names[before * share : (before + 1) * share]
 
 
-def _check_gpus(name: str, count: object) -> None:
-    """Raise InvalidArgumentError or TypeError unless a count is a number of GPUs or None."""
-    if count is None:
-        return
-    if isinstance(count, bool) or not isinstance(count, SupportsIndex):
-        raise TypeError(f"{name} must be a number of GPUs, or None, not {count!r}")
-    if index(count) < 0:
-        raise InvalidArgumentError(f"{name} must be 0 or more, or None, not {count}")
-
-
-def is_step_of_several(env: Mapping[str, str]) -> bool:
+def is_step_of_several() -> bool:
     """Return whether srun started this process as one of several tasks.
 
     The body of a batch script has no variables of a step. It is task 0 of the job. An interactive
     shell is a step of one task. If only some variables of a step are set, the answer is True, and
-    the resolver raises an error that names them.
-
-    Args:
-        env: The environment of a process that no MPI launcher started.
+    the resolver raises an error that names them. No MPI launcher has started the process.
     """
+    env = os.environ
     rank = env.get("SLURM_PROCID")
     if not any(name in env for name in _STEP[1:]):
         return rank not in (None, "0")
@@ -197,7 +176,7 @@ def _are_bound(visible: int) -> bool:
     return fewer or bool(os.environ.get("SLURM_GPUS_PER_TASK"))
 
 
-def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:
+def _components(nodes: list[str]) -> list[list[str]]:
     """Return the nodes of the step in the order of its tasks, by component of the job.
 
     Slurm tells the nodes of each component of the job, and the sorted nodes of the step.
@@ -205,7 +184,7 @@ def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:
     groups: list[list[str]] = []
     for name in ("HET", "PACK"):  # srun in a job sets HET, and srun that creates a job sets PACK
         while not groups or groups[-1]:
-            text = env.get(f"SLURM_JOB_NODELIST_{name}_GROUP_{len(groups)}", "")
+            text = os.environ.get(f"SLURM_JOB_NODELIST_{name}_GROUP_{len(groups)}", "")
             groups.append(expand_hosts(text) if text else [])
         groups.pop()
         if groups:
@@ -214,14 +193,13 @@ def _components(env: Mapping[str, str], nodes: list[str]) -> list[list[str]]:
     return [group for group in within if group] or [nodes]
 
 
-def _distribution(
-    env: Mapping[str, str], components: list[list[str]], counts: Mapping[str, int]
-) -> str:
+def _distribution(components: list[list[str]], counts: Mapping[str, int]) -> str:
     """Return the distribution of tasks on the nodes of each component.
 
     Slurm tells the distribution of this process's component only. Its default is cyclic if no node
     of the component has two tasks, and block otherwise. Such a component is the same under block.
     """
+    env = os.environ
     distribution = env.get("SLURM_DISTRIBUTION", "block")
     own = [nodes for nodes in components if env.get("SLURMD_NODENAME") in nodes]
     if len(components) > 1 and own and max(counts[node] for node in own[0]) < 2:
@@ -230,13 +208,13 @@ def _distribution(
 
 
 def _lay_out_component(
-    env: Mapping[str, str], nodes: list[str], counts: Mapping[str, int], distribution: str
+    nodes: list[str], counts: Mapping[str, int], distribution: str
 ) -> tuple[str, ...]:
     """Return the host of each task of a component."""
     if distribution.startswith("arbitrary"):
-        (path,) = require_env(env, ("SLURM_HOSTFILE",), "srun", _REMEDY)
+        (path,) = require_env(("SLURM_HOSTFILE",), "srun", _REMEDY)
         return tuple(host for line in read_host_lines(path) for host in expand_hosts(line))
-    plane = env_number(env, "SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in env else 0
+    plane = env_number("SLURM_DIST_PLANESIZE") if "SLURM_DIST_PLANESIZE" in os.environ else 0
     return hosts_of_tasks(nodes, [counts[node] for node in nodes], distribution, plane)
 
 
@@ -256,13 +234,8 @@ def hosts_of_tasks(
         The hosts: node by node for ``block``, in turns for ``cyclic`` and ``plane``.
 
     Raises:
-        InvalidArgumentError: The numbers of hosts and counts differ, the distribution is not
-            supported, or the plane size is missing.
+        InvalidArgumentError: The distribution is not supported, or the plane size is missing.
     """
-    if len(hosts) != len(counts):
-        raise InvalidArgumentError(
-            f"Slurm names {len(hosts)} nodes, but numbers of tasks for {len(counts)}"
-        )
     kind, _, size = re.split("[:,]", distribution.strip().lower() or "block")[0].partition("=")
     plane = int(size) if is_number(size) else plane
     most = max(counts, default=0)
@@ -283,7 +256,7 @@ def hosts_of_tasks(
     )
 
 
-def _check_layout(env: Mapping[str, str], rank: int, hosts: list[str], nodes: list[str]) -> None:
+def _check_layout(rank: int, hosts: list[str], nodes: list[str]) -> None:
     """Check the layout against the variables that Slurm has set for this process."""
     if rank >= len(hosts):
         raise InvalidArgumentError(f"SLURM_PROCID is {rank}, but there are {len(hosts)} tasks")
@@ -294,9 +267,9 @@ def _check_layout(env: Mapping[str, str], rank: int, hosts: list[str], nodes: li
         "SLURM_NODEID": str(nodes.index(host)) if host in nodes else "",
     }
     for name, value in expected.items():
-        if env.get(name, value) != value:
+        if os.environ.get(name, value) != value:
             raise InvalidArgumentError(
-                f"{name} of task {rank} is {env[name]}, and should be {value}: the tasks are "
-                "distributed in another way than Slurm says; start with "
+                f"{name} of task {rank} is {os.environ[name]}, and should be {value}: the tasks "
+                "are distributed in another way than Slurm says; start with "
                 "srun --distribution=block, or use MPIClusterResolver"
             )

@@ -125,8 +125,8 @@ class TFConfigClusterResolver(ClusterResolver):
             return session_master
         if len(self.cluster_spec().tasks()) < 2:
             return ""
-        address = self._task_address(task_type, task_id, rpc_layer)
-        if address is None:
+        address = super().master(task_type, task_id, rpc_layer)
+        if not address:
             raise FailedPreconditionError(_NO_TASK)
         return address
 
