@@ -1,8 +1,9 @@
-"""Windows: memory that other ranks read and write without the help of the owner."""
+"""One-sided memory: ranks read and write the memory of others without the help of the owner."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from operator import index
@@ -14,15 +15,16 @@ from numpy.typing import NDArray
 from mpidist.buffers.copying import copy_array
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import with_upload
-from mpidist.errors import FailedPreconditionError
+from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
+from mpidist.errors import FailedPreconditionError, ResourceExhaustedError
+from mpidist.host_memory import free_memory
 from mpidist.mpi import Backoff, fork, watched
-from mpidist.window import allocation
-from mpidist.window.allocation import Allocation, Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 1 << 20
 _MOST_CHUNKS = 32  # in flight at once; some MPI libraries fail with more than a few hundred
@@ -31,6 +33,12 @@ _ADDED_BY_MPI = frozenset("iIlLqQfdgFDG")
 # Dtypes that are added under the lock of a part. MPI has no 16-bit floats, the vector instructions
 # of Open MPI saturate small integers, and accumulate takes predefined operations only.
 _ADDED_UNDER_LOCK = ("int8", "uint8", "int16", "uint16", "float16", "bfloat16")
+_MPI_BYTES = 1 << 16  # memory that MPI takes for itself, besides a page for each rank
+# Without MAP_NORESERVE Linux refuses address space that is larger than its memory. Python names the
+# flag from 3.13 on.
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+# A lock word follows each rank's part. It guards additions of dtypes that MPI cannot accumulate.
+_LOCK_BYTES = 64
 
 
 class Window:
@@ -47,11 +55,16 @@ class Window:
     Create a window with :meth:`shared`, :meth:`rma` or :meth:`private`.
 
     Args:
-        memory: The memory.
+        sizes: Size of each rank's part in bytes.
+        own: Number of this rank.
+        parts: The parts that this process has mapped, by rank; flat uint8.
+        win: The MPI window, locked for its whole life, or None for private memory.
     """
 
-    def __init__(self, memory: Allocation) -> None:
-        self._sizes, self._own, self._parts, self._win = memory
+    def __init__(
+        self, sizes: list[int], own: int, parts: dict[int, Bytes], win: MPI.Win | None
+    ) -> None:
+        self._sizes, self._own, self._parts, self._win = sizes, own, parts, win
         self._freed = False
         self._adding = threading.Lock()
 
@@ -69,7 +82,19 @@ class Window:
         Raises:
             ResourceExhaustedError: /dev/shm has no room, or MPI cannot allocate the memory.
         """
-        return cls(allocation.shared(comm, nbytes))
+        from mpi4py import MPI
+
+        _check_size(nbytes)
+        if comm.size == 1:  # MPICH's memory for a single rank is neither zero nor sparse
+            return cls.private(nbytes)
+        with watched("Window.shared", comm.Get_group()):
+            sizes = comm.allgather(nbytes)
+            win = _allocate_shared(comm, [_with_lock(size) for size in sizes])
+            win.Lock_all(MPI.MODE_NOCHECK)
+        parts = {
+            rank: _as_array(win.Shared_query(rank)[0], size) for rank, size in enumerate(sizes)
+        }
+        return cls(sizes, comm.rank, parts, win)
 
     @classmethod
     def rma(cls, comm: MPI.Intracomm, nbytes: int) -> Window:
@@ -82,12 +107,32 @@ class Window:
         Raises:
             ResourceExhaustedError: MPI cannot allocate the memory.
         """
-        return cls(allocation.rma(comm, nbytes))
+        from mpi4py import MPI
+
+        _check_size(nbytes)
+        with watched("Window.rma", comm.Get_group()):
+            sizes = _sizes_with_room(comm, nbytes)
+            # The order of additions does not matter, so MPI need not keep it.
+            info = MPI.Info.Create({"same_disp_unit": "true", "accumulate_ordering": "none"})
+            try:
+                win = MPI.Win.Allocate(_with_lock(nbytes), 1, info=info, comm=comm)
+            except MPI.Exception as error:
+                raise ResourceExhaustedError(f"no window of {nbytes} bytes: {error}") from error
+            info.Free()
+            memory = _as_array(win.tomemory(), _with_lock(nbytes))
+            memory[:] = 0
+            win.Lock_all(MPI.MODE_NOCHECK)
+            win.Sync()
+            comm.Barrier()  # all lock words are zero before any rank uses the window
+        return cls(sizes, comm.rank, {comm.rank: memory[:nbytes]}, win)
 
     @classmethod
     def private(cls, nbytes: int) -> Window:
         """Allocate memory of this process only, zeroed and sparse."""
-        return cls(allocation.private(nbytes))
+        _check_size(nbytes)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        memory = mmap.mmap(-1, max(nbytes, 1), flags)
+        return cls([nbytes], 0, {0: np.frombuffer(memory, np.uint8)[:nbytes]}, None)
 
     @property
     def local(self) -> Bytes:
@@ -289,7 +334,7 @@ class Window:
     def _exchange_lock(self, rank: int, expected: int, value: int) -> int:
         """Set the lock word if it has the expected value, and return its former value."""
         assert self._win is not None
-        offset = allocation.lock_offset(self._sizes[rank])
+        offset = _with_lock(self._sizes[rank]) - _LOCK_BYTES
         new, old, before = (np.array([number], np.int64) for number in (value, expected, 0))
         self._win.Compare_and_swap(new, old, before, rank, offset)
         self._win.Flush(rank)
@@ -313,3 +358,55 @@ def _contiguous(array: Array, *, write: bool = False) -> Array:
 def _add_to(part: Bytes, source: Array) -> None:
     numbers = part.view(source.dtype)
     numbers += source
+
+
+def _allocate_shared(comm: MPI.Intracomm, parts_bytes: list[int]) -> MPI.Win:
+    """Allocate the MPI window, or raise the same error on all ranks."""
+    from mpi4py import MPI
+
+    needed = sum(parts_bytes) + _MPI_BYTES + comm.size * mmap.PAGESIZE
+    free, total = comm.bcast(shared_memory_space())
+    win, problem = None, None
+    if free < needed:  # Open MPI would fail on one rank while the others wait for ever
+        problem = f"{SHARED_MEMORY} has {free >> 10} KiB free of {total >> 10}"
+    else:
+        try:
+            win = MPI.Win.Allocate_shared(parts_bytes[comm.rank], 1, comm=comm)
+        except MPI.Exception as error:
+            problem = str(error)
+    problems = [text for text in comm.allgather(problem) if text is not None]
+    if problems:  # windows that other ranks have got leak, because freeing takes all ranks
+        raise ResourceExhaustedError(
+            f"no {needed} bytes of shared memory for {comm.size} rank(s) of a node: {problems[0]}"
+        )
+    assert win is not None
+    return win
+
+
+def _sizes_with_room(comm: MPI.Intracomm, nbytes: int) -> list[int]:
+    """Return the size of every rank's part, if each host has enough memory.
+
+    Open MPI would fail on the rank without memory while the others wait for ever.
+    """
+    sizes = comm.allgather((nbytes, free_memory()))
+    for rank, (wanted, (left, owner)) in enumerate(sizes):
+        if wanted > left:
+            raise ResourceExhaustedError(
+                f"no window of {wanted} bytes for rank {rank}: its {owner} has {left >> 20} MiB "
+                "of memory left"
+            )
+    return [wanted for wanted, _ in sizes]
+
+
+def _check_size(nbytes: int) -> None:
+    if index(nbytes) < 0:
+        raise ValueError(f"a window cannot have {nbytes} bytes")
+
+
+def _with_lock(nbytes: int) -> int:
+    """Return the size of a part with its lock word. An empty part has no lock word."""
+    return (-(-nbytes // _LOCK_BYTES) + 1) * _LOCK_BYTES if nbytes else 0
+
+
+def _as_array(buffer: Any, nbytes: int) -> Bytes:
+    return np.frombuffer(buffer, np.uint8)[:nbytes] if nbytes else np.empty(0, np.uint8)
