@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mpidist.errors import DistStoreError
 from mpidist.mpi import Backoff
-from mpidist.store.operations import ADDS, READS, MemoryEntries, execute
+from mpidist.store.operations import ADDS, READS, Entries, execute
 from mpidist.store.store import Store
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class HashStore(Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self._entries = MemoryEntries()
+        self._entries = Entries()
         self._changed = threading.Condition()
 
     def clone(self) -> HashStore:
@@ -196,7 +196,7 @@ class FileStore(Store):
             )
 
 
-class _FileEntries:
+class _FileEntries(Entries):
     """Entries in a transaction of the file."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -216,9 +216,6 @@ class _FileEntries:
 
     def names(self) -> list[str]:
         return [key.decode() for (key,) in self._execute("SELECT key FROM entries")]
-
-    def count(self) -> int:
-        return int(self._execute("SELECT count(*) FROM entries").fetchone()[0])
 
     def push(self, key: str, value: bytes) -> None:
         self._execute("INSERT INTO queues (key, value) VALUES (?, ?)", (key.encode(), value))

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
 from typing import Any
@@ -24,7 +23,7 @@ from mpidist.errors import (
 from mpidist.mpi import World, world
 from mpidist.rpc import LATER, Address, Endpoint, Reply, Request, open_endpoint
 from mpidist.rpc.message import Array
-from mpidist.store.operations import ADDS, MemoryEntries, execute
+from mpidist.store.operations import ADDS, Entries, execute
 from mpidist.store.store import DEFAULT_TIMEOUT, Store
 from mpidist.work import Work
 
@@ -36,6 +35,8 @@ _FIRST_NUMBER = 1 << 30
 
 # Longest time that a server needs for an answer, beyond the time that it waits for a key.
 _ANSWER_S = 10.0
+
+_CANCELLED = b"cancelled"  # body of the reply to a request that waited for its keys in vain
 
 _IDS = itertools.count(1)
 
@@ -65,6 +66,7 @@ class MPIStore(Store):
         if not 0 <= self._rank < here.size:
             raise ValueError(f"rank {rank} cannot hold a store: ranks are 0 to {here.size - 1}")
         self._closed = False
+        self._pending: set[int] = set()  # ids of calls under way
         self._address = _server_address(here, self._rank)
         self._endpoint = open_endpoint("mpi")
         self._server = store_server() if self._rank == here.rank else None
@@ -93,6 +95,8 @@ class MPIStore(Store):
         if self._closed:
             return
         self._closed = True
+        for identity in list(self._pending):  # the server would keep a call that waits for a key
+            self._cancel(identity)
         self._endpoint.close()
         if self._server is not None:
             self._server.release()
@@ -116,25 +120,20 @@ class MPIStore(Store):
         self, operation: str, keys: Sequence[str], values: Sequence[bytes], limit_s: float
     ) -> list[bytes] | None:
         self._check_open()
-        lengths, buffers = _pack(values)
         identity, longest_s = next(_IDS), limit_s + _ANSWER_S
-        header = {
-            "operation": operation,
-            "keys": list(keys),
-            "lengths": lengths,
-            "id": identity,
-            "limit_s": longest_s,
-        }
+        header = {"operation": operation, "keys": list(keys), "id": identity}
+        self._pending.add(identity)
         try:
-            work = self._call("Execute", header, longest_s, buffers)
+            work = self._call("Execute", header, longest_s, _as_buffers(values))
             try:
                 work.block(time.monotonic() + limit_s)
             finally:
                 if not work.is_completed():
                     # The server answers the first call in any case, with a value if it had one, so
                     # no value of a queue is lost on the way.
-                    self._call("Cancel", {"id": identity}, _ANSWER_S)
-            return _unpack_reply(work.result())
+                    self._cancel(identity)
+            reply: Reply = work.result()
+            return None if reply.body == _CANCELLED else _as_values(reply.buffers)
         except InvalidArgumentError:
             raise
         except DeadlineExceededError as error:
@@ -147,6 +146,11 @@ class MPIStore(Store):
                 f"{self._here()}: {operation} failed ({error}); the store lasts until rank "
                 f"{self._rank} closes it, or ends: have all ranks finish before"
             ) from error
+        finally:
+            self._pending.discard(identity)
+
+    def _cancel(self, identity: int) -> None:
+        self._call("Cancel", {"id": identity}, _ANSWER_S)
 
     def _call(
         self, method: str, header: dict[str, Any], limit_s: float, buffers: Sequence[Any] = ()
@@ -157,23 +161,12 @@ class MPIStore(Store):
         )
 
 
-@dataclass(frozen=True)
-class _WaitingRequest:
-    """A request that waits for a key."""
-
-    request: Request
-    operation: str
-    keys: list[str]
-    deadline: float
-
-
 class StoreServer:
     """The entries of this rank's store, which the serving thread of an endpoint accesses.
 
     A request that must wait for a key is kept. It is answered when the key gets a value, or when
-    its caller cancels it or disconnects. After its deadline it is dropped, so that memory stays
-    bounded. The endpoint stays open until the rank leaves, so that callers learn at once that the
-    store was closed.
+    its caller cancels it or disconnects. The endpoint stays open until the rank leaves, so that
+    callers learn at once that the store was closed.
 
     Args:
         endpoint: The endpoint of the server.
@@ -183,8 +176,9 @@ class StoreServer:
         self._endpoint = endpoint
         self._lock = threading.Lock()
         self._users = 0
-        self._entries: MemoryEntries | None = MemoryEntries()
-        self._waiting: dict[tuple[str, int], _WaitingRequest] = {}
+        self._entries: Entries | None = Entries()
+        # Request, operation and keys, by process and id of the call.
+        self._waiting: dict[tuple[str, int], tuple[Request, str, list[str]]] = {}
         endpoint.register(_SERVICE, {"Execute": self._execute, "Cancel": self._cancel})
         endpoint.on_peer_lost(self._on_peer_lost)
         endpoint.serve_in_thread()
@@ -199,7 +193,7 @@ class StoreServer:
         with self._lock:
             self._users += 1
             if self._entries is None:
-                self._entries = MemoryEntries()
+                self._entries = Entries()
 
     def release(self) -> None:
         """Remove a user. After the last one the entries are dropped, and requests fail."""
@@ -207,8 +201,8 @@ class StoreServer:
             self._users -= 1
             if self._users == 0:
                 self._entries = None
-                for waiting in self._waiting.values():
-                    waiting.request.fail(self._closed_error())
+                for request, _, _ in self._waiting.values():
+                    request.fail(self._closed_error())
                 self._waiting.clear()
 
     def _closed_error(self) -> UnavailableError:
@@ -219,31 +213,26 @@ class StoreServer:
     def _execute(self, request: Request) -> Reply | None:
         header = json.loads(request.body)
         operation, keys = header["operation"], header["keys"]
-        values = _unpack(header["lengths"], request.buffers)
         with self._lock:
             if self._entries is None:
                 raise self._closed_error()
-            result = execute(self._entries, operation, keys, values)
+            result = execute(self._entries, operation, keys, _as_values(request.buffers))
             if result is None:
-                now = time.monotonic()
-                self._drop([key for key, one in self._waiting.items() if one.deadline < now])
-                waiting = _WaitingRequest(request, operation, keys, now + header["limit_s"])
-                self._waiting[request.process, header["id"]] = waiting
+                self._waiting[request.process, header["id"]] = request, operation, keys
                 return LATER
             if operation in ADDS:
                 self._answer_waiting(self._entries, set(keys))
-            return _pack_reply(result)
+            return Reply(buffers=_as_buffers(result))
 
-    def _answer_waiting(self, entries: MemoryEntries, keys: set[str]) -> None:
+    def _answer_waiting(self, entries: Entries, keys: set[str]) -> None:
         """Answer the requests that waited for these keys and now succeed, oldest first."""
-        for identity, waiting in list(self._waiting.items()):
-            if keys.isdisjoint(waiting.keys):
+        for identity, (request, operation, wanted) in list(self._waiting.items()):
+            if keys.isdisjoint(wanted):
                 continue
-            result = execute(entries, waiting.operation, waiting.keys, ())
+            result = execute(entries, operation, wanted, ())
             if result is not None:
                 del self._waiting[identity]
-                reply = _pack_reply(result)
-                waiting.request.reply(reply.body, reply.buffers)
+                request.reply(buffers=_as_buffers(result))
 
     def _cancel(self, request: Request) -> None:
         identity = (request.process, json.loads(request.body)["id"])
@@ -257,7 +246,7 @@ class StoreServer:
 
     def _drop(self, identities: list[tuple[str, int]]) -> None:
         for identity in identities:
-            self._waiting.pop(identity).request.reply(_pack_reply(None).body)
+            self._waiting.pop(identity)[0].reply(_CANCELLED)
 
 
 _server: StoreServer | None = None
@@ -278,25 +267,9 @@ def _server_address(world: World, rank: int) -> Address:
     return Address("mpi", world.hosts[rank], _FIRST_NUMBER // world.size * world.size + rank)
 
 
-def _pack(values: Sequence[bytes]) -> tuple[list[int], list[Array]]:
-    """Return the lengths of values, and one buffer with all of them. One value is not copied."""
-    data = values[0] if len(values) == 1 else b"".join(values)
-    return [len(value) for value in values], [np.frombuffer(data, np.uint8)]
+def _as_buffers(values: Sequence[bytes]) -> list[Array]:
+    return [np.frombuffer(value, np.uint8) for value in values]
 
 
-def _unpack(lengths: Sequence[int], buffers: Sequence[Array]) -> list[bytes]:
-    ends = list(itertools.accumulate(lengths))
-    return [buffers[0][end - n : end].tobytes() for n, end in zip(lengths, ends, strict=True)]
-
-
-def _pack_reply(values: list[bytes] | None) -> Reply:
-    """Return the reply with the results of an operation; None stands for a cancelled operation."""
-    if values is None:
-        return Reply(b"null")
-    lengths, buffers = _pack(values)
-    return Reply(json.dumps(lengths).encode(), buffers)
-
-
-def _unpack_reply(reply: Reply) -> list[bytes] | None:
-    lengths: Any = json.loads(reply.body)
-    return None if lengths is None else _unpack(lengths, reply.buffers)
+def _as_values(buffers: Sequence[Array]) -> list[bytes]:
+    return [buffer.tobytes() for buffer in buffers]

@@ -6,76 +6,47 @@ file, in one handler over MPI.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 _WHOLE_NUMBER = re.compile(rb"\s*([+-]?\d+)")
 _LARGEST = (1 << 63) - 1
 
 
-class Entries(Protocol):
-    """Values and queues by key. A key may have both, which are independent."""
+class Entries:
+    """Values and queues by key, in memory. A key may have both, which are independent.
 
-    def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None."""
-
-    def put(self, key: str, value: bytes) -> None:
-        """Set the value of a key."""
-
-    def remove(self, key: str) -> bool:
-        """Remove the value of a key; return whether it existed."""
-
-    def names(self) -> list[str]:
-        """Return all keys that have a value."""
-
-    def count(self) -> int:
-        """Return the number of keys that have a value."""
-
-    def push(self, key: str, value: bytes) -> None:
-        """Append a value to a queue."""
-
-    def pop(self, key: str) -> bytes | None:
-        """Remove and return the first value of a queue, or None if the queue is empty."""
-
-    def length(self, key: str) -> int:
-        """Return the number of values in a queue."""
-
-
-class MemoryEntries:
-    """Entries in memory. Callers hold a lock."""
+    A subclass may keep them elsewhere. Callers hold a lock.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}
 
     def get(self, key: str) -> bytes | None:
-        """See :class:`Entries`."""
+        """Return the value of a key, or None."""
         return self._values.get(key)
 
     def put(self, key: str, value: bytes) -> None:
-        """See :class:`Entries`."""
+        """Set the value of a key."""
         self._values[key] = value
 
     def remove(self, key: str) -> bool:
-        """See :class:`Entries`."""
+        """Remove the value of a key; return whether it existed."""
         return self._values.pop(key, None) is not None
 
     def names(self) -> list[str]:
-        """See :class:`Entries`."""
+        """Return all keys that have a value."""
         return list(self._values)
 
-    def count(self) -> int:
-        """See :class:`Entries`."""
-        return len(self._values)
-
     def push(self, key: str, value: bytes) -> None:
-        """See :class:`Entries`."""
+        """Append a value to a queue."""
         self._queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: str) -> bytes | None:
-        """See :class:`Entries`."""
+        """Remove and return the first value of a queue, or None if the queue is empty."""
         queue = self._queues.get(key)
         if queue is None:
             return None
@@ -85,7 +56,7 @@ class MemoryEntries:
         return value
 
     def length(self, key: str) -> int:
-        """See :class:`Entries`."""
+        """Return the number of values in a queue."""
         return len(self._queues.get(key, ()))
 
 
@@ -175,11 +146,11 @@ def _delete(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> l
 
 
 def _list(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> list[bytes]:
-    return [key.encode() for key in entries.names()]
+    return [json.dumps(entries.names()).encode()]
 
 
 def _count(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> list[bytes]:
-    return [b"%d" % entries.count()]
+    return [b"%d" % len(entries.names())]
 
 
 def _push(entries: Entries, keys: Sequence[str], values: Sequence[bytes]) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -66,9 +67,6 @@ class Store(ABC):
     def get(self, key: str) -> bytes:
         """Return the value of a key. Wait until the key has a value.
 
-        Args:
-            key: The key.
-
         Raises:
             DistStoreError: The key has no value within the time limit.
         """
@@ -90,12 +88,7 @@ class Store(ABC):
         return int(self._run("add", [_checked_key(key)], [b"%d" % index(amount)])[0])
 
     def append(self, key: str, value: Value) -> None:
-        """Append to the value of a key. A missing value counts as empty.
-
-        Args:
-            key: The key.
-            value: The text or bytes to append.
-        """
+        """Append to the value of a key. A missing value counts as empty."""
         self._run("append", [_checked_key(key)], [_as_bytes(value)])
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
@@ -115,9 +108,6 @@ class Store(ABC):
     def delete_key(self, key: str) -> bool:
         """Remove a key and its value.
 
-        Args:
-            key: The key.
-
         Returns:
             True if the key had a value.
         """
@@ -125,9 +115,6 @@ class Store(ABC):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of several keys in one atomic step. Wait until all have a value.
-
-        Args:
-            keys: The keys.
 
         Raises:
             DistStoreError: A key has no value within the time limit.
@@ -155,11 +142,7 @@ class Store(ABC):
     # Keys
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys have a value or a queue that is not empty.
-
-        Args:
-            keys: The keys.
-        """
+        """Return whether all keys have a value or a queue that is not empty."""
         return self._run("check", _checked_keys(keys)) == [b"1"]
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
@@ -180,17 +163,12 @@ class Store(ABC):
 
     def list_keys(self) -> list[str]:
         """Return all keys that have a value, in any order."""
-        return [key.decode() for key in self._run("list", [])]
+        return list(json.loads(self._run("list", [])[0]))
 
     # Queues
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Append a value to a queue.
-
-        Args:
-            key: The key of the queue.
-            value: The value.
-        """
+        """Append a value to a queue."""
         self._run("push", [_checked_key(key)], [_as_bytes(value)])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -210,11 +188,7 @@ class Store(ABC):
         return found[0]
 
     def queue_len(self, key: str) -> int:
-        """Return the number of values in a queue, 0 if the queue does not exist.
-
-        Args:
-            key: The key of the queue.
-        """
+        """Return the number of values in a queue, 0 if the queue does not exist."""
         return int(self._run("length", [_checked_key(key)])[0])
 
     # Barrier

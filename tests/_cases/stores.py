@@ -84,6 +84,10 @@ def several(store):
     with pytest.raises(ValueError, match="1 keys and 2 values"):
         store.multi_set(["c"], ["1", "2"])
     assert not store.check(["c"])
+    sizes = [0, 1 << 20, 3, 0, 100_000]
+    names = [str(number) for number in range(len(sizes))]
+    store.multi_set(names, [b"x" * size for size in sizes])
+    assert [len(value) for value in store.multi_get(names)] == sizes
 
 
 def there_or_not(store):

@@ -171,16 +171,19 @@ def test_what_a_lost_rank_waited_for(world, held):
 
 
 @pytest.mark.ranks(2)
-def test_what_its_caller_forgot(world, held):
+def test_a_store_that_is_closed_while_it_waits_takes_nothing(world, held):
     if world.rank != held.rank:
-        header = {"operation": "get", "keys": ["a"], "lengths": [], "id": 0, "limit_s": 0.0}
-        forgotten = held._call("Execute", header, LIMIT_S)
-        with pytest.raises(DistStoreError, match="no value for 'other'"):
-            held.wait(["other"], SHORT_S)
-        assert forgotten.result().body == b"null"
-    world.Barrier()
-    if world.rank == held.rank:
+        part = held.clone()
+        taken, _ = in_threads(
+            lambda: part.queue_pop("q"), lambda: [held.get("parked"), part.close()]
+        )
+        assert isinstance(taken, DistStoreError)
+    else:
+        wait_until(lambda: store_server().num_waiting == 2)
+        held.set("parked", "1")
         wait_until(lambda: store_server().num_waiting == 0)
+        held.queue_push("q", "1")
+        assert held.queue_pop("q", block=False) == b"1"
 
 
 @pytest.mark.ranks(1, 2, 3)
