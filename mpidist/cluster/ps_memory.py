@@ -33,19 +33,23 @@ class PsMemory:
     some workers can create further segments: shared segments for workers of its node, or one-sided
     segments, which workers of any node access by MPI's Get and Put.
 
+    Creation is collective over the tasks, if they are ranks of a world. Without room in shared
+    memory, the first segment of this process's ps task is private, and the process logs a warning.
+
     Args:
         spec: The cluster.
         own: Index of the ps task of this process, or None.
+        membership: The tasks of the cluster; None if all live in this process.
 
     Attributes:
         sync: Memory fence for loads and stores to all segments. Each pull calls it twice. With one
             window it is the method of that window, which saves a call.
     """
 
-    def __init__(self, spec: ClusterSpec, own: int | None) -> None:
+    def __init__(self, spec: ClusterSpec, own: int | None, membership: Membership | None) -> None:
         self._spec = spec
         self._own = own
-        self._membership: Membership | None = None
+        self._membership = membership
         self._first: Window | None = None
         self._windows: dict[tuple[int, int], Window] = {}
         self._distinct: list[Window] = []
@@ -53,21 +57,15 @@ class PsMemory:
         self._parts: dict[tuple[int, int], Bytes] = {}
         self._changed = threading.Condition()
         self._warned = False
+        if membership is not None:
+            self._share(membership)
+        elif own is not None:
+            self._add(own, 0, Window.private(settings.arena_bytes), 0)
 
-    def open_single_process(self) -> None:
-        """Create the first segments of a cluster whose tasks all live in this process."""
-        if self._own is not None:
-            self._add(self._own, 0, Window.private(settings.arena_bytes), 0)
-
-    def open_in_world(self, membership: Membership) -> None:
-        """Collective over the tasks of the cluster. Create the first segments of this node.
-
-        Without room in shared memory, the segment of this process's ps task is private memory, and
-        the process logs a warning.
-        """
+    def _share(self, membership: Membership) -> None:
+        """Create the first segments of this node."""
         from mpi4py import MPI
 
-        self._membership = membership
         here = world()
         comm = here.comm.Create_group(here.comm.Get_group().Incl(membership.ranks()))
         split = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)

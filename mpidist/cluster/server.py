@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -179,13 +179,22 @@ class Server:
                 self._start()
 
     def _start(self) -> None:
-        self._become_current()
+        with Server._current_lock:
+            started = Server._current
+            if started is not None:
+                raise AlreadyExistsError(
+                    f"this process has a Server already: {started.target}; stop it first: "
+                    "mpidist.Server.current().stop()"
+                )
+            Server._current = self
         try:
             check_addresses(self._spec)
             if self._transport == "mpi":
                 self._start_in_world()
             else:
                 self._start_in_process()
+            own_ps = next((index for job, index in self._own_tasks if job == "ps"), None)
+            self._memory = PsMemory(self._spec, own_ps, self._membership)
             self._start_services()
         except BaseException as error:
             self._close()
@@ -314,16 +323,6 @@ class Server:
 
     # Internals
 
-    def _become_current(self) -> None:
-        with Server._current_lock:
-            started = Server._current
-            if started is not None:
-                raise AlreadyExistsError(
-                    f"this process has a Server already: {started.target}; stop it first: "
-                    "mpidist.Server.current().stop()"
-                )
-            Server._current = self
-
     def _running(self, part: _Part | None) -> _Part:
         """Return a part of a running server; raise FailedPreconditionError if it is not running."""
         if self._stopped:
@@ -338,8 +337,6 @@ class Server:
         number = None if self._task[0] == "local" else int(port)
         self._endpoint = open_endpoint("inproc", number)
         self._own_tasks = [self._task, *(t for t in self._spec.tasks() if t != self._task)]
-        self._memory = PsMemory(self._spec, self._own_ps())
-        self._memory.open_single_process()
 
     def _start_in_world(self) -> None:
         here = world()
@@ -350,16 +347,30 @@ class Server:
         membership = Membership(self._spec, self._task, placement)
         membership.rendezvous(settings.start_timeout_s)
         self._membership = membership
-        self._memory = PsMemory(self._spec, self._own_ps())
-        self._memory.open_in_world(membership)
-
-    def _own_ps(self) -> int | None:
-        return next((index for job, index in self._own_tasks if job == "ps"), None)
 
     def _start_services(self) -> None:
-        tasks = [task for task in self._own_tasks if task[0] in SERVICE_JOBS]
-        for service in _create_services(tasks, self):
-            self._services.append(service)
+        """Start the installed services of this process's tasks, one after the other.
+
+        Other packages bring services along, by the entry points of the group ``mpidist.services``.
+        """
+        from importlib.metadata import entry_points  # slow, and of no use to process groups
+
+        known = {point.name: point for point in entry_points(group="mpidist.services")}
+        for job, index in self._own_tasks:
+            if job not in SERVICE_JOBS:
+                continue
+            if job not in known:
+                raise NotFoundError(
+                    f"nothing is installed that serves {job} {index}: the distribution mpidist "
+                    "brings it along; install it (pip install mpidist), do not only put it on the "
+                    "path"
+                )
+            try:
+                service = known[job].load()
+            except (ImportError, AttributeError) as error:
+                explain(error)  # a file of the user may hide the package of the service
+                raise
+            self._services.append(service(self))
         # The Server of a service task serves in join(). Beside a script, services need a thread.
         if self._services and self._task[0] not in SERVICE_JOBS:
             self.endpoint.serve_in_thread()
@@ -378,37 +389,3 @@ class Server:
                     rest.callback(self._membership.announce, TaskState.CLOSED)
             for service in self._services:
                 rest.callback(service.close)
-
-
-def _create_services(tasks: Sequence[Task], server: Server) -> Iterator[Service]:
-    """Start the installed services of tasks, one after the other.
-
-    Other packages bring services along, by the entry points of the group ``mpidist.services``.
-
-    Args:
-        tasks: The tasks of service jobs in this process.
-        server: The Server, with an open endpoint.
-
-    Yields:
-        The service of each task.
-
-    Raises:
-        NotFoundError: No service is installed for a job.
-        ImportError, AttributeError: A module cannot be imported. If a file of the user hides the
-            package of the service, a note names that file.
-    """
-    from importlib.metadata import entry_points  # slow, and of no use to process groups
-
-    known = {point.name: point for point in entry_points(group="mpidist.services")}
-    for job, index in tasks:
-        if job not in known:
-            raise NotFoundError(
-                f"nothing is installed that serves {job} {index}: the distribution mpidist brings "
-                "it along; install it (pip install mpidist), do not only put it on the path"
-            )
-        try:
-            service = known[job].load()
-        except (ImportError, AttributeError) as error:
-            explain(error)
-            raise
-        yield service(server)
