@@ -240,7 +240,8 @@ class Window:
         self._check(rank, offset, source.nbytes, dtype.itemsize)
         if self._win is None:
             with self._adding:
-                _add_to(self._parts[rank][offset : offset + source.nbytes], source)
+                part = self._parts[rank][offset : offset + source.nbytes].view(dtype)
+                part += source
         elif under_lock:
             with self._locked(rank):
                 numbers = np.empty_like(source)
@@ -353,11 +354,6 @@ def _contiguous(array: Array, *, write: bool = False) -> Array:
     if write and not view.flags.writeable:
         raise ValueError("the array receives a result but is read-only; pass a writable one")
     return view
-
-
-def _add_to(part: Bytes, source: Array) -> None:
-    numbers = part.view(source.dtype)
-    numbers += source
 
 
 def _allocate_shared(comm: MPI.Intracomm, parts_bytes: list[int]) -> MPI.Win:

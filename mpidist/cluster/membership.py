@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
-from mpidist.cluster.spec import ClusterSpec, Task
+from mpidist.cluster.spec import ClusterSpec, Task, split_address
 from mpidist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -20,7 +19,6 @@ from mpidist.mpi import World, world
 from mpidist.proto.mpidist_pb2 import TaskState
 from mpidist.rpc import Address, Request, open_endpoint
 
-_ADDRESS = re.compile(r"([^\s,]+):([0-9]{1,9})")
 # Jobs with an option of their own in `mpidist run`.
 _JOB_OPTIONS = ("ps", "worker", "data")
 
@@ -42,13 +40,13 @@ def check_addresses(spec: ClusterSpec) -> None:
         tasks = defaultdict(list)
         for index in spec.task_indices(job):
             address = spec.task_address(job, index)
-            parts = _ADDRESS.fullmatch(address)
-            if parts is None:
+            try:
+                tasks[split_address(address)].append(index)
+            except ValueError:
                 raise InvalidArgumentError(
                     f"the address {address!r} of {job} {index} has no host or no port: give each "
                     "task <host>:<port>"
-                )
-            tasks[parts[1], int(parts[2])].append(index)
+                ) from None
         for indices in tasks.values():
             if len(indices) > 1:
                 raise InvalidArgumentError(
@@ -146,8 +144,7 @@ def _ranks_by_address(spec: ClusterSpec, hosts: tuple[str, ...]) -> dict[Task, i
     """Return the rank of each task if all addresses are ``<host>:<rank>`` of the world, or None."""
     ranks = {}
     for task in spec.tasks():
-        host, _, port = spec.task_address(*task).rpartition(":")
-        rank = int(port)
+        host, rank = split_address(spec.task_address(*task))
         if rank >= len(hosts) or hosts[rank] != host:
             return None
         ranks[task] = rank

@@ -16,7 +16,7 @@ from mpidist.cluster.membership import (
 )
 from mpidist.cluster.ps_memory import PsMemory
 from mpidist.cluster.server_def import server_def
-from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task
+from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task, split_address
 from mpidist.config import config as settings
 from mpidist.errors import (
     AlreadyExistsError,
@@ -333,9 +333,8 @@ class Server:
 
     def _start_in_process(self) -> None:
         check_single_process(self._spec, self._task, launched=launched())
-        port = self._spec.task_address(*self._task).rpartition(":")[2]
-        number = None if self._task[0] == "local" else int(port)
-        self._endpoint = open_endpoint("inproc", number)
+        _, port = split_address(self._spec.task_address(*self._task))
+        self._endpoint = open_endpoint("inproc", None if self._task[0] == "local" else port)
         self._own_tasks = [self._task, *(t for t in self._spec.tasks() if t != self._task)]
 
     def _start_in_world(self) -> None:
