@@ -120,14 +120,19 @@ class UnionResolver(ClusterResolver):
         """
         clusters = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         jobs = list(dict.fromkeys(job for cluster in clusters for job in cluster))
-        joined: dict[str, list[str] | dict[int, str]] = {}
+        joined: dict[str, dict[int, str]] = {}
         for job in jobs:
             parts = [cluster[job] for cluster in clusters if job in cluster]
             # A job without tasks is an empty dict, which says nothing of indices.
-            if any(isinstance(part, dict) and part for part in parts):
-                joined[job] = _join_by_index(job, parts)
-            else:
-                joined[job] = [address for part in parts if part for address in part]  # type: ignore[misc]
+            keeps_indices = any(isinstance(part, dict) and part for part in parts)
+            tasks = joined[job] = {}
+            for part in parts:
+                first = 0 if keeps_indices else len(tasks)
+                pairs = part.items() if isinstance(part, dict) else enumerate(part, first)
+                for index, address in pairs:
+                    if index in tasks:
+                        raise KeyError(f"two resolvers have a task {index} of job {job!r}")
+                    tasks[index] = address
         return ClusterSpec(joined)
 
     def master(
@@ -170,13 +175,3 @@ class UnionResolver(ClusterResolver):
     def environment(self) -> str:
         """The environment of the first resolver."""
         return self._resolvers[0].environment
-
-
-def _join_by_index(job: str, parts: list[list[str] | dict[int, str]]) -> dict[int, str]:
-    tasks: dict[int, str] = {}
-    for part in parts:
-        for index, address in part.items() if isinstance(part, dict) else enumerate(part):
-            if index in tasks:
-                raise KeyError(f"two resolvers have a task {index} of job {job!r}")
-            tasks[index] = address
-    return tasks

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.cluster import ClusterSpec
 from mpidist.cluster_resolver.base import ClusterResolver
 from mpidist.errors import FailedPreconditionError, InvalidArgumentError
 from mpidist.host_list import is_number
+
+_Kind = TypeVar("_Kind")
 
 VARIABLE = "TF_CONFIG"
 _BYTE_ORDER_MARK = os.fsdecode(b"\xef\xbb\xbf")
@@ -173,19 +175,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _text(value: dict[str, Any], name: str) -> str | None:
-    text = value.get(name)
-    if text is not None and not isinstance(text, str):
-        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be a string, not {_shown(text)}')
-    return text
+    return _checked(value, name, str, "a string")
 
 
 def _part(value: dict[str, Any], name: str) -> dict[str, Any]:
-    part = value.get(name)
-    if part is None:
-        return {}
-    if not isinstance(part, dict):
-        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be an object, not {_shown(part)}')
-    return part
+    return _checked(value, name, dict, "an object") or {}
+
+
+def _checked(value: dict[str, Any], name: str, kind: type[_Kind], shown: str) -> _Kind | None:
+    found = value.get(name)
+    if found is not None and not isinstance(found, kind):
+        raise InvalidArgumentError(f'"{name}" of {VARIABLE} must be {shown}, not {_shown(found)}')
+    return found
 
 
 def _shown(value: Any) -> str:
