@@ -14,18 +14,10 @@ from mpidist.group import Coalescing
 from mpidist.work import Timeout, Work
 
 # Each function calls the method of the group directly: a shared wrapper would add a Python frame to
-# every call. The overloads know async_op=True as a keyword only. By position, as a bool, it gives
-# the type Work | None.
+# every call. The first overload knows async_op=True as a keyword only. Every other async_op has the
+# type Work | None: type checkers do not divide a bool into the overloads of True and False.
 
 
-@overload
-def broadcast(
-    tensor: Any,
-    src: int | None = None,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    group_src: int | None = None,
-) -> None: ...
 @overload
 def broadcast(
     tensor: Any,
@@ -69,18 +61,9 @@ def broadcast(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.broadcast(tensor, src, async_op, group_src)
+    return None if acts is None else acts.broadcast(tensor, src, async_op, group_src)
 
 
-@overload
-def all_reduce(
-    tensor: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def all_reduce(
     tensor: Any,
@@ -122,18 +105,9 @@ def all_reduce(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_reduce(tensor, op, async_op)
+    return None if acts is None else acts.all_reduce(tensor, op, async_op)
 
 
-@overload
-def all_reduce_coalesced(
-    tensors: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def all_reduce_coalesced(
     tensors: Sequence[Any],
@@ -177,20 +151,9 @@ def all_reduce_coalesced(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_reduce_coalesced(tensors, op, async_op)
+    return None if acts is None else acts.all_reduce_coalesced(tensors, op, async_op)
 
 
-@overload
-def reduce(
-    tensor: Any,
-    dst: int | None = None,
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    group_dst: int | None = None,
-) -> None: ...
 @overload
 def reduce(
     tensor: Any,
@@ -240,15 +203,9 @@ def reduce(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.reduce(tensor, dst, op, async_op, group_dst)
+    return None if acts is None else acts.reduce(tensor, dst, op, async_op, group_dst)
 
 
-@overload
-def all_gather(
-    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: Literal[False] = False
-) -> None: ...
 @overload
 def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: Group = None, *, async_op: Literal[True]
@@ -282,15 +239,9 @@ def all_gather(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_gather(tensor_list, tensor, async_op)
+    return None if acts is None else acts.all_gather(tensor_list, tensor, async_op)
 
 
-@overload
-def all_gather_single(
-    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: Literal[False] = False
-) -> None: ...
 @overload
 def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Group = None, *, async_op: Literal[True]
@@ -326,21 +277,14 @@ def all_gather_single(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_gather_into_tensor(output_tensor, input_tensor, async_op)
+    return (
+        None if acts is None else acts.all_gather_into_tensor(output_tensor, input_tensor, async_op)
+    )
 
 
 all_gather_into_tensor = all_gather_single  # torch 2.13 renamed the function and keeps both names
 
 
-@overload
-def all_gather_coalesced(
-    output_tensor_lists: Sequence[Sequence[Any]],
-    input_tensor_list: Sequence[Any],
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[Any]],
@@ -381,20 +325,13 @@ def all_gather_coalesced(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+    return (
+        None
+        if acts is None
+        else acts.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+    )
 
 
-@overload
-def gather(
-    tensor: Any,
-    gather_list: Sequence[Any] | None = None,
-    dst: int | None = None,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    group_dst: int | None = None,
-) -> None: ...
 @overload
 def gather(
     tensor: Any,
@@ -444,20 +381,9 @@ def gather(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.gather(tensor, gather_list, dst, async_op, group_dst)
+    return None if acts is None else acts.gather(tensor, gather_list, dst, async_op, group_dst)
 
 
-@overload
-def scatter(
-    tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
-    src: int | None = None,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    group_src: int | None = None,
-) -> None: ...
 @overload
 def scatter(
     tensor: Any,
@@ -506,19 +432,9 @@ def scatter(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.scatter(tensor, scatter_list, src, async_op, group_src)
+    return None if acts is None else acts.scatter(tensor, scatter_list, src, async_op, group_src)
 
 
-@overload
-def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def reduce_scatter(
     output: Any,
@@ -564,19 +480,9 @@ def reduce_scatter(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.reduce_scatter(output, input_list, op, async_op)
+    return None if acts is None else acts.reduce_scatter(output, input_list, op, async_op)
 
 
-@overload
-def reduce_scatter_single(
-    output: Any,
-    input: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def reduce_scatter_single(
     output: Any,
@@ -625,21 +531,12 @@ def reduce_scatter_single(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.reduce_scatter_tensor(output, input, op, async_op)
+    return None if acts is None else acts.reduce_scatter_tensor(output, input, op, async_op)
 
 
 reduce_scatter_tensor = reduce_scatter_single  # torch 2.13 renamed the function, as above
 
 
-@overload
-def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def all_to_all(
     output_tensor_list: Sequence[Any],
@@ -681,20 +578,11 @@ def all_to_all(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_to_all(output_tensor_list, input_tensor_list, async_op)
+    return (
+        None if acts is None else acts.all_to_all(output_tensor_list, input_tensor_list, async_op)
+    )
 
 
-@overload
-def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: Group = None,
-    async_op: Literal[False] = False,
-) -> None: ...
 @overload
 def all_to_all_single(
     output: Any,
@@ -746,18 +634,13 @@ def all_to_all_single(
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
     acts = acting(group)
-    if acts is None:
-        return None
-    return acts.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+    return (
+        None
+        if acts is None
+        else acts.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+    )
 
 
-@overload
-def barrier(
-    group: Group = None,
-    async_op: Literal[False] = False,
-    device_ids: Any = None,
-    timeout: Timeout = None,
-) -> None: ...
 @overload
 def barrier(
     group: Group = None, *, async_op: Literal[True], device_ids: Any = None, timeout: Timeout = None

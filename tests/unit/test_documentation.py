@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 import mpidist as dist
-from mpidist import collectives
 from mpidist.launcher import main
 
 FUNCTIONS = [
     name for name in dist.__all__ if inspect.isfunction(getattr(dist, name)) and name[0].islower()
 ]
-FROM_TORCH = [name for name in collectives.__all__ if name in FUNCTIONS]
+FROM_TORCH = [
+    name for name in FUNCTIONS if getattr(dist, name).__module__.startswith("mpidist.collectives.")
+]
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^(?:mpidist )?(run|top|timeline|doctor|sbatch)\b(.*)")

@@ -8,7 +8,7 @@ import pytest
 from _cases import list_torch_names, torch_names
 
 import mpidist
-from mpidist import DeviceMesh, collectives
+from mpidist import DeviceMesh
 
 # An argument that torch keeps for itself.
 INTERNAL = {"_ranks"}
@@ -17,7 +17,12 @@ OURS_BY_KEYWORD = {"init_process_group": {"hooks"}}
 MESH_ARGUMENTS = {"backend_override"}  # of the class; init_device_mesh has it
 # Functions of the package that torch has as private ones, or as none.
 EXTRA_FUNCTIONS = {"coalescing_manager", "new_cartesian_group", "set_timeout"}
-OURS = {name for name in collectives.__all__ if inspect.isfunction(getattr(collectives, name))}
+OURS = {
+    name
+    for name in mpidist.__all__
+    if inspect.isfunction(function := getattr(mpidist, name))
+    and function.__module__.startswith("mpidist.collectives.")
+}
 FUNCTIONS = sorted(OURS & set(torch_names.ARGUMENTS))
 # Functions of C++ have arguments, too, but do not tell them.
 INSPECTED = [name for name in FUNCTIONS if torch_names.ARGUMENTS[name] is not None]
