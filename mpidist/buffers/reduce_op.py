@@ -112,13 +112,16 @@ class PremulSum:
 
 
 Reduction = ReduceOp | PremulSum
-"""The type of ``op`` arguments, beside names."""
+"""A reduction, with the factor of a PREMUL_SUM."""
 
 ReductionName = Literal[
     "sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor", "premul_sum",
     "SUM", "AVG", "MEAN", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM",
 ]  # fmt: skip
 """The names of the reductions, as ``op`` arguments take them."""
+
+ReduceOpLike = Reduction | ReductionName
+"""The type of ``op`` arguments."""
 
 MpiReduction = ReduceOp | WrappingSum
 """The reductions that MPI runs: the predefined ones and a user-defined one."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from mpidist.buffers.reduce_op import ReduceOp, Reduction, ReductionName, is_direct
+from mpidist.buffers.reduce_op import ReduceOp, ReduceOpLike, is_direct
 from mpidist.collectives.default import Group, acting
 from mpidist.group import Coalescing
 from mpidist.work import Timeout, Work
@@ -66,24 +66,14 @@ def broadcast(
 
 @overload
 def all_reduce(
-    tensor: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    *,
-    async_op: Literal[True],
+    tensor: Any, op: ReduceOpLike = ReduceOp.SUM, group: Group = None, *, async_op: Literal[True]
 ) -> Work: ...
 @overload
 def all_reduce(
-    tensor: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
+    tensor: Any, op: ReduceOpLike = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Work | None: ...
 def all_reduce(
-    tensor: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
-    group: Group = None,
-    async_op: bool = False,
+    tensor: Any, op: ReduceOpLike = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
     """Collective. Reduce an array over all ranks of a group. Each rank gets the result in place.
 
@@ -111,7 +101,7 @@ def all_reduce(
 @overload
 def all_reduce_coalesced(
     tensors: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     *,
     async_op: Literal[True],
@@ -119,13 +109,13 @@ def all_reduce_coalesced(
 @overload
 def all_reduce_coalesced(
     tensors: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None: ...
 def all_reduce_coalesced(
     tensors: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -158,7 +148,7 @@ def all_reduce_coalesced(
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     *,
     async_op: Literal[True],
@@ -168,7 +158,7 @@ def reduce(
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -176,7 +166,7 @@ def reduce(
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -215,10 +205,7 @@ def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
 ) -> Work | None: ...
 def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
+    tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False
 ) -> Work | None:
     """Collective. Gather an array of every rank into a list on all ranks of a group.
 
@@ -251,10 +238,7 @@ def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
 ) -> Work | None: ...
 def all_gather_single(
-    output_tensor: Any,
-    input_tensor: Any,
-    group: Group = None,
-    async_op: bool = False,
+    output_tensor: Any, input_tensor: Any, group: Group = None, async_op: bool = False
 ) -> Work | None:
     """Collective. Gather an array of every rank into one array on all ranks of a group.
 
@@ -439,7 +423,7 @@ def scatter(
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     *,
     async_op: Literal[True],
@@ -448,14 +432,14 @@ def reduce_scatter(
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None: ...
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -487,7 +471,7 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Any,
     input: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     *,
     async_op: Literal[True],
@@ -496,14 +480,14 @@ def reduce_scatter_single(
 def reduce_scatter_single(
     output: Any,
     input: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None: ...
 def reduce_scatter_single(
     output: Any,
     input: Any,
-    op: Reduction | ReductionName = ReduceOp.SUM,
+    op: ReduceOpLike = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -650,10 +634,7 @@ def barrier(
     group: Group = None, async_op: bool = False, device_ids: Any = None, timeout: Timeout = None
 ) -> Work | None: ...
 def barrier(
-    group: Group = None,
-    async_op: bool = False,
-    device_ids: Any = None,
-    timeout: Timeout = None,
+    group: Group = None, async_op: bool = False, device_ids: Any = None, timeout: Timeout = None
 ) -> Work | None:
     """Collective. Wait until all ranks of a group have entered the barrier.
 
@@ -743,7 +724,7 @@ def coalescing_manager(
         yield begun
 
 
-def supports_complex(reduceOp: Reduction | ReductionName) -> bool:
+def supports_complex(reduceOp: ReduceOpLike) -> bool:
     """Return whether a reduction is defined for complex arrays.
 
     Args:

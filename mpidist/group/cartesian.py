@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -100,6 +100,12 @@ class CartesianGroup(ProcessGroup):
         source, destination = self._grid.Shift(dimension, steps)
         return (source if source >= 0 else None, destination if destination >= 0 else None)
 
+    @overload
+    def neighbor_all_gather(self, output: Any, input: Any, *, async_op: Literal[True]) -> Work: ...
+    @overload
+    def neighbor_all_gather(
+        self, output: Any, input: Any, async_op: bool = False
+    ) -> Work | None: ...
     def neighbor_all_gather(self, output: Any, input: Any, async_op: bool = False) -> Work | None:
         """Collective. Send ``input`` to all neighbours, and receive theirs.
 
@@ -119,6 +125,12 @@ class CartesianGroup(ProcessGroup):
         self._check_parts("neighbor_all_gather", target.shape, own.shape)
         return self._exchange_with_neighbors("neighbor_all_gather", target, own, async_op, output)
 
+    @overload
+    def neighbor_all_to_all(self, output: Any, input: Any, *, async_op: Literal[True]) -> Work: ...
+    @overload
+    def neighbor_all_to_all(
+        self, output: Any, input: Any, async_op: bool = False
+    ) -> Work | None: ...
     def neighbor_all_to_all(self, output: Any, input: Any, async_op: bool = False) -> Work | None:
         """Collective. Send each neighbour its part of ``input``, and receive one from each.
 

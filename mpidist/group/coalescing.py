@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -56,40 +55,17 @@ def coalesce(submission: Submission, name: str, async_ops: bool) -> Iterator[Coa
     begun = Coalescing()
     with submission.collecting() as ops:
         yield begun
-    begun.work = launch_coalesced(submission, name, ops, async_ops)
-
-
-def launch_coalesced(
-    submission: Submission, name: str, ops: Sequence[Op], async_op: bool
-) -> Work | None:
-    """Collective. Start several operations, and wait for them unless ``async_op``.
-
-    Args:
-        submission: The submission of the group.
-        name: Name of the operations, for messages.
-        ops: The operations; none uses memory that another one writes.
-        async_op: Return a Work instead of waiting for the results.
-
-    Returns:
-        A Work of all if ``async_op``, unless an outer block collects them; else None.
-    """
     check_distinct(ops)
     limit = submission.limit
-    at_once = limit is None and not async_op
+    at_once = limit is None and not async_ops
     works = [submission.submit(op, not at_once) for op in fuse(ops)]
     under_way: list[Work] = [work for work in works if work is not None]
     if at_once or len(under_way) < len(works):  # an outer block collects them
-        return None
-    if async_op:
-        return gather_works(name, under_way)
-    if limit is not None:
+        return
+    if async_ops:
+        begun.work = gather_works(name, under_way)
+    elif limit is not None:
         submission.wait_for_all(name, under_way, limit)
-    return None
-
-
-def returning(work: Work | None, outputs: Sequence[Any]) -> Work | None:
-    """Return a Work whose result is a list of output arrays; None if there is no Work."""
-    return None if work is None else work.then(lambda _: list(outputs))
 
 
 def check_distinct(ops: Sequence[Op]) -> None:

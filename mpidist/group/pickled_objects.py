@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from mpidist.buffers.host_view import Array
+from mpidist.buffers.lists import flat_output
+from mpidist.buffers.packing import as_mpi_input
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, GroupInfo, Op
 from mpidist.group.submission import Submission
 
@@ -96,15 +98,11 @@ class ObjectCollectives:
         lengths, parts = split_blocks(blocks, info.size)
         if max(lengths) <= _ROOM_BYTES:
             return parts
-        if sum(lengths) > LARGEST_COUNT:  # more than one call of MPI can count
-            given = [data if rank == info.rank else None for rank in range(info.size)]
-            return [self._broadcast_bytes(part, root) for root, part in enumerate(given)]
-        whole = np.empty(sum(lengths), _BYTE)
-        op = Op("all_gather_v", info, as_array(data), whole)
-        op.recv_counts = list(lengths)  # mpi4py takes a list, unlike a tuple, for counts
-        run(op, continues=True)
-        ends = itertools.accumulate(lengths)
-        return [whole.data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+        ends = list(itertools.accumulate(lengths))
+        whole = np.empty(ends[-1], _BYTE)
+        outputs = [whole[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+        run(gather_unequal(info, as_array(data), outputs), continues=True)
+        return [output.data for output in outputs]
 
     def _broadcast_bytes(self, data: bytes | None, root: int) -> memoryview:
         run = self._submission.submit_for_result
@@ -130,6 +128,27 @@ class ObjectCollectives:
         op = Op("recv", self._info, None, whole, root=rank, tag=_TAG)
         self._submission.run_message_of_collective(op)
         return whole.data
+
+
+def gather_unequal(info: GroupInfo, own: Array, outputs: Sequence[Array]) -> Op:
+    """Return an all_gather of arrays of one dtype, whatever their sizes.
+
+    Args:
+        info: The facts about the group.
+        own: The array of this rank.
+        outputs: The arrays that receive, by group rank.
+    """
+    if sum(output.nbytes for output in outputs) > LARGEST_COUNT:
+        op = Op("all_gather", info)  # perhaps more than one call of MPI can count
+        op.send_parts = dict.fromkeys(range(info.size), as_mpi_input(own))
+        op.recv_parts = {rank: as_mpi_input(output) for rank, output in enumerate(outputs)}
+        op.recv_counts = [output.size for output in outputs]
+        return op
+    memory, finish = flat_output(outputs)
+    gathered = as_mpi_input(memory)
+    op = Op("all_gather_v", info, as_mpi_input(own), gathered, finish=finish)
+    op.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
+    return op
 
 
 def dump(obj: Any) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, cast, overload
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from mpidist.buffers.packing import OnComplete, as_mpi_buffer, as_mpi_input, cop
 from mpidist.buffers.reduce_op import (
     NAMED,
     ReduceOp,
+    ReduceOpLike,
     Reduction,
     is_direct,
     to_reduce,
@@ -36,16 +37,9 @@ from mpidist.buffers.reduce_op import (
 from mpidist.config import config
 from mpidist.gpu import bus_id
 from mpidist.gpu.nccl import nccl_problem
-from mpidist.group.checks import check_list, check_multiple, list_of_root, list_of_root_objects
-from mpidist.group.coalescing import Coalescing, coalesce, launch_coalesced, returning
-from mpidist.group.gpu_operation import (
-    MOVING,
-    REDUCING,
-    device_memory,
-    device_memory_op,
-    gpu_op,
-)
-from mpidist.group.gpu_rule import IPC_MIN_BYTES, GpuFacts, GpuRule, choose
+from mpidist.group.coalescing import Coalescing, coalesce
+from mpidist.group.gpu_operation import device_memory, device_memory_op, gpu_op
+from mpidist.group.gpu_rule import GpuFacts, GpuRule, choose
 from mpidist.group.monitored_barrier import MonitoredBarrier
 from mpidist.group.operation import LARGEST_COUNT, MIN_MESSAGE_BYTES, RESERVED_TAGS, GroupInfo, Op
 from mpidist.group.pickled_objects import (
@@ -55,6 +49,7 @@ from mpidist.group.pickled_objects import (
     block_of,
     dump,
     exceeds_block,
+    gather_unequal,
     load,
     split_blocks,
 )
@@ -73,10 +68,11 @@ _MONITOR_S = 1800.0  # torch's default
 class ProcessGroup:
     """Collective. Ranks that act together, over one communicator of their own.
 
-    Methods have the names and the meaning of torch.distributed's functions: ``src`` and ``dst``
-    are ranks of the world, ``group_src`` and ``group_dst`` ranks of the group, and results are
-    written into the arrays given. Arrays are NumPy arrays, or anything with DLPack, the CUDA array
-    interface or the buffer protocol, with any strides.
+    Methods have the names, the arguments and the meaning of the functions of the package, such as
+    :func:`mpidist.all_reduce`, and a member need not name the group. ``src`` and ``dst`` are ranks
+    of the world, ``group_src`` and ``group_dst`` ranks of the group, and results are written into
+    the arrays given. Arrays are NumPy arrays, or anything with DLPack, the CUDA array interface or
+    the buffer protocol, with any strides.
 
     Operations that move data take any dtype without Python objects. Reductions take numbers and
     bools: float16, bfloat16 and float8 reduce in float32, bool reduces by logic, integers wrap
@@ -122,11 +118,7 @@ class ProcessGroup:
     """
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        name: str,
-        timeout: Timeout = None,
-        device: int | None = None,
+        self, comm: MPI.Intracomm, name: str, timeout: Timeout = None, device: int | None = None
     ) -> None:
         from mpi4py import MPI
 
@@ -165,7 +157,6 @@ class ProcessGroup:
         self._submit = self._submission.submit
         self._objects = ObjectCollectives(self._info, self._submission)
         self._monitored_barrier = MonitoredBarrier(self._info, self._submission)
-        self._discarded: Array | None = None
 
     def __repr__(self) -> str:
         state = ", destroyed" if self.freed else ""
@@ -226,99 +217,107 @@ class ProcessGroup:
 
     # Reductions
 
+    @overload
     def all_reduce(
-        self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None: ...
+    def all_reduce(
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Collective. Reduce an array over all members, in place on each.
+        """Collective. Reduce an array over all members. See :func:`mpidist.all_reduce`."""
+        record = self._gpu_op("all_reduce", [array], (array, op), op) if self._uses_gpus else None
+        if record is None:
+            buffer, mpi_op, finish = to_reduce(array, op, self._size)
+            record = Op("all_reduce", self._info, None, buffer, mpi_op, -1, 0, finish)
+        return self._submit(record, async_op, [array])
 
-        Args:
-            array: Same shape and dtype on all members.
-            op: The reduction or its name; AVG needs a floating or complex dtype.
-            async_op: Return a Work instead of waiting for the result.
+    @overload
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], op: ReduceOpLike = ReduceOp.SUM, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None: ...
+    def all_reduce_coalesced(
+        self, arrays: Sequence[Any], op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None:
+        """Collective. Reduce several arrays in place. See :func:`mpidist.all_reduce_coalesced`."""
+        with coalesce(self._submission, "all_reduce_coalesced", async_op) as begun:
+            for array in arrays:
+                self.all_reduce(array, op)
+        return begun.work and begun.work.then(lambda _: list(arrays))
 
-        Returns:
-            A Work if ``async_op``, else None.
-        """
-        if self._uses_gpus:
-            record = self._gpu_op("all_reduce", [array], (array, op), op)
-            if record is not None:
-                return self._submit(record, async_op, [array])
-        buffer, mpi_op, finish = to_reduce(array, op, self._size)
-        return self._submit(
-            Op("all_reduce", self._info, None, buffer, mpi_op, -1, 0, finish), async_op, [array]
-        )
-
+    @overload
     def reduce(
         self,
         array: Any,
         dst: int | None = None,
-        op: Reduction | str = ReduceOp.SUM,
+        op: ReduceOpLike = ReduceOp.SUM,
+        *,
+        async_op: Literal[True],
+        group_dst: int | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        array: Any,
+        dst: int | None = None,
+        op: ReduceOpLike = ReduceOp.SUM,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None: ...
+    def reduce(
+        self,
+        array: Any,
+        dst: int | None = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Work | None:
-        """Collective. Reduce an array over all members into the array of the root.
-
-        The arrays of the other members keep their values.
-
-        Args:
-            array: Same shape and dtype on all members; writable on the root.
-            dst: World rank of the root.
-            op: The reduction or its name.
-            async_op: Return a Work instead of waiting for the result.
-            group_dst: Group rank of the root, in place of ``dst``.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
+        """Collective. Reduce an array to one member, in place. See :func:`mpidist.reduce`."""
         root = self._peer("dst", dst, group_dst)
+        record = None
         if self._uses_gpus:
             record = self._gpu_op("reduce", [array], (array, None, op, False, root), op, root)
-            if record is not None:
-                return self._submit(record, async_op, [array])
-        is_root = self._rank == root
-        buffer, mpi_op, finish = to_reduce(array, op, self._size, write=is_root)
-        send, recv = (None, buffer) if is_root else (buffer, None)
-        return self._submit(
-            Op("reduce", self._info, send, recv, mpi_op, root, 0, finish), async_op, [array]
-        )
+        if record is None:
+            is_root = self._rank == root
+            buffer, mpi_op, finish = to_reduce(array, op, self._size, write=is_root)
+            send, recv = (None, buffer) if is_root else (buffer, None)
+            record = Op("reduce", self._info, send, recv, mpi_op, root, 0, finish)
+        return self._submit(record, async_op, [array])
 
-    def all_reduce_coalesced(
-        self, arrays: Sequence[Any], op: Reduction | str = ReduceOp.SUM, async_op: bool = False
-    ) -> Work | None:
-        """Collective. Reduce several arrays in place; see :meth:`coalesce`.
-
-        Args:
-            arrays: The same shapes and dtypes, in the same order, on all members.
-            op: The reduction or its name.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
-        ops = []
-        for array in arrays:
-            buffer, mpi_op, finish = to_reduce(array, op, self._size)
-            ops.append(Op("all_reduce", self._info, None, buffer, mpi_op, -1, 0, finish))
-        work = launch_coalesced(self._submission, "all_reduce_coalesced", ops, async_op)
-        return returning(work, list(arrays))
-
+    @overload
     def reduce_scatter(
         self,
         output: Any,
         input_list: Sequence[Any],
-        op: Reduction | str = ReduceOp.SUM,
+        op: ReduceOpLike = ReduceOp.SUM,
+        *,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: Sequence[Any],
+        op: ReduceOpLike = ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: Sequence[Any],
+        op: ReduceOpLike = ReduceOp.SUM,
         async_op: bool = False,
     ) -> Work | None:
-        """Collective. Reduce the n-th arrays of all members into the output of group rank n.
+        """Collective. Reduce a list of arrays. Each member receives one of the results.
 
-        Args:
-            output: Writable, with the shape and dtype of one array of the list.
-            input_list: One array for each member, all of one shape and dtype on all members.
-            op: The reduction or its name.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
+        See :func:`mpidist.reduce_scatter`.
         """
         if type(op) is str:
             op = NAMED.get(op, op)
@@ -327,27 +326,24 @@ class ProcessGroup:
             record = Op("reduce_scatter", self._info, rows, output, cast("ReduceOp", op))
             return self._submit(record, async_op, [output])
         target, inputs = host_view(output, read=False), host_views(input_list)
-        check_list(self._info, "reduce_scatter", inputs, target)
+        self._check_list("reduce_scatter", inputs, target)
         source = copy_if_overlapping(flatten(inputs), target)
         return self._reduce_scatter(target, source, op, async_op, output)
 
+    @overload
     def reduce_scatter_tensor(
-        self,
-        output: Any,
-        input: Any,
-        op: Reduction | str = ReduceOp.SUM,
-        async_op: bool = False,
+        self, output: Any, input: Any, op: ReduceOpLike = ReduceOp.SUM, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_tensor(
+        self, output: Any, input: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None: ...
+    def reduce_scatter_tensor(
+        self, output: Any, input: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Collective. Reduce an array over all members; each receives its part.
+        """Collective. Reduce an array over all members. Each member receives one part.
 
-        Args:
-            output: Writable; receives as many elements as it has.
-            input: One part for each member, in C order; same dtype as ``output``.
-            op: The reduction or its name.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
+        See :func:`mpidist.reduce_scatter_tensor`.
         """
         if self._uses_gpus:
             args = output, input, op
@@ -355,18 +351,25 @@ class ProcessGroup:
             if record is not None:
                 return self._submit(record, async_op, [output])
         target, source = host_view(output, read=False), host_view(input)
-        check_multiple(self._info, "reduce_scatter_tensor", source, target)
-        return self._reduce_scatter(
-            target, copy_if_overlapping(source, target), op, async_op, output
-        )
+        self._check_multiple("reduce_scatter_tensor", source, target)
+        source = copy_if_overlapping(source, target)
+        return self._reduce_scatter(target, source, op, async_op, output)
 
+    @overload
     def scan(
-        self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def scan(
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None: ...
+    def scan(
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """Collective. Reduce an array over this and all lower ranks, in place (MPI 4.1, 6.11).
 
         Args:
-            array: Same shape and dtype on all members.
+            array: Writable, with the same shape and dtype on all members.
             op: The reduction or its name; not AVG or PREMUL_SUM.
             async_op: Return a Work instead of waiting for the result.
 
@@ -375,25 +378,42 @@ class ProcessGroup:
         """
         return self._scan("scan", array, op, async_op)
 
+    @overload
     def exscan(
-        self, array: Any, op: Reduction | str = ReduceOp.SUM, async_op: bool = False
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def exscan(
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
+    ) -> Work | None: ...
+    def exscan(
+        self, array: Any, op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
-        """Collective. Reduce an array over all lower ranks, in place (MPI 4.1, 6.11.2).
+        """Collective. Reduce an array over all lower ranks, as :meth:`scan` (MPI 4.1, 6.11.2).
 
         The array of group rank 0 keeps its values.
-
-        Args:
-            array: Same shape and dtype on all members.
-            op: The reduction or its name; not AVG or PREMUL_SUM.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
         """
         return self._scan("exscan", array, op, async_op)
 
     # Data movement
 
+    @overload
+    def broadcast(
+        self,
+        array: Any,
+        src: int | None = None,
+        *,
+        async_op: Literal[True],
+        group_src: int | None = None,
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self,
+        array: Any,
+        src: int | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None: ...
     def broadcast(
         self,
         array: Any,
@@ -401,105 +421,82 @@ class ProcessGroup:
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Work | None:
-        """Collective. Copy the array of the root to all members.
-
-        Args:
-            array: Same shape and dtype on all members; writable except on the root.
-            src: World rank of the root.
-            async_op: Return a Work instead of waiting for the result.
-            group_src: Group rank of the root, in place of ``src``.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
+        """Collective. Copy the array of one member to all. See :func:`mpidist.broadcast`."""
         root = self._peer("src", src, group_src)
+        record = None
         if self._uses_gpus:
             record = self._gpu_op("broadcast", [array], (array, None, False, root), root=root)
-            if record is not None:
-                return self._submit(record, async_op, [array])
-        buffer, finish = as_mpi_buffer(array, write=self._rank != root)
-        record = Op("broadcast", self._info, None, buffer, root=root, finish=finish)
+        if record is None:
+            buffer, finish = as_mpi_buffer(array, write=self._rank != root)
+            record = Op("broadcast", self._info, None, buffer, root=root, finish=finish)
         return self._submit(record, async_op, [array])
 
+    @overload
+    def all_gather(
+        self, array_list: Sequence[Any], array: Any, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self, array_list: Sequence[Any], array: Any, async_op: bool = False
+    ) -> Work | None: ...
     def all_gather(
         self, array_list: Sequence[Any], array: Any, async_op: bool = False
     ) -> Work | None:
-        """Collective. Collect the arrays of all members in a list, by group rank.
+        """Collective. Gather an array of every member in a list. See :func:`mpidist.all_gather`."""
+        record = self._gather_op("all_gather", array_list, array, range(self._size))
+        return self._submit(record, async_op, array_list)
 
-        Args:
-            array_list: One writable array for each member, with the shape and dtype of ``array``.
-            array: Same shape and dtype on all members.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
-        rows = as_single_buffer(array_list, array, self._size)
-        if rows is not None:
-            if array.nbytes < MIN_MESSAGE_BYTES:
-                record = Op("all_gather", self._info, array, rows)
-                return self._submit(record, async_op, array_list)
-            return self._all_gather_parts(array, array_list, None, async_op, array_list)
-        if (
-            len(array_list) == self._size
-            and all_direct((array,), array_list)
-            and array.nbytes >= MIN_MESSAGE_BYTES
-            and not [other for other in array_list if other.shape != array.shape]
-        ):
-            return self._all_gather_parts(array, array_list, None, async_op, array_list)
-        outputs, own = host_views(array_list, read=False), host_view(array)
-        check_list(self._info, "all_gather", outputs, own)
-        if own.nbytes >= MIN_MESSAGE_BYTES:
-            part, taken, finish = self._parts_to_gather(own, outputs)
-            return self._all_gather_parts(part, taken, finish, async_op, array_list)
-        memory, finish = flat_output(outputs)
-        part, gathered = as_mpi_input(copy_if_overlapping(own, memory)), as_mpi_input(memory)
-        return self._submit(
-            Op("all_gather", self._info, part, gathered, finish=finish), async_op, array_list
-        )
-
+    @overload
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_gather_into_tensor(
+        self, output: Any, input: Any, async_op: bool = False
+    ) -> Work | None: ...
     def all_gather_into_tensor(
         self, output: Any, input: Any, async_op: bool = False
     ) -> Work | None:
-        """Collective. Collect the arrays of all members in one array, by group rank.
+        """Collective. Gather the arrays of all members in one array.
 
-        Args:
-            output: Writable, with one part for each member in C order, of the dtype of ``input``.
-            input: Same shape and dtype on all members.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
+        See :func:`mpidist.all_gather_into_tensor`.
         """
         if self._uses_gpus:
             record = self._gpu_op("all_gather_into_tensor", [output, input], (output, input))
             if record is not None:
                 return self._submit(record, async_op, [output])
         target, own = host_view(output, read=False), host_view(input)
-        check_multiple(self._info, "all_gather_into_tensor", target, own)
+        self._check_multiple("all_gather_into_tensor", target, own)
         gathered, finish = as_mpi_buffer(target, write=True)
         if own.nbytes >= MIN_MESSAGE_BYTES:
             rows = self._equal_parts(gathered)
             row = rows[self._rank]
             part = row if shares_start(own, row) else as_mpi_input(copy_if_overlapping(own, target))
-            return self._all_gather_parts(part, rows, finish, async_op, [output])
-        part = as_mpi_input(copy_if_overlapping(own, target))
-        return self._submit(
-            Op("all_gather", self._info, part, gathered, finish=finish), async_op, [output]
-        )
+            given = dict.fromkeys(range(self._size), part)
+            record = self._op_of_parts("all_gather", given, dict(enumerate(rows)), finish)
+        else:
+            part = as_mpi_input(copy_if_overlapping(own, target))
+            record = Op("all_gather", self._info, part, gathered, finish=finish)
+        return self._submit(record, async_op, [output])
 
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Any]],
+        inputs: Sequence[Any],
+        *,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_coalesced(
+        self, output_lists: Sequence[Sequence[Any]], inputs: Sequence[Any], async_op: bool = False
+    ) -> Work | None: ...
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Any]], inputs: Sequence[Any], async_op: bool = False
     ) -> Work | None:
-        """Collective. Collect several arrays of every member.
+        """Collective. Gather several arrays of all members.
 
-        Args:
-            output_lists: For each member, by group rank, one writable array for each input.
-            inputs: The same shapes and dtypes on all members.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
+        See :func:`mpidist.all_gather_coalesced`.
         """
         if len(output_lists) != self._size:
             raise ValueError(
@@ -515,7 +512,7 @@ class ProcessGroup:
         with coalesce(self._submission, "all_gather_coalesced", async_op) as begun:
             for number, array in enumerate(inputs):
                 self.all_gather([outputs[number] for outputs in output_lists], array)
-        return returning(begun.work, [list(outputs) for outputs in output_lists])
+        return begun.work and begun.work.then(lambda _: [list(one) for one in output_lists])
 
     def all_gather_ragged(self, array: Any) -> list[Array]:
         """Collective. Return the arrays of all members, whatever their shapes.
@@ -539,19 +536,29 @@ class ProcessGroup:
                 f"{[str(dtype) for dtype, _ in facts]} by group rank"
             )
         outputs = [np.empty(shape, own.dtype) for _, shape in facts]
-        if sum(as_mpi_input(output).size for output in outputs) > LARGEST_COUNT:
-            record = Op("all_gather", self._info)  # more than one call of MPI can count
-            record.send_parts = dict.fromkeys(range(self._size), as_mpi_input(own))
-            record.recv_parts = {rank: as_mpi_input(output) for rank, output in enumerate(outputs)}
-            record.recv_counts = [output.size for output in outputs]
-        else:
-            memory, finish = flat_output(outputs)
-            gathered = as_mpi_input(memory)
-            record = Op("all_gather_v", self._info, as_mpi_input(own), gathered, finish=finish)
-            record.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
+        record = gather_unequal(self._info, own, outputs)
         self._submission.submit_for_result(record, continues=True)
         return outputs
 
+    @overload
+    def gather(
+        self,
+        array: Any,
+        gather_list: Sequence[Any] | None = None,
+        dst: int | None = None,
+        *,
+        async_op: Literal[True],
+        group_dst: int | None = None,
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        array: Any,
+        gather_list: Sequence[Any] | None = None,
+        dst: int | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None: ...
     def gather(
         self,
         array: Any,
@@ -560,47 +567,38 @@ class ProcessGroup:
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Work | None:
-        """Collective. Collect the arrays of all members on the root, by group rank.
-
-        Args:
-            array: Same shape and dtype on all members.
-            gather_list: On the root one writable array for each member, like ``array``; else None.
-            dst: World rank of the root; by default the first member.
-            async_op: Return a Work instead of waiting for the result.
-            group_dst: Group rank of the root, in place of ``dst``.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
+        """Collective. Gather the arrays of all members on one. See :func:`mpidist.gather`."""
         root = self._peer("dst", dst, group_dst, default=0)
-        receivers = gather_list or ()
-        if gather_list is not None and self._rank == root:
-            rows = as_single_buffer(gather_list, array, self._size)
-            if rows is not None:
-                if array.nbytes < MIN_MESSAGE_BYTES:
-                    record = Op("gather", self._info, array, rows, root=root)
-                    return self._submit(record, async_op, receivers)
-                taken = dict(enumerate(gather_list))
-                return self._exchange(
-                    "gather", {root: array}, taken, None, async_op, receivers, root
-                )
-        outputs = list_of_root(self._info, "gather_list", gather_list, root, read=False)
-        own = host_view(array)
-        if outputs is None:
-            part = as_mpi_input(own)
-            if part.nbytes >= MIN_MESSAGE_BYTES:
-                return self._exchange("gather", {root: part}, {}, None, async_op, receivers, root)
-            return self._submit(Op("gather", self._info, part, root=root), async_op, receivers)
-        check_list(self._info, "gather", outputs, own)
-        if own.nbytes >= MIN_MESSAGE_BYTES:
-            part, parts, finish = self._parts_to_gather(own, outputs)
-            taken = dict(enumerate(parts))
-            return self._exchange("gather", {root: part}, taken, finish, async_op, receivers, root)
-        memory, finish = flat_output(outputs)
-        part = as_mpi_input(copy_if_overlapping(own, memory))
-        record = Op("gather", self._info, part, as_mpi_input(memory), root=root, finish=finish)
-        return self._submit(record, async_op, receivers)
+        outputs = self._list_of_root("gather_list", gather_list, root)
+        if outputs is not None:
+            record = self._gather_op("gather", outputs, array, (root,), root)
+            return self._submit(record, async_op, outputs)
+        part = as_mpi_input(host_view(array))
+        if part.nbytes >= MIN_MESSAGE_BYTES:
+            record = self._op_of_parts("gather", {root: part}, {}, None, root)
+        else:
+            record = Op("gather", self._info, part, root=root)
+        return self._submit(record, async_op, ())
 
+    @overload
+    def scatter(
+        self,
+        array: Any,
+        scatter_list: Sequence[Any] | None = None,
+        src: int | None = None,
+        *,
+        async_op: Literal[True],
+        group_src: int | None = None,
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        array: Any,
+        scatter_list: Sequence[Any] | None = None,
+        src: int | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None: ...
     def scatter(
         self,
         array: Any,
@@ -609,73 +607,81 @@ class ProcessGroup:
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Work | None:
-        """Collective. Give each member its array of the root's list, by group rank.
-
-        Args:
-            array: Writable; receives. Same shape and dtype on all members.
-            scatter_list: On the root one array for each member, like ``array``; else None.
-            src: World rank of the root; by default the first member.
-            async_op: Return a Work instead of waiting for the result.
-            group_src: Group rank of the root, in place of ``src``.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
+        """Collective. Give each member one array of a list. See :func:`mpidist.scatter`."""
         root = self._peer("src", src, group_src, default=0)
-        if scatter_list is not None and self._rank == root:
-            rows = as_single_buffer(scatter_list, array, self._size)
-            if rows is not None:
-                if array.nbytes < MIN_MESSAGE_BYTES:
-                    record = Op("scatter", self._info, rows, array, root=root)
-                    return self._submit(record, async_op, [array])
-                given = dict(enumerate(scatter_list))
-                return self._exchange(
-                    "scatter", given, {root: array}, None, async_op, [array], root
-                )
-        inputs = list_of_root(self._info, "scatter_list", scatter_list, root, read=True)
-        own = host_view(array, read=False)
-        if inputs is not None:
-            check_list(self._info, "scatter", inputs, own)
-        if own.nbytes >= MIN_MESSAGE_BYTES:
-            parts, (part,), finish = as_mpi_parts(inputs or [], [own])
+        inputs = self._list_of_root("scatter_list", scatter_list, root)
+        parts: Sequence[Array] = ()
+        send, recv, finish = as_single_buffer(inputs, array, self._size), array, None
+        if send is not None:
+            parts = inputs or ()
+        else:
+            recv = host_view(array, read=False)
+            if inputs is not None:
+                inputs = host_views(inputs)
+                self._check_list("scatter", inputs, recv)
+            if recv.nbytes >= MIN_MESSAGE_BYTES:
+                parts, (recv,), finish = as_mpi_parts(inputs or (), [recv])
+            else:
+                if inputs is not None:
+                    send = as_mpi_input(copy_if_overlapping(flatten(inputs), recv))
+                recv, finish = as_mpi_buffer(recv, write=True)
+        if recv.nbytes >= MIN_MESSAGE_BYTES:
             given = dict(enumerate(parts))
-            return self._exchange("scatter", given, {root: part}, finish, async_op, [array], root)
-        send = None if inputs is None else as_mpi_input(copy_if_overlapping(flatten(inputs), own))
-        recv, finish = as_mpi_buffer(own, write=True)
-        return self._submit(
-            Op("scatter", self._info, send, recv, root=root, finish=finish), async_op, [array]
-        )
+            record = self._op_of_parts("scatter", given, {root: recv}, finish, root)
+        else:
+            record = Op("scatter", self._info, send, recv, root=root, finish=finish)
+        return self._submit(record, async_op, [array])
 
+    @overload
+    def all_to_all(
+        self, output_list: Sequence[Any], input_list: Sequence[Any], *, async_op: Literal[True]
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, output_list: Sequence[Any], input_list: Sequence[Any], async_op: bool = False
+    ) -> Work | None: ...
     def all_to_all(
         self, output_list: Sequence[Any], input_list: Sequence[Any], async_op: bool = False
     ) -> Work | None:
-        """Collective. Send the n-th array of a list to group rank n, and receive one from each.
-
-        Args:
-            output_list: One writable array for each member, as large as the array it sends.
-            input_list: One array for each member; all arrays of both lists have one dtype.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
+        """Collective. Exchange an array with every member. See :func:`mpidist.all_to_all`."""
         for kind, arrays in (("output", output_list), ("input", input_list)):
             if len(arrays) != self._size:
                 raise ValueError(
                     f"all_to_all of group {self.name!r} needs {self._size} {kind} arrays, not "
                     f"{len(arrays)}"
                 )
-        if all_direct(input_list, output_list):
-            self._check_own_part(input_list[self._rank].size, output_list[self._rank].size)
-            return self._all_to_all(input_list, output_list, None, async_op, output_list)
-        outputs, inputs = host_views(output_list, read=False), host_views(input_list)
-        dtype = inputs[0].dtype
-        if [a for a in (*outputs, *inputs) if a.dtype is not dtype and a.dtype != dtype]:
-            kinds = sorted({str(array.dtype) for array in (*outputs, *inputs)})
-            raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
-        self._check_own_part(inputs[self._rank].size, outputs[self._rank].size)
-        return self._all_to_all(*as_mpi_parts(inputs, outputs), async_op, output_list)
+        given, taken, finish = input_list, output_list, None
+        are_direct = all_direct(given, taken)
+        if not are_direct:
+            taken, given = host_views(output_list, read=False), host_views(input_list)
+            kinds = sorted({str(array.dtype) for array in (*taken, *given)})
+            if len(kinds) > 1:
+                raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
+        self._check_own_part(given[self._rank].size, taken[self._rank].size)
+        if not are_direct:
+            given, taken, finish = as_mpi_parts(given, taken)
+        parts = dict(enumerate(given)), dict(enumerate(taken))
+        return self._submit(self._op_of_parts("all_to_all", *parts, finish), async_op, output_list)
 
+    @overload
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
     def all_to_all_single(
         self,
         output: Any,
@@ -684,18 +690,9 @@ class ProcessGroup:
         input_split_sizes: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Collective. Send each member some rows of an array, and receive rows from each.
+        """Collective. Exchange rows of an array with every member.
 
-        Args:
-            output: Writable, with the dtype of ``input`` and rows of the same size.
-            input: The rows, along the first dimension.
-            output_split_sizes: Number of rows from each member; by default equal. If one member
-                gives sizes, all must, also where they are equal.
-            input_split_sizes: Number of rows for each member; by default equal.
-            async_op: Return a Work instead of waiting for the result.
-
-        Returns:
-            A Work if ``async_op``, else None.
+        See :func:`mpidist.all_to_all_single`.
         """
         unequal = are_given(input_split_sizes) or are_given(output_split_sizes)
         if self._uses_gpus and not unequal:
@@ -716,49 +713,37 @@ class ProcessGroup:
             self._check_own_part(given_counts[self._rank], taken_counts[self._rank])
             given = _slices(send, given_counts, given_unit)
             taken = _slices(recv, taken_counts, taken_unit)
-            return self._all_to_all(given, taken, finish, async_op, [output])
-        self._equal_rows("input", source)
-        self._equal_rows("output", target)
-        if source.size != target.size:
-            raise ValueError(
-                f"all_to_all_single in equal parts needs as many elements of output as of input, "
-                f"not {target.size} and {source.size}"
-            )
-        if send.size > LARGEST_COUNT:
+        else:
+            self._equal_rows("input", source)
+            self._equal_rows("output", target)
+            if source.size != target.size:
+                raise ValueError(
+                    f"all_to_all_single in equal parts needs as many elements of output as of "
+                    f"input, not {target.size} and {source.size}"
+                )
+            if send.size <= LARGEST_COUNT:
+                record = Op("all_to_all", self._info, send, recv, finish=finish)
+                return self._submit(record, async_op, [output])
             given, taken = self._equal_parts(send), self._equal_parts(recv)
-            return self._all_to_all(given, taken, finish, async_op, [output])
-        record = Op("all_to_all", self._info, send, recv, finish=finish)
-        return self._submit(record, async_op, [output])
+        parts = dict(enumerate(given)), dict(enumerate(taken))
+        return self._submit(self._op_of_parts("all_to_all", *parts, finish), async_op, [output])
 
     # Barriers
 
+    @overload
+    def barrier(self, *, async_op: Literal[True], timeout: Timeout = None) -> Work: ...
+    @overload
+    def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None: ...
     def barrier(self, async_op: bool = False, timeout: Timeout = None) -> Work | None:
-        """Collective. Return once all members have entered.
-
-        Args:
-            async_op: Return a Work instead of waiting for the result.
-            timeout: Time limit of this barrier, in seconds or as a timedelta.
-
-        Returns:
-            A Work if ``async_op``, else None.
-        """
+        """Collective. Wait until all members have entered. See :func:`mpidist.barrier`."""
         record = Op("barrier", self._info)
         record.limit = seconds(timeout)
         return self._submit(record, async_op, [])
 
     def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
-        """Collective. Run a barrier that names the ranks that do not come in time.
+        """Collective. Run a barrier that names late ranks.
 
-        Group rank 0 waits for a message from each other member and tells all of them which ranks
-        are late, so all fail together. If rank 0 itself is late, the others notice after twice the
-        time. A late rank is told that it is late.
-
-        Args:
-            timeout: Seconds or a timedelta; by default the group's, or 30 minutes.
-            wait_all_ranks: Name all missing ranks instead of the first.
-
-        Raises:
-            DeadlineExceededError: A rank did not come in time; on every rank.
+        See :func:`mpidist.monitored_barrier`.
         """
         limit = seconds(timeout)
         limit = self.timeout if limit is None else limit
@@ -769,14 +754,7 @@ class ProcessGroup:
     def send(
         self, array: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None
     ) -> None:
-        """Point to point. Send an array to a member.
-
-        Args:
-            array: The data.
-            dst: World rank of the receiver.
-            tag: The receiver must give the same.
-            group_dst: Group rank of the receiver, in place of ``dst``.
-        """
+        """Point to point. Send an array to a member. See :func:`mpidist.send`."""
         self._submission.run_message(self._send_op(array, dst, tag, group_dst))
 
     def recv(
@@ -787,18 +765,9 @@ class ProcessGroup:
         group_src: int | None = None,
         timeout: Timeout = None,
     ) -> int:
-        """Point to point. Receive an array from a member.
+        """Point to point. Receive an array and return the sender. See :func:`mpidist.recv`.
 
-        Args:
-            array: Writable, with the dtype and size of the sender's. If the message is shorter, the
-                rest keeps its values (not of arrays beyond 2^31 elements).
-            src: World rank of the sender; by default any member.
-            tag: The sender must give the same.
-            group_src: Group rank of the sender, in place of ``src``.
-            timeout: Time limit of this call, in seconds or as a timedelta.
-
-        Returns:
-            World rank of the sender.
+        ``timeout`` is the time limit of this call, in seconds or as a timedelta.
         """
         record = self._recv_op(array, src, tag, group_src, timeout)
         return self.ranks[self._submission.run_message(record)]
@@ -806,33 +775,13 @@ class ProcessGroup:
     def isend(
         self, array: Any, dst: int | None = None, tag: int = 0, group_dst: int | None = None
     ) -> Work:
-        """Point to point. Start to send an array to a member.
-
-        Args:
-            array: The data; it must not change before the Work ends.
-            dst: World rank of the receiver.
-            tag: The receiver must give the same.
-            group_dst: Group rank of the receiver, in place of ``dst``.
-
-        Returns:
-            A Work.
-        """
+        """Point to point. Start to send an array to a member. See :func:`mpidist.isend`."""
         return self._submission.start_message(self._send_op(array, dst, tag, group_dst))
 
     def irecv(
         self, array: Any, src: int | None = None, tag: int = 0, group_src: int | None = None
     ) -> Work:
-        """Point to point. Start to receive an array from a member.
-
-        Args:
-            array: Writable, as for :meth:`recv`; not to be used before the Work ends.
-            src: World rank of the sender; by default any member.
-            tag: The sender must give the same.
-            group_src: Group rank of the sender, in place of ``src``.
-
-        Returns:
-            A Work; its result is the world rank of the sender.
-        """
+        """Point to point. Start to receive an array. See :func:`mpidist.irecv`."""
         return self._submission.start_message(self._recv_op(array, src, tag, group_src))
 
     def begin_messages(self, messages: Sequence[tuple[str, Any, int, int]]) -> list[Work]:
@@ -850,17 +799,10 @@ class ProcessGroup:
         ]
         return [self._submission.start_message(op) for op in ops]
 
-    # Objects
+    # Objects. They are pickled: only ranks that you trust may be members.
 
     def all_gather_object(self, object_list: list[Any], obj: Any) -> None:
-        """Collective. Collect the objects of all members in a list, by group rank.
-
-        Objects are pickled: only ranks that you trust may be members.
-
-        Args:
-            object_list: One entry for each member; they are replaced.
-            obj: The object of this rank.
-        """
+        """Collective. Gather an object of every member. See :func:`mpidist.all_gather_object`."""
         if len(object_list) != self._size:
             raise ValueError(
                 f"all_gather_object of group {self.name!r} needs a list of {self._size}, not "
@@ -875,35 +817,17 @@ class ProcessGroup:
         dst: int | None = None,
         group_dst: int | None = None,
     ) -> None:
-        """Collective. Collect the objects of all members on the root, by group rank.
-
-        Objects are pickled: only ranks that you trust may be members.
-
-        Args:
-            obj: The object of this rank.
-            object_gather_list: On the root one entry for each member, which is replaced; else None.
-            dst: World rank of the root; by default the first member.
-            group_dst: Group rank of the root, in place of ``dst``.
-        """
+        """Collective. Gather objects on one member. See :func:`mpidist.gather_object`."""
         root = self._peer("dst", dst, group_dst, default=0)
-        name = "object_gather_list"
-        target = list_of_root_objects(self._info, name, object_gather_list, root)
+        self._list_of_root("object_gather_list", object_gather_list, root)
         objects = self._objects.gather(obj, root)
-        if target is not None and objects is not None:
-            target[:] = objects
+        if object_gather_list is not None and objects is not None:
+            object_gather_list[:] = objects
 
     def broadcast_object_list(
         self, object_list: list[Any], src: int | None = None, group_src: int | None = None
     ) -> None:
-        """Collective. Replace the objects of every member's list by the root's objects.
-
-        Objects are pickled: only ranks that you trust may be members.
-
-        Args:
-            object_list: As long as the root's.
-            src: World rank of the root; by default the first member.
-            group_src: Group rank of the root, in place of ``src``.
-        """
+        """Collective. Copy a list of objects to all. See :func:`mpidist.broadcast_object_list`."""
         root = self._peer("src", src, group_src, default=0)
         objects = self._objects.broadcast(object_list, root)
         if len(objects) != len(object_list):
@@ -920,34 +844,19 @@ class ProcessGroup:
         src: int | None = None,
         group_src: int | None = None,
     ) -> None:
-        """Collective. Give each member its object of the root's list, by group rank.
-
-        Objects are pickled: only ranks that you trust may be members.
-
-        Args:
-            scatter_object_output_list: Its first entry is replaced.
-            scatter_object_input_list: On the root one object for each member; else not used.
-            src: World rank of the root; by default the first member.
-            group_src: Group rank of the root, in place of ``src``.
-        """
+        """Collective. Give each member one object. See :func:`mpidist.scatter_object_list`."""
         root = self._peer("src", src, group_src, default=0)
         if not scatter_object_output_list:
             raise ValueError("scatter_object_output_list needs one entry to write to")
         # Other ranks may give a list, as scripts for torch do.
         inputs = scatter_object_input_list if self._rank == root else None
-        given = list_of_root_objects(self._info, "scatter_object_input_list", inputs, root)
+        given = self._list_of_root("scatter_object_input_list", inputs, root)
         scatter_object_output_list[0] = self._objects.scatter(given, root)
 
     def send_object_list(
         self, object_list: Sequence[Any], dst: int | None = None, group_dst: int | None = None
     ) -> None:
-        """Point to point. Send objects to a member.
-
-        Args:
-            object_list: The objects.
-            dst: World rank of the receiver.
-            group_dst: Group rank of the receiver, in place of ``dst``.
-        """
+        """Point to point. Send objects to a member. See :func:`mpidist.send_object_list`."""
         data = dump(list(object_list))
         self.send(block_of(data), dst, group_dst=group_dst)
         if exceeds_block(len(data)):
@@ -956,18 +865,7 @@ class ProcessGroup:
     def recv_object_list(
         self, object_list: list[Any], src: int | None = None, group_src: int | None = None
     ) -> int:
-        """Point to point. Receive objects into a list.
-
-        Objects are pickled: receive only from ranks that you trust.
-
-        Args:
-            object_list: As long as the sender's; its entries are replaced.
-            src: World rank of the sender; by default any member.
-            group_src: Group rank of the sender, in place of ``src``.
-
-        Returns:
-            World rank of the sender.
-        """
+        """Point to point. Receive objects. See :func:`mpidist.recv_object_list`."""
         block = np.empty(BLOCK_BYTES, np.uint8)
         sender = self.recv(block, src, group_src=group_src)
         (length,), (data,) = split_blocks(block, 1)
@@ -1035,16 +933,16 @@ class ProcessGroup:
         """
         if "async_op" in kwargs:
             raise TypeError("prepare takes no async_op: call the result, or start() it")
-        submit: Callable[[Op, bool], Any]
+        submit: Callable[[Op, bool], Any] = self._submit
         if name in ("send", "recv"):
-            make = self._send_op if name == "send" else self._recv_op
-            op = make(*args, **kwargs)
+            op = (self._send_op if name == "send" else self._recv_op)(*args, **kwargs)
             submit = self._submit_message
         elif name in self.repeatable:
-            with self._submission.collecting() as ops:
-                getattr(self, name)(*args, **kwargs)
-            (op,) = ops
-            submit = self._repeating(name, op, args, kwargs)
+            method = getattr(self, name)
+            op = self._op_on_host(name, *args, **kwargs)
+            if self.gpu_rule.backend == "ipc":
+                # Members that call it plainly tell each other first where their arrays lie.
+                submit = lambda _, async_op: method(*args, **kwargs, async_op=async_op)  # noqa: E731
         else:
             raise ValueError(
                 f"{name!r} cannot be prepared, but {', '.join(self.repeatable)}, send and recv can"
@@ -1076,13 +974,13 @@ class ProcessGroup:
         if self.gpu_rule.backend == "mpi":
             return device_memory_op(self._info, name, arrays[0], op, root)
         assert self.device is not None
-        stage = partial(self._op_on_host, name, args)
+        stage = partial(self._op_on_host, name, *args)
         return gpu_op(self._info, self.gpu_rule, self.device, name, arrays, op, root, stage)
 
-    def _op_on_host(self, name: str, args: tuple[Any, ...]) -> Op:
+    def _op_on_host(self, name: str, *args: Any, **kwargs: Any) -> Op:
         """Return a collective on host memory, without submitting it."""
         with self._submission.collecting() as ops:
-            getattr(self, name)(*args)
+            getattr(self, name)(*args, **kwargs)
         (op,) = ops
         return op
 
@@ -1124,70 +1022,106 @@ class ProcessGroup:
         buffer, mpi_op, finish = to_reduce(array, kind, self._size)
         send = None
         if name == "exscan" and self._rank == 0:  # MPI may write anything there
-            send, buffer, finish = buffer, self._discard(buffer, async_op), None
+            send, buffer, finish = buffer, np.empty_like(buffer), None
         record = Op(name, self._info, send, buffer, mpi_op, finish=finish)
         return self._submit(record, async_op, [array])
 
-    def _discard(self, like: Array, async_op: bool) -> Array:
-        """Return memory for a result that is not used. Blocking calls share it to save time."""
-        if async_op or self._submission.is_collecting() or self.timeout is not None:
-            return np.empty_like(like)
-        if self._discarded is None or self._discarded.nbytes < like.nbytes:
-            self._discarded = np.empty(like.nbytes, np.uint8)
-        return self._discarded[: like.nbytes].view(like.dtype)
-
-    def _exchange(
+    def _op_of_parts(
         self,
         name: str,
         given: Mapping[int, Array],
         taken: Mapping[int, Array],
         finish: OnComplete,
-        async_op: bool,
-        outputs: Sequence[Any],
         root: int = -1,
-    ) -> Work | None:
-        """Submit an operation of parts, by the group rank that receives or sends them."""
+    ) -> Op:
+        """Return an operation of parts, by the group rank that receives or sends them."""
         record = Op(name, self._info, root=root, finish=finish)
         record.send_parts, record.recv_parts = given, taken
-        return self._submit(record, async_op, outputs)
+        return record
 
-    def _all_to_all(
+    def _gather_op(
         self,
-        given: Sequence[Array],
-        taken: Sequence[Array],
-        finish: OnComplete,
-        async_op: bool,
+        name: str,
         outputs: Sequence[Any],
-    ) -> Work | None:
-        """Submit an all_to_all of parts of any sizes, one for each member."""
-        parts = dict(enumerate(given)), dict(enumerate(taken))
-        return self._exchange("all_to_all", *parts, finish, async_op, outputs)
+        array: Any,
+        receivers: Iterable[int],
+        root: int = -1,
+    ) -> Op:
+        """Return an operation that receives an array of every member into a list of arrays.
 
-    def _all_gather_parts(
-        self,
-        part: Array,
-        rows: Sequence[Array],
-        finish: OnComplete,
-        async_op: bool,
-        outputs: Sequence[Any],
-    ) -> Work | None:
-        """Submit an all_gather of parts that are messages of their own."""
-        given = dict.fromkeys(range(self._size), part)
-        return self._exchange("all_gather", given, dict(enumerate(rows)), finish, async_op, outputs)
+        Large arrays are messages of their own. Small ones are gathered in one buffer.
+        """
+        rows: Any = as_single_buffer(outputs, array, self._size)
+        part, finish = array, None
+        if rows is not None:
+            rows = rows if array.nbytes < MIN_MESSAGE_BYTES else outputs
+        elif (
+            getattr(array, "nbytes", 0) >= MIN_MESSAGE_BYTES
+            and len(outputs) == self._size
+            and all_direct((array,), outputs)
+            and not [other for other in outputs if other.shape != array.shape]
+        ):
+            rows = outputs
+        else:
+            views, own = host_views(outputs, read=False), host_view(array)
+            self._check_list(name, views, own)
+            if own.nbytes < MIN_MESSAGE_BYTES:
+                memory, finish = flat_output(views)
+                rows = as_mpi_input(memory)
+                part = as_mpi_input(copy_if_overlapping(own, memory))
+            else:
+                check_outputs(views)
+                rows, finish = flat_buffers(views, write=True)
+                part = rows[self._rank]
+                if not shares_start(own, part):
+                    part = as_mpi_input(copy_overlapping_inputs([own], rows)[0])
+        if part.nbytes < MIN_MESSAGE_BYTES:
+            return Op(name, self._info, part, rows, root=root, finish=finish)
+        given = dict.fromkeys(receivers, part)
+        return self._op_of_parts(name, given, dict(enumerate(rows)), finish, root)
 
-    def _parts_to_gather(
-        self, own: Array, rows: Sequence[Array]
-    ) -> tuple[Array, list[Array], OnComplete]:
-        """Return the part to send, the rows that MPI can write, and a call for after MPI."""
-        check_outputs(rows)
-        taken, finish = flat_buffers(rows, write=True)
-        row = taken[self._rank]
-        part = (
-            row
-            if shares_start(own, row)
-            else as_mpi_input(copy_overlapping_inputs([own], taken)[0])
-        )
-        return part, taken, finish
+    def _list_of_root(
+        self, name: str, entries: Sequence[Any] | None, root: int
+    ) -> Sequence[Any] | None:
+        """Return the list that only the root gives, one entry for each member; None elsewhere."""
+        if self._rank != root:
+            if entries is not None and len(entries):
+                raise ValueError(
+                    f"{name} is only for the root, rank {self.ranks[root]}; leave it None on rank "
+                    f"{self.ranks[self._rank]}"
+                )
+            return None
+        if entries is None:
+            raise ValueError(f"{name} is missing on the root, rank {self.ranks[root]}")
+        if len(entries) != self._size:
+            raise ValueError(
+                f"{name} of group {self.name!r} needs {self._size} entries, not {len(entries)}"
+            )
+        return entries
+
+    def _check_list(self, name: str, arrays: Sequence[Array], like: Array) -> None:
+        """Raise ValueError unless a list has one array for each member, all like another array."""
+        if len(arrays) != self._size:
+            raise ValueError(
+                f"{name} of group {self.name!r} needs {self._size} arrays, not {len(arrays)}"
+            )
+        shape, dtype = like.shape, like.dtype
+        for rank, array in enumerate(arrays):
+            if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
+                raise ValueError(
+                    f"{name} of {like.dtype}{list(like.shape)} has {array.dtype}"
+                    f"{list(array.shape)} in its list for group rank {rank}"
+                )
+
+    def _check_multiple(self, name: str, whole: Array, part: Array) -> None:
+        """Raise ValueError unless one array is as large as one other for each member."""
+        if whole.dtype is not part.dtype and whole.dtype != part.dtype:
+            raise ValueError(f"{name} needs one dtype, not {whole.dtype} and {part.dtype}")
+        if whole.size != self._size * part.size:
+            raise ValueError(
+                f"{name} of group {self.name!r} needs {self._size} times as many elements on one "
+                f"side as on the other, not {whole.size} and {part.size}"
+            )
 
     def _equal_parts(self, whole: Array) -> list[Array]:
         """Return a contiguous array as one flat part for each member."""
@@ -1270,21 +1204,6 @@ class ProcessGroup:
             return self._submission.start_message(op)
         self._submission.run_message(op)
         return None
-
-    def _repeating(
-        self, name: str, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[[Op, bool], Any]:
-        """Return a function that runs or starts a prepared collective."""
-        arrays = ([op.send], [op.recv], op.send_parts.values(), op.recv_parts.values())
-        nbytes = max(sum(one.nbytes for one in some if one is not None) for some in arrays)
-        if (
-            self.gpu_rule.backend == "ipc"
-            and name in (*MOVING, *REDUCING)
-            and nbytes >= IPC_MIN_BYTES
-        ):
-            # Members that call it plainly tell each other first where their arrays lie.
-            return lambda _, async_op: getattr(self, name)(*args, **kwargs, async_op=async_op)
-        return self._submit
 
 
 def are_given(splits: Sequence[int] | None) -> TypeGuard[Sequence[int]]:

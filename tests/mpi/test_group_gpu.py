@@ -39,7 +39,6 @@ def grouped(world, xp, monkeypatch):
     package = mpidist.group
     # 64 KiB in place of 4 and 16 MiB: small arrays take all steps.
     monkeypatch.setattr(package.gpu_operation, "IPC_MIN_BYTES", 1 << 16)
-    monkeypatch.setattr(package.process_group, "IPC_MIN_BYTES", 1 << 16)
     monkeypatch.setattr(package.ipc_backend, "CHUNK_BYTES", 1 << 16)
 
     def make(backend, timeout=None):
@@ -619,8 +618,8 @@ def test_any_stream_sees_a_strided_result_after_wait(grouped, xp, backend):
 @pytest.mark.ranks(4)
 def test_a_prepared_gather_of_large_parts_matches_calls(grouped, monkeypatch):
     group = grouped("ipc")
-    for module in (mpidist.group.gpu_operation, mpidist.group.process_group):
-        monkeypatch.setattr(module, "IPC_MIN_BYTES", 1 << 17)  # more than a part, less than all
+    # More than a part, and less than all.
+    monkeypatch.setattr(mpidist.group.gpu_operation, "IPC_MIN_BYTES", 1 << 17)
     part = np.full(1 << 14, group.rank(), "f4")  # a message of its own, and a quarter of the output
     output = np.zeros(4 << 14, "f4")
     prepared = group.prepare("all_gather_into_tensor", output, part)

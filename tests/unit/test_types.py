@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CALLS = ROOT / "tests" / "_cases" / "typed" / "calls.py"
+EXAMPLES = ["mean.py", "together.py"]  # of the README
 LIMIT_S = 300
 
 
@@ -17,10 +18,10 @@ LIMIT_S = 300
 def folder(tmp_path_factory):
     """A folder with the programs, outside of the repository and its settings."""
     folder = tmp_path_factory.mktemp("typed")
-    (example,) = re.findall(
-        r"```python\n(# mean\.py\n.*?)```", (ROOT / "README.md").read_text(), re.S
-    )
-    (folder / "mean.py").write_text(example)
+    readme = (ROOT / "README.md").read_text()
+    for name in EXAMPLES:
+        (example,) = re.findall(rf"```python\n(# {name}\n.*?)```", readme, re.S)
+        (folder / name).write_text(example)
     (folder / "calls.py").write_text(CALLS.read_text())
     return folder
 
@@ -47,7 +48,7 @@ def run(folder, *words):
 
 
 def test_mypy_strict(folder):
-    done = run(folder, "mypy", "--strict", "--config-file=", "mean.py", "calls.py")
+    done = run(folder, "mypy", "--strict", "--config-file=", *EXAMPLES, "calls.py")
     found = re.findall(r"^(\w+\.py):(\d+): error:", done.stdout, re.M)
     assert {(name, int(number)) for name, number in found} == marked(folder), done.stdout
     assert len(marked(folder)) > 10
@@ -56,7 +57,7 @@ def test_mypy_strict(folder):
 def test_pyright(folder):
     done = run(folder, "pyright", "--outputjson", "--pythonpath", sys.executable)
     report = json.loads(done.stdout)
-    assert report["summary"]["filesAnalyzed"] == 2, done.stderr
+    assert report["summary"]["filesAnalyzed"] == 3, done.stderr
     found = {
         (Path(each["file"]).name, each["range"]["start"]["line"] + 1)
         for each in report["generalDiagnostics"]

@@ -33,6 +33,33 @@ def asynchronous(array: np.ndarray, parts: list[np.ndarray], chosen: bool) -> No
     dist.barrier().wait()  # error
 
 
+def methods(group: dist.ProcessGroup, array: np.ndarray, parts: list[np.ndarray]) -> None:
+    """The methods of a group have the types of the functions."""
+    assert_type(group.all_reduce(array, "sum", async_op=True), dist.Work)
+    assert_type(group.all_reduce_coalesced(parts, async_op=True), dist.Work)
+    assert_type(group.reduce(array, 0, async_op=True), dist.Work)
+    assert_type(group.reduce_scatter(array, parts, async_op=True), dist.Work)
+    assert_type(group.reduce_scatter_tensor(array, array, async_op=True), dist.Work)
+    assert_type(group.scan(array, async_op=True), dist.Work)
+    assert_type(group.exscan(array, async_op=True), dist.Work)
+    assert_type(group.broadcast(array, 0, async_op=True), dist.Work)
+    assert_type(group.all_gather(parts, array, async_op=True), dist.Work)
+    assert_type(group.all_gather_into_tensor(array, array, async_op=True), dist.Work)
+    assert_type(group.all_gather_coalesced([parts], parts, async_op=True), dist.Work)
+    assert_type(group.gather(array, parts, async_op=True), dist.Work)
+    assert_type(group.scatter(array, parts, async_op=True), dist.Work)
+    assert_type(group.all_to_all(parts, parts, async_op=True), dist.Work)
+    assert_type(group.all_to_all_single(array, array, async_op=True), dist.Work)
+    assert_type(group.barrier(async_op=True), dist.Work)
+    assert_type(group.isend(array, 1), dist.Work)
+    grid = dist.new_cartesian_group((2,))
+    assert_type(grid.neighbor_all_gather(array, array, async_op=True), dist.Work)
+    assert_type(grid.neighbor_all_to_all(array, array, async_op=True), dist.Work)
+    group.all_reduce(array, async_op=True).wait()
+    group.all_reduce(array).wait()  # error
+    group.all_reduce(array, "total")  # error
+
+
 def messages(array: np.ndarray) -> None:
     """A rank outside the group gets no Work."""
     pair = dist.new_group([0, 1])
