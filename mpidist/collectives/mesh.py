@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,10 @@ from mpidist.collectives.default import (
     keep,
 )
 from mpidist.collectives.groups import check_options
-from mpidist.collectives.layout import DeviceType, Layout, layout_of_ranks, layout_of_shape
 from mpidist.group import ProcessGroup, split
 from mpidist.mpi import world
+
+DeviceType = Literal["cpu", "cuda"]
 
 # torch gives a backend alone or with its options, which must be None here.
 _Override = BackendName | Backend | tuple[BackendName | Backend, None]
@@ -48,14 +50,17 @@ class DeviceMesh:
             give different meshes. If one rank raises, all ranks raise.
     """
 
-    _layout: Layout
+    _device_type: DeviceType
+    _mesh: NDArray[np.int64]
+    _names: tuple[str, ...] | None
     _coordinate: tuple[int, ...] | None
     _groups: list[ProcessGroup]
 
     def __init__(
         self, device_type: DeviceType, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None
     ) -> None:
-        self._make(_agreed(lambda size: layout_of_ranks(device_type, mesh, mesh_dim_names, size)))
+        self._agree(lambda: self._lay_out(device_type, mesh, mesh_dim_names))
+        self._make_groups()
 
     @staticmethod
     def from_group(
@@ -82,43 +87,44 @@ class DeviceMesh:
             if len(groups) != 1:
                 raise ValueError(f"a mesh of {len(groups)} groups needs the mesh of their ranks")
             mesh = groups[0].ranks
-        layout = layout_of_ranks(device_type, mesh, mesh_dim_names, world().size)
-        if layout.mesh.ndim != len(groups):
-            raise ValueError(f"{layout} needs {layout.mesh.ndim} groups, not {len(groups)}")
-        coordinate = layout.coordinate(world().rank)
+        made = DeviceMesh.__new__(DeviceMesh)
+        made._lay_out(device_type, mesh, mesh_dim_names)
+        made._groups = groups
+        if made.ndim != len(groups):
+            raise ValueError(f"{made} needs {made.ndim} groups, not {len(groups)}")
         for axis, one in enumerate(groups):
-            row = None if coordinate is None else layout.part([axis], coordinate).mesh.tolist()
+            row = None if made._coordinate is None else made._part([axis]).tolist()
             if row != list(one.ranks):
                 raise ValueError(
                     f"group {one.name!r} has ranks {list(one.ranks)}, and dimension {axis} of "
-                    f"{layout} has {row} on rank {world().rank}"
+                    f"{made} has {row} on rank {world().rank}"
                 )
-        return DeviceMesh._made(layout, groups)
+        return made
 
     @property
     def mesh(self) -> NDArray[np.int64]:
         """World ranks, as a read-only array."""
-        return self._layout.mesh
+        return self._mesh
 
     @property
     def device_type(self) -> DeviceType:
         """Type of the devices, ``"cpu"`` or ``"cuda"``."""
-        return self._layout.device_type
+        return self._device_type
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
         """Names of the dimensions, or None."""
-        return self._layout.names
+        return self._names
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return self.mesh.ndim
+        return self._mesh.ndim
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Number of ranks along each dimension."""
-        return self.mesh.shape
+        return self._mesh.shape
 
     def size(self, mesh_dim: int | str | None = None) -> int:
         """Return the number of ranks of the mesh, or along a dimension.
@@ -130,7 +136,7 @@ class DeviceMesh:
             KeyError: The mesh has no such name.
             IndexError: The mesh has no such number.
         """
-        return self.mesh.size if mesh_dim is None else self.shape[self._layout.axis(mesh_dim)]
+        return self._mesh.size if mesh_dim is None else self.shape[self._axis(mesh_dim)]
 
     def get_rank(self) -> int:
         """Return the world rank of this process."""
@@ -186,11 +192,18 @@ class DeviceMesh:
             ValueError: This rank is not in the mesh.
             KeyError: A name is unknown, or the names are in another order.
         """
-        axes = self._layout.axes(mesh_dim_names)
+        names = [mesh_dim_names] if isinstance(mesh_dim_names, str) else mesh_dim_names
+        axes = [self._axis(str(name)) for name in names]
+        if not axes or sorted(set(axes)) != axes:
+            raise KeyError(
+                f"a part of {self} needs one or more of its names, in their order there, not "
+                f"{mesh_dim_names!r}"
+            )
         if len(axes) == self.ndim:
             return self
-        part = self._layout.part(axes, self._place())
-        return DeviceMesh._made(part, [self._groups[axis] for axis in axes])
+        part = self._derived(self._part(axes), tuple(str(name) for name in names))
+        part._groups = [self._groups[axis] for axis in axes]
+        return part
 
     def flatten(self, name: str | None = None) -> DeviceMesh:
         """Collective over the ranks of this mesh. Return a mesh of one dimension.
@@ -202,45 +215,145 @@ class DeviceMesh:
             ValueError: This rank is not in the mesh.
         """
         self._place()
-        flat = self._layout.flat(name)
-        if self.ndim == 1 and flat.names == self.mesh_dim_names:
+        name = name or "_".join(self._names or ())
+        names = (name,) if name else None
+        if self.ndim == 1 and names == self._names:
             return self
-        return DeviceMesh._made(flat)
+        flat = self._derived(self._mesh.reshape(-1), names)
+        flat._make_groups()
+        return flat
 
     def __eq__(self, other: object) -> bool:
         """Return whether two meshes have the same array of ranks, names and device type."""
         if not isinstance(other, DeviceMesh):
             return NotImplemented
-        return self._layout.key() == other._layout.key()
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._layout.key())
+        return hash(self._key())
 
     def __repr__(self) -> str:
-        return str(self._layout)
+        sizes: Sequence[object] = self.shape
+        if self._names is not None:
+            sizes = [f"{n}={size}" for n, size in zip(self._names, sizes, strict=True)]
+        ranks = np.array2string(self._mesh, separator=", ", threshold=64, edgeitems=2)
+        return (
+            f"DeviceMesh(({', '.join(map(str, sizes))}), {self._device_type!r}, "
+            f"{' '.join(ranks.split())})"
+        )
 
     # Inside
 
-    @classmethod
-    def _made(cls, layout: Layout, groups: list[ProcessGroup] | None = None) -> DeviceMesh:
-        """Return the mesh of a layout. Collective over its ranks, unless the groups are given."""
-        mesh = cls.__new__(cls)
-        mesh._make(layout, groups)
+    def _lay_out(self, device_type: DeviceType, mesh: Any, names: Sequence[str] | None) -> None:
+        """Set the device type, the ranks and the names, without the groups.
+
+        Raises:
+            TypeError: The ranks are not integers, or a name is not a string.
+            ValueError: See :class:`DeviceMesh`.
+        """
+        known = get_args(DeviceType)
+        if device_type not in known:
+            raise ValueError(
+                f"unknown device_type {device_type!r}; the known ones are {', '.join(known)}, "
+                "without a number"
+            )
+        ranks = np.array(mesh)  # a copy: the caller may change the array
+        if not ranks.size or not ranks.ndim:
+            raise ValueError(f"a mesh needs at least one dimension and one rank, not {mesh!r}")
+        if ranks.dtype.kind not in "iu":
+            raise TypeError(f"a mesh needs ranks as integers, not {ranks.dtype}")
+        ranks = ranks.astype(np.int64)
+        distinct, counts = np.unique(ranks, return_counts=True)
+        if (counts > 1).any():
+            twice = distinct[counts > 1].tolist()
+            raise ValueError(f"rank(s) {twice} are in the mesh more than once")
+        world_size = world().size
+        outside = distinct[(distinct < 0) | (distinct >= world_size)].tolist()
+        if outside:
+            raise ValueError(f"rank(s) {outside} of the mesh are not in a world of {world_size}")
+        if names is not None:
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f"mesh_dim_names needs a tuple of strings, not {names!r}")
+            if len(names) != ranks.ndim or len(set(names)) != ranks.ndim or not all(names):
+                raise ValueError(
+                    f"a mesh of {ranks.ndim} dimension(s) needs as many distinct mesh_dim_names, "
+                    f"not {tuple(names)}"
+                )
+            names = tuple(names)
+        self._set(device_type, ranks, names)
+
+    def _set(
+        self, device_type: DeviceType, ranks: NDArray[np.int64], names: tuple[str, ...] | None
+    ) -> None:
+        ranks.flags.writeable = False
+        self._device_type, self._mesh, self._names = device_type, ranks, names
+        found = np.argwhere(ranks == world().rank)
+        self._coordinate = tuple(found[0].tolist()) if len(found) else None
+
+    def _agree(self, lay_out: Callable[[], None]) -> None:
+        """Lay the mesh out as all ranks do, or raise on all ranks. Collective over the world."""
+        whole = given(None) if is_initialized() else init_process_group()
+        problem: Exception | None = None
+        digest = b""
+        try:
+            lay_out()
+            said, digest = str(self), hashlib.sha256(repr(self._key()).encode()).digest()
+        except Exception as error:  # the other ranks learn of it before it is raised
+            problem, said = error, f"no mesh, for {error}"
+        facts: list[Any] = [None] * whole.size()
+        whole.all_gather_object(facts, (digest, said))
+        if problem is not None:
+            raise problem
+        for rank, (digest_there, said_there) in enumerate(facts):
+            if digest_there != digest:
+                raise ValueError(
+                    f"all ranks must give one mesh: rank {whole.rank()} gives {said}, and rank "
+                    f"{rank} {said_there}"
+                )
+
+    def _make_groups(self) -> None:
+        """Make the groups of this rank. Collective over the ranks of the mesh."""
+        whole = given(None)
+        self._groups = []
+        # All ranks take the dimensions in the same order, so no two wait for each other.
+        for axis, length in enumerate(self.shape):
+            rows = np.moveaxis(self._mesh, axis, -1).reshape(-1, length).tolist()
+            if rows == [list(whole.ranks)]:
+                self._groups.append(whole)
+                continue
+            name = f"mesh {self._names[axis] if self._names else axis}"
+            for group in split(whole, rows, name):
+                if group is not None:
+                    keep(group)
+                    self._groups.append(group)
+
+    def _derived(self, ranks: NDArray[np.int64], names: tuple[str, ...] | None) -> DeviceMesh:
+        """Return a mesh of some ranks of this one, without its groups."""
+        mesh = DeviceMesh.__new__(DeviceMesh)
+        mesh._set(self._device_type, ranks, names)
         return mesh
 
-    def _make(self, layout: Layout, groups: list[ProcessGroup] | None = None) -> None:
-        self._layout = layout
-        self._coordinate = layout.coordinate(world().rank)
-        if groups is None:
-            # All ranks take the dimensions in the same order, so no two wait for each other.
-            made = [_group_along(layout, axis) for axis in range(layout.mesh.ndim)]
-            groups = [group for group in made if group is not None]
-        self._groups = groups
+    def _key(self) -> tuple[object, ...]:
+        return self._device_type, self._names, self.shape, tuple(self._mesh.ravel().tolist())
+
+    def _part(self, axes: Sequence[int]) -> NDArray[np.int64]:
+        """Return the world ranks along some dimensions that contain this rank."""
+        index = [slice(None) if a in axes else at for a, at in enumerate(self._place())]
+        return self._mesh[tuple(index)]
 
     def _axis(self, mesh_dim: int | str | None) -> int:
-        if mesh_dim is None and self.ndim > 1:
-            raise ValueError(f"{self} has {self.ndim} dimensions: say which, by mesh_dim")
-        return self._layout.axis(0 if mesh_dim is None else mesh_dim)
+        """Return the number of a dimension, from 0 on."""
+        if mesh_dim is None:
+            if self.ndim > 1:
+                raise ValueError(f"{self} has {self.ndim} dimensions: say which, by mesh_dim")
+            return 0
+        if isinstance(mesh_dim, str):
+            if mesh_dim not in (self._names or ()):
+                raise KeyError(f"{self} has no dimension {mesh_dim!r}; the names are {self._names}")
+            return (self._names or ()).index(mesh_dim)
+        if not -self.ndim <= mesh_dim < self.ndim:
+            raise IndexError(f"{self} has no dimension {mesh_dim}; it has {self.ndim}")
+        return mesh_dim % self.ndim
 
     def _place(self) -> tuple[int, ...]:
         if self._coordinate is None:
@@ -275,49 +388,23 @@ def init_device_mesh(
         KeyError: backend_override has an unknown name. The other ranks raise ValueError.
         IndexError: backend_override has an unknown number. The other ranks raise ValueError.
     """
+    mesh = DeviceMesh.__new__(DeviceMesh)
 
-    def layout_for(world_size: int) -> Layout:
-        layout = layout_of_shape(device_type, mesh_shape, mesh_dim_names, world_size)
+    def lay_out() -> None:
+        shape, world_size = tuple(mesh_shape), world().size
+        if not all(isinstance(size, int | np.integer) for size in shape):
+            raise TypeError(f"mesh_shape needs integers, not {shape}")
+        if not shape or min(shape) < 1 or math.prod(shape) != world_size:
+            raise ValueError(
+                f"mesh_shape {shape} has room for {math.prod(shape)} ranks, and the world has "
+                f"{world_size}; for a part of the world, give DeviceMesh the ranks"
+            )
+        mesh._lay_out(device_type, np.arange(world_size).reshape(shape), mesh_dim_names)
         for dim, choice in (backend_override or {}).items():
-            layout.axis(dim)
+            mesh._axis(dim)
             backend, options = choice if isinstance(choice, tuple) else (choice, None)
             check_options(backend, pg_options=options)
-        return layout
 
-    return DeviceMesh._made(_agreed(layout_for))
-
-
-def _group_along(layout: Layout, axis: int) -> ProcessGroup | None:
-    """Return the group of this rank's row along a dimension. Collective over each row."""
-    whole = given(None)
-    rows = layout.rows(axis)
-    if rows == [list(whole.ranks)]:
-        return whole
-    name = f"mesh {layout.names[axis] if layout.names else axis}"
-    group = next((group for group in split(whole, rows, name) if group is not None), None)
-    if group is not None:
-        keep(group)
-    return group
-
-
-def _agreed(layout_for: Callable[[int], Layout]) -> Layout:
-    """Return the layout that all ranks give, or raise on all ranks. Collective over the world."""
-    whole = given(None) if is_initialized() else init_process_group()
-    problem: Exception | None = None
-    said, digest = "", b""
-    try:
-        layout = layout_for(whole.size())
-        said, digest = str(layout), hashlib.sha256(repr(layout.key()).encode()).digest()
-    except Exception as error:  # the other ranks learn of it before it is raised
-        problem, said = error, f"no mesh, for {error}"
-    facts: list[Any] = [None] * whole.size()
-    whole.all_gather_object(facts, (digest, said))
-    if problem is not None:
-        raise problem
-    for rank, (digest_there, said_there) in enumerate(facts):
-        if digest_there != digest:
-            raise ValueError(
-                f"all ranks must give one mesh: rank {whole.rank()} gives {said}, and rank {rank} "
-                f"{said_there}"
-            )
-    return layout
+    mesh._agree(lay_out)
+    mesh._make_groups()
+    return mesh

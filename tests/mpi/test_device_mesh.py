@@ -279,3 +279,49 @@ def test_many_meshes(default):
             dist.destroy_process_group(group)
     with pytest.raises(ValueError, match=r"group 'mesh 1/.' was destroyed"):
         mesh.get_group(1).barrier()
+
+
+@pytest.mark.ranks(4)
+def test_a_mesh_is_a_copy(default):
+    ranks = np.arange(4)
+    mesh = DeviceMesh("cuda", ranks)
+    ranks[:] = 0
+    assert mesh.mesh.tolist() == [0, 1, 2, 3]
+    assert repr(mesh) == "DeviceMesh((4), 'cuda', [0, 1, 2, 3])"
+    assert mesh.flatten("x").mesh_dim_names == ("x",)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("device_type", "ranks", "names", "error", "text"),
+    [
+        ("gpu", [0], None, ValueError, "unknown device_type 'gpu'; the known ones are cpu"),
+        ("cuda:0", [0], None, ValueError, "unknown device_type 'cuda:0'"),
+        (None, [0], None, ValueError, "unknown device_type None"),
+        ("cpu", [], None, ValueError, "at least one dimension"),
+        ("cpu", 0, None, ValueError, "at least one dimension"),
+        ("cpu", [[0, 1], [2]], None, ValueError, "inhomogeneous"),
+        ("cpu", [0.0, 1.0], None, TypeError, "as integers, not float64"),
+        ("cpu", [True], None, TypeError, "as integers, not bool"),
+        ("cpu", [0, 1, 0], None, ValueError, r"rank\(s\) \[0\] .* more than once"),
+        ("cpu", [0, -1, 5], None, ValueError, r"rank\(s\) \[-1, 5\] .* world of 4"),
+        ("cpu", [0, 1], ("a", "b"), ValueError, "1 dimension.* not \\('a', 'b'\\)"),
+        ("cpu", [[0, 1]], ("a", "a"), ValueError, "2 dimension.* distinct"),
+        ("cpu", [[0, 1]], (), ValueError, "2 dimension"),
+        ("cpu", [0, 1], ("",), ValueError, "distinct"),
+        ("cpu", [0, 1], "a", TypeError, "tuple of strings, not 'a'"),
+        ("cpu", [0, 1], (1,), TypeError, "tuple of strings"),
+    ],
+)
+def test_arguments_that_make_no_mesh(default, device_type, ranks, names, error, text):
+    with pytest.raises(error, match=text):
+        DeviceMesh(device_type, ranks, mesh_dim_names=names)
+
+
+@pytest.mark.ranks(4)
+def test_shapes_that_do_not_fit(default):
+    for shape in [(2, 3), (), (0, 4), (-2, -2), (4, 2)]:
+        with pytest.raises(ValueError, match=r"mesh_shape .* and the world has 4"):
+            init_device_mesh("cpu", shape)
+    with pytest.raises(TypeError, match="integers"):
+        init_device_mesh("cpu", (2.0, 2))
