@@ -38,17 +38,13 @@ def check_tensor(tensor: Any, torch: Any) -> None:
         )
 
 
-def dtype_of_tensor(tensor: Any) -> np.dtype[Any]:
-    """Return the dtype of NumPy or ml_dtypes for the dtype of a tensor.
+@cache  # a look-up by name takes 2 us
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of NumPy or ml_dtypes for a dtype of torch.
 
     Raises:
         TypeError: There is none.
     """
-    return _numpy_dtype(tensor.dtype)
-
-
-@cache  # a look-up by name takes 2 us
-def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     import ml_dtypes
 
     name = str(dtype).removeprefix("torch.")

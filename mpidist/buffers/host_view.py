@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist.gpu import HostStaging, layout_of, lies_on_gpu, stage
-from mpidist.tensors import check_tensor, dtype_of_tensor
+from mpidist.tensors import check_tensor, numpy_dtype
 
 Array = NDArray[Any]
 
@@ -138,7 +138,7 @@ def _view_of_tensor(tensor: Any, torch: Any) -> NDArray[Any]:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size())
     if bits is None:
         raise TypeError(f"a tensor of {tensor.dtype} has no NumPy array ({reason})")
-    return tensor.view(bits).numpy().view(dtype_of_tensor(tensor))  # type: ignore[no-any-return]
+    return tensor.view(bits).numpy().view(numpy_dtype(tensor.dtype))  # type: ignore[no-any-return]
 
 
 def _view_by_dlpack(array: Any) -> NDArray[Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
+
+import numpy as np
 
 from mpidist.collectives.backends import Backend, BackendName, check_backend
 from mpidist.collectives.default import Group, GroupMember, NonGroupMember, given, keep
-from mpidist.group import CartesianGroup, ProcessGroup, make_cartesian, make_group, split
-from mpidist.mpi import world
+from mpidist.group import CartesianGroup, ProcessGroup, make_group, split
+from mpidist.mpi import watched, world
 from mpidist.work import Timeout
 
 _numbers = itertools.count(1)
@@ -198,7 +202,19 @@ def new_cartesian_group(
     Raises:
         ValueError: The shape does not fit the number of ranks, or this rank is outside the group.
     """
-    made = make_cartesian(given(group), shape, periodic, reorder, _name(group_desc), timeout)
+    parent, name = given(group), _name(group_desc)
+    lengths = tuple(index(length) for length in shape)
+    if not lengths or min(lengths) < 1 or math.prod(lengths) != parent.size():
+        raise ValueError(
+            f"the {parent.size()} members of group {parent.name!r} do not fill a grid of {lengths}"
+        )
+    single = isinstance(periodic, bool | np.bool_)
+    around = [bool(periodic)] * len(lengths) if single else list(periodic)  # type: ignore[arg-type]
+    if len(around) != len(lengths):
+        raise ValueError(f"periodic={around} does not fit a grid of {lengths}: one answer each")
+    with watched(f"making group {name!r}", parent.comm.Get_group()):
+        comm = parent.comm.Create_cart(lengths, around, reorder)
+    made = CartesianGroup(comm, name, timeout, parent.device)
     keep(made)
     return made
 

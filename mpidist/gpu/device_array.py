@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpidist.gpu.cupy_api import cupy, on_device, with_rank
 from mpidist.gpu.pinned_pool import Block, start_copy
 from mpidist.gpu.streams import current_stream, record_event, stream_of, use_stream
-from mpidist.tensors import check_tensor, dtype_of_tensor
+from mpidist.tensors import check_tensor, numpy_dtype
 
 _CUDA = (2, 13)  # DLPack's numbers for device memory and managed memory
 _WIDTHS = (1, 2, 4, 8, 16)
@@ -201,7 +201,7 @@ class DeviceArray:
 
     def _take_tensor(self, tensor: Any, torch: Any) -> None:
         check_tensor(tensor, torch)
-        self.dtype, self.shape = dtype_of_tensor(tensor), tuple(tensor.shape)
+        self.dtype, self.shape = numpy_dtype(tensor.dtype), tuple(tensor.shape)
         self.pointer, self.device = tensor.data_ptr(), tensor.device.index
         self.is_contiguous = tensor.is_contiguous()
         self._strides = tuple(self.dtype.itemsize * stride for stride in tensor.stride())

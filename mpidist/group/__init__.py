@@ -3,7 +3,7 @@
 ``WORLD`` is the default group, as ``torch.distributed.group.WORLD``; None before there is one.
 """
 
-from mpidist.group.cartesian import CartesianGroup, make_cartesian
+from mpidist.group.cartesian import CartesianGroup
 from mpidist.group.coalescing import Coalescing
 from mpidist.group.gpu_rule import GpuRule
 from mpidist.group.making import group_of, make_group, split
@@ -20,7 +20,6 @@ __all__ = [
     "Prepared",
     "ProcessGroup",
     "group_of",
-    "make_cartesian",
     "make_group",
     "split",
 ]

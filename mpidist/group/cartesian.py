@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
-
-import numpy as np
 
 from mpidist.buffers.host_view import host_view
 from mpidist.buffers.packing import as_mpi_buffer, as_mpi_input, copy_if_overlapping
 from mpidist.group.operation import Op
 from mpidist.group.process_group import ProcessGroup
-from mpidist.mpi import watched
 from mpidist.work import Timeout, Work
 
 if TYPE_CHECKING:
@@ -22,6 +17,8 @@ if TYPE_CHECKING:
 
 class CartesianGroup(ProcessGroup):
     """Collective. A process group on a grid, whose neighbours exchange arrays (MPI 4.1, 8.5, 8.6).
+
+    Made by :func:`mpidist.new_cartesian_group`.
 
     Each member has two neighbours along each dimension. Their order is: the previous and the next
     member along dimension 0, then along dimension 1, and so on. At the edge of a dimension that is
@@ -168,39 +165,3 @@ class CartesianGroup(ProcessGroup):
         send = as_mpi_input(copy_if_overlapping(source, target))
         recv, finish = as_mpi_buffer(target, write=True)
         return self._submit(Op(name, self._info, send, recv, finish=finish), async_op, [output])
-
-
-def make_cartesian(
-    parent: ProcessGroup,
-    shape: Sequence[int],
-    periodic: bool | Sequence[bool],
-    reorder: bool,
-    name: str,
-    timeout: Timeout = None,
-) -> CartesianGroup:
-    """Collective over the parent. Make a group of all its members on a grid.
-
-    Args:
-        parent: The group that has the members.
-        shape: Number of members along each dimension; the product is the size of the parent.
-        periodic: Whether the last member along a dimension is a neighbour of the first; one value
-            for all dimensions, or one for each.
-        reorder: Let MPI give the members other ranks, so that neighbours are close.
-        name: Name of the new group, for messages.
-        timeout: Time limit of every operation.
-
-    Raises:
-        ValueError: The shape does not fit the parent's size.
-    """
-    lengths = tuple(index(length) for length in shape)
-    single = isinstance(periodic, bool | np.bool_)
-    around = [bool(periodic)] * len(lengths) if single else list(periodic)  # type: ignore[arg-type]
-    if not lengths or min(lengths) < 1 or math.prod(lengths) != parent.size():
-        raise ValueError(
-            f"the {parent.size()} members of group {parent.name!r} do not fill a grid of {lengths}"
-        )
-    if len(around) != len(lengths):
-        raise ValueError(f"periodic={around} does not fit a grid of {lengths}: one answer each")
-    with watched(f"making group {name!r}", parent.comm.Get_group()):
-        comm = parent.comm.Create_cart(lengths, around, reorder)
-    return CartesianGroup(comm, name, timeout, parent.device)

@@ -55,17 +55,35 @@ def coalesce(submission: Submission, name: str, async_ops: bool) -> Iterator[Coa
     begun = Coalescing()
     with submission.collecting() as ops:
         yield begun
+    begun.work = submit_coalesced(submission, name, ops, async_ops)
+
+
+def submit_coalesced(
+    submission: Submission, name: str, ops: Sequence[Op], async_op: bool
+) -> Work | None:
+    """Collective. Start several operations, and wait for them unless ``async_op``.
+
+    Args:
+        submission: The submission of the group.
+        name: Name of the operations, for messages.
+        ops: The operations; none uses memory that another one writes.
+        async_op: Return a Work instead of waiting for the results.
+
+    Returns:
+        A Work of all if ``async_op``, unless an outer block collects them; else None.
+    """
     check_distinct(ops)
     limit = submission.limit
-    at_once = limit is None and not async_ops
+    at_once = limit is None and not async_op
     works = [submission.submit(op, not at_once) for op in fuse(ops)]
     under_way: list[Work] = [work for work in works if work is not None]
     if at_once or len(under_way) < len(works):  # an outer block collects them
-        return
-    if async_ops:
-        begun.work = gather_works(name, under_way)
-    elif limit is not None:
+        return None
+    if async_op:
+        return gather_works(name, under_way)
+    if limit is not None:
         submission.wait_for_all(name, under_way, limit)
+    return None
 
 
 def check_distinct(ops: Sequence[Op]) -> None:

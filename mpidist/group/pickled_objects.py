@@ -10,14 +10,11 @@ import itertools
 import pickle
 import struct
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from mpidist.buffers.host_view import Array
-from mpidist.buffers.lists import flat_output
-from mpidist.buffers.packing import as_mpi_input
 from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, GroupInfo, Op
 from mpidist.group.submission import Submission
 
@@ -98,11 +95,15 @@ class ObjectCollectives:
         lengths, parts = split_blocks(blocks, info.size)
         if max(lengths) <= _ROOM_BYTES:
             return parts
-        ends = list(itertools.accumulate(lengths))
-        whole = np.empty(ends[-1], _BYTE)
-        outputs = [whole[end - n : end] for end, n in zip(ends, lengths, strict=True)]
-        run(gather_unequal(info, as_array(data), outputs), continues=True)
-        return [output.data for output in outputs]
+        if sum(lengths) > LARGEST_COUNT:  # more than one call of MPI can count
+            given = [data if rank == info.rank else None for rank in range(info.size)]
+            return [self._broadcast_bytes(part, root) for root, part in enumerate(given)]
+        whole = np.empty(sum(lengths), _BYTE)
+        op = Op("all_gather_v", info, as_array(data), whole)
+        op.recv_counts = list(lengths)  # mpi4py takes a list, unlike a tuple, for counts
+        run(op, continues=True)
+        ends = itertools.accumulate(lengths)
+        return [whole.data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
 
     def _broadcast_bytes(self, data: bytes | None, root: int) -> memoryview:
         run = self._submission.submit_for_result
@@ -128,27 +129,6 @@ class ObjectCollectives:
         op = Op("recv", self._info, None, whole, root=rank, tag=_TAG)
         self._submission.run_message_of_collective(op)
         return whole.data
-
-
-def gather_unequal(info: GroupInfo, own: Array, outputs: Sequence[Array]) -> Op:
-    """Return an all_gather of arrays of one dtype, whatever their sizes.
-
-    Args:
-        info: The facts about the group.
-        own: The array of this rank.
-        outputs: The arrays that receive, by group rank.
-    """
-    if sum(output.nbytes for output in outputs) > LARGEST_COUNT:
-        op = Op("all_gather", info)  # perhaps more than one call of MPI can count
-        op.send_parts = dict.fromkeys(range(info.size), as_mpi_input(own))
-        op.recv_parts = {rank: as_mpi_input(output) for rank, output in enumerate(outputs)}
-        op.recv_counts = [output.size for output in outputs]
-        return op
-    memory, finish = flat_output(outputs)
-    gathered = as_mpi_input(memory)
-    op = Op("all_gather_v", info, as_mpi_input(own), gathered, finish=finish)
-    op.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
-    return op
 
 
 def dump(obj: Any) -> bytes:
@@ -178,20 +158,11 @@ def block_of(data: bytes) -> Array:
 
 def split_blocks(blocks: Array, count: int) -> tuple[tuple[int, ...], list[memoryview]]:
     """Return the lengths of the pickles in some blocks, and their contents with the padding."""
-    lengths, contents = _layout_of_blocks(count)
     memory = blocks.data
-    return lengths.unpack_from(memory), [memory[content] for content in contents]
+    starts = range(0, count * BLOCK_BYTES, BLOCK_BYTES)
+    lengths = tuple(_LENGTH.unpack_from(memory, start)[0] for start in starts)
+    return lengths, [memory[start + _LENGTH.size : start + BLOCK_BYTES] for start in starts]
 
 
 def _padded(data: bytes) -> bytes:
     return (_LENGTH.pack(len(data)) + data[:_ROOM_BYTES]).ljust(BLOCK_BYTES)
-
-
-@cache
-def _layout_of_blocks(count: int) -> tuple[struct.Struct, list[slice]]:
-    """Return a Struct of the lengths in a number of blocks, and the slices of their contents."""
-    ends = range(BLOCK_BYTES, (count + 1) * BLOCK_BYTES, BLOCK_BYTES)
-    return (
-        struct.Struct("<" + f"Q{_ROOM_BYTES}x" * count),
-        [slice(end - _ROOM_BYTES, end) for end in ends],
-    )

@@ -24,12 +24,12 @@ class Prepared:
 
     Args:
         op: The operation.
-        submit: Called as ``submit(op, async_op)``; runs or starts the operation.
+        call: Called with ``async_op``, by keyword. It runs or starts the operation.
     """
 
-    def __init__(self, op: Op, submit: Callable[[Op, bool], Work | None]) -> None:
+    def __init__(self, op: Op, call: Callable[..., Work | None]) -> None:
         self._op = op
-        self._submit = submit
+        self._call = call
         self._other_side = op.root
         self._work: Work | None = None
 
@@ -42,7 +42,7 @@ class Prepared:
             ValueError: The operation is still pending after :meth:`start`.
         """
         self._check()
-        self._submit(self._op, False)
+        self._call(async_op=False)
 
     def start(self) -> Work:
         """Collective, or point to point. Start the operation; raises as a call does.
@@ -53,7 +53,7 @@ class Prepared:
             The Work.
         """
         self._check()
-        work = self._submit(self._op, True)
+        work = self._call(async_op=True)
         if work is None:
             raise ValueError(f"{self._op.describe()} is being collected: call it, do not start it")
         self._work = work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import index
@@ -37,7 +37,7 @@ from mpidist.buffers.reduce_op import (
 from mpidist.config import config
 from mpidist.gpu import bus_id
 from mpidist.gpu.nccl import nccl_problem
-from mpidist.group.coalescing import Coalescing, coalesce
+from mpidist.group.coalescing import Coalescing, coalesce, submit_coalesced
 from mpidist.group.gpu_operation import device_memory, device_memory_op, gpu_op
 from mpidist.group.gpu_rule import GpuFacts, GpuRule, choose
 from mpidist.group.monitored_barrier import MonitoredBarrier
@@ -49,7 +49,6 @@ from mpidist.group.pickled_objects import (
     block_of,
     dump,
     exceeds_block,
-    gather_unequal,
     load,
     split_blocks,
 )
@@ -68,11 +67,10 @@ _MONITOR_S = 1800.0  # torch's default
 class ProcessGroup:
     """Collective. Ranks that act together, over one communicator of their own.
 
-    Methods have the names, the arguments and the meaning of the functions of the package, such as
-    :func:`mpidist.all_reduce`, and a member need not name the group. ``src`` and ``dst`` are ranks
-    of the world, ``group_src`` and ``group_dst`` ranks of the group, and results are written into
-    the arrays given. Arrays are NumPy arrays, or anything with DLPack, the CUDA array interface or
-    the buffer protocol, with any strides.
+    Methods have the names and the meaning of the functions of the package, such as
+    :func:`mpidist.all_reduce`. They take the arguments of the functions in the same order, without
+    ``group`` and with ``array`` in place of ``tensor``. Arrays are NumPy arrays, or anything with
+    DLPack, the CUDA array interface or the buffer protocol, with any strides.
 
     Operations that move data take any dtype without Python objects. Reductions take numbers and
     bools: float16, bfloat16 and float8 reduce in float32, bool reduces by logic, integers wrap
@@ -247,10 +245,12 @@ class ProcessGroup:
         self, arrays: Sequence[Any], op: ReduceOpLike = ReduceOp.SUM, async_op: bool = False
     ) -> Work | None:
         """Collective. Reduce several arrays in place. See :func:`mpidist.all_reduce_coalesced`."""
-        with coalesce(self._submission, "all_reduce_coalesced", async_op) as begun:
-            for array in arrays:
-                self.all_reduce(array, op)
-        return begun.work and begun.work.then(lambda _: list(arrays))
+        ops = []
+        for array in arrays:
+            buffer, mpi_op, finish = to_reduce(array, op, self._size)
+            ops.append(Op("all_reduce", self._info, None, buffer, mpi_op, -1, 0, finish))
+        work = submit_coalesced(self._submission, "all_reduce_coalesced", ops, async_op)
+        return work and work.then(lambda _: list(arrays))
 
     @overload
     def reduce(
@@ -536,7 +536,17 @@ class ProcessGroup:
                 f"{[str(dtype) for dtype, _ in facts]} by group rank"
             )
         outputs = [np.empty(shape, own.dtype) for _, shape in facts]
-        record = gather_unequal(self._info, own, outputs)
+        if sum(as_mpi_input(output).size for output in outputs) > LARGEST_COUNT:
+            # More than one call of MPI can count.
+            given = dict.fromkeys(range(self._size), as_mpi_input(own))
+            taken = {rank: as_mpi_input(output) for rank, output in enumerate(outputs)}
+            record = self._op_of_parts("all_gather", given, taken, None)
+            record.recv_counts = [output.size for output in outputs]
+        else:
+            memory, finish = flat_output(outputs)
+            gathered = as_mpi_input(memory)
+            record = Op("all_gather_v", self._info, as_mpi_input(own), gathered, finish=finish)
+            record.recv_counts = [output.nbytes // gathered.itemsize for output in outputs]
         self._submission.submit_for_result(record, continues=True)
         return outputs
 
@@ -654,8 +664,9 @@ class ProcessGroup:
         are_direct = all_direct(given, taken)
         if not are_direct:
             taken, given = host_views(output_list, read=False), host_views(input_list)
-            kinds = sorted({str(array.dtype) for array in (*taken, *given)})
-            if len(kinds) > 1:
+            dtype = given[0].dtype
+            if any(array.dtype != dtype for array in (*taken, *given)):
+                kinds = sorted({str(array.dtype) for array in (*taken, *given)})
                 raise ValueError(f"all_to_all needs arrays of one dtype, not {kinds}")
         self._check_own_part(given[self._rank].size, taken[self._rank].size)
         if not are_direct:
@@ -933,22 +944,21 @@ class ProcessGroup:
         """
         if "async_op" in kwargs:
             raise TypeError("prepare takes no async_op: call the result, or start() it")
-        submit: Callable[[Op, bool], Any] = self._submit
         if name in ("send", "recv"):
             op = (self._send_op if name == "send" else self._recv_op)(*args, **kwargs)
-            submit = self._submit_message
+            call = partial(self._submit_message, op)
         elif name in self.repeatable:
-            method = getattr(self, name)
             op = self._op_on_host(name, *args, **kwargs)
+            call = partial(self._submit, op)
             if self.gpu_rule.backend == "ipc":
                 # Members that call it plainly tell each other first where their arrays lie.
-                submit = lambda _, async_op: method(*args, **kwargs, async_op=async_op)  # noqa: E731
+                call = partial(getattr(self, name), *args, **kwargs)
         else:
             raise ValueError(
                 f"{name!r} cannot be prepared, but {', '.join(self.repeatable)}, send and recv can"
             )
         check_repeatable(op, (*args, *kwargs.values()))
-        return Prepared(op, submit)
+        return Prepared(op, call)
 
     # Inside
 
@@ -1051,32 +1061,28 @@ class ProcessGroup:
 
         Large arrays are messages of their own. Small ones are gathered in one buffer.
         """
-        rows: Any = as_single_buffer(outputs, array, self._size)
-        part, finish = array, None
-        if rows is not None:
-            rows = rows if array.nbytes < MIN_MESSAGE_BYTES else outputs
-        elif (
+        whole = as_single_buffer(outputs, array, self._size)
+        if whole is not None and array.nbytes < MIN_MESSAGE_BYTES:
+            return Op(name, self._info, array, whole, ReduceOp.SUM, root)
+        rows, part, finish = outputs, array, None
+        if whole is None and not (
             getattr(array, "nbytes", 0) >= MIN_MESSAGE_BYTES
             and len(outputs) == self._size
             and all_direct((array,), outputs)
             and not [other for other in outputs if other.shape != array.shape]
         ):
-            rows = outputs
-        else:
             views, own = host_views(outputs, read=False), host_view(array)
             self._check_list(name, views, own)
             if own.nbytes < MIN_MESSAGE_BYTES:
                 memory, finish = flat_output(views)
-                rows = as_mpi_input(memory)
                 part = as_mpi_input(copy_if_overlapping(own, memory))
-            else:
-                check_outputs(views)
-                rows, finish = flat_buffers(views, write=True)
-                part = rows[self._rank]
-                if not shares_start(own, part):
-                    part = as_mpi_input(copy_overlapping_inputs([own], rows)[0])
-        if part.nbytes < MIN_MESSAGE_BYTES:
-            return Op(name, self._info, part, rows, root=root, finish=finish)
+                memory = as_mpi_input(memory)
+                return Op(name, self._info, part, memory, root=root, finish=finish)
+            check_outputs(views)
+            rows, finish = flat_buffers(views, write=True)
+            part = rows[self._rank]
+            if not shares_start(own, part):
+                part = as_mpi_input(copy_overlapping_inputs([own], rows)[0])
         given = dict.fromkeys(receivers, part)
         return self._op_of_parts(name, given, dict(enumerate(rows)), finish, root)
 

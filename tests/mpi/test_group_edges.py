@@ -9,7 +9,7 @@ from _cases.jobs import run_ranks
 
 from mpidist import P2POp, ProcessGroup, batch_isend_irecv, errors, irecv, isend
 from mpidist.errors import DistBackendError, GroupBrokenError
-from mpidist.group import mpi_backend, operation, pickled_objects, submission
+from mpidist.group import mpi_backend, operation, process_group, submission
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_limit_counts_while_another_thread_is_in_an_operation(group):
 
 @pytest.mark.ranks(1, 2, 3)
 def test_ragged_arrays_that_one_call_cannot_count(group, monkeypatch):
-    monkeypatch.setattr(pickled_objects, "LARGEST_COUNT", 10)
+    monkeypatch.setattr(process_group, "LARGEST_COUNT", 10)
     rank, size = group.rank(), group.size()
     own = np.full((2 + 7 * rank, 3), rank, np.float32)
     gathered = group.all_gather_ragged(own)
