@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from mpidist.buffers.reduce_op import ReduceOp, ReduceOpLike, is_direct
+from mpidist.collectives.backends import check_options
 from mpidist.collectives.default import Group, acting
 from mpidist.group import Coalescing
 from mpidist.work import Timeout, Work
@@ -81,7 +82,8 @@ def all_reduce(
         tensor: Writable array with the same shape and dtype on all ranks. float16, bfloat16 and
             float8 are reduced in float32. Integers wrap around. Bools are reduced by logic: SUM is
             "any", PRODUCT is "all".
-        op: Reduction, by default the sum. AVG and PREMUL_SUM need a floating or complex dtype.
+        op: Reduction or its name, by default the sum. AVG and PREMUL_SUM need a floating or complex
+            dtype.
         group: Process group, by default the default group.
         async_op: Return a Work without waiting.
 
@@ -687,8 +689,9 @@ def coalescing_manager(
     """Collective. Begin the collectives that are called in a ``with`` block together, at its end.
 
     ``all_reduce`` and ``broadcast`` of arrays of up to 256 KiB that agree in reduction, root and
-    dtype travel in one message. The other collectives follow one by one. Arrays hold their results
-    after the block, or after ``wait()`` of the object that the block yields::
+    dtype travel in one message (broadcasts of any dtype). The other collectives follow one by one.
+    Arrays hold their results after the block, or after ``wait()`` of the object that the block
+    yields::
 
         with dist.coalescing_manager(async_ops=True) as manager:
             for gradient in gradients:
@@ -696,8 +699,9 @@ def coalescing_manager(
         manager.wait()
 
     All ranks must call the same collectives in the same order. Collectives in the block return
-    None. No collective may use memory to which another one writes. Object collectives are a
-    ValueError in the block. If the block raises, no collective begins. torch's function is called
+    None. No collective may use memory to which another one writes, and no array may change in the
+    block. Object collectives and ``all_gather_ragged`` are a ValueError in the block. Messages are
+    not collected. If the block raises, no collective begins. torch's function is called
     ``_coalescing_manager``.
 
     Args:
@@ -714,8 +718,7 @@ def coalescing_manager(
         DeadlineExceededError: The time limit of the group has passed.
         GroupBrokenError: An earlier operation of the group is past its time limit and pending.
     """
-    if device is not None:
-        raise ValueError("device has no meaning here: leave it None")
+    check_options(device=device)
     acts = acting(group)
     if acts is None:
         yield Coalescing()

@@ -56,8 +56,11 @@ _OTHER_BACKENDS = (Backend.GLOO, Backend.NCCL, Backend.UCC, Backend.XCCL, "hccl"
 _DEFAULTS: dict[str, BackendName] = {"cpu": "mpi", "cuda": WITH_GPUS}
 
 
-def check_backend(backend: str | None) -> None:
-    """Raise ValueError for a backend that groups cannot have. The message has the remedy."""
+def check_options(backend: str | None = None, **options: Any) -> None:
+    """Raise ValueError if groups cannot have a backend, or if an option of torch is given."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} has no meaning here: leave it None")
     if backend is None or (isinstance(backend, str) and backend.lower() in BACKENDS):
         return
     known = ", ".join(BACKENDS)

@@ -7,7 +7,7 @@ import warnings
 from typing import Any, Literal
 
 import mpidist.group as group_package
-from mpidist.collectives.backends import WITH_GPUS, Backend, BackendName, check_backend
+from mpidist.collectives.backends import WITH_GPUS, Backend, BackendName, check_options
 from mpidist.gpu import cupy, device_count, why_no_gpu
 from mpidist.group import ProcessGroup
 from mpidist.mpi import watched, world
@@ -93,14 +93,11 @@ def init_process_group(
     """
     if _default is not None:
         raise ValueError("the default group exists already; destroy_process_group() ends it")
-    check_backend(backend)
+    check_options(backend, store=store, pg_options=pg_options)
     if init_method not in (None, "env://"):
         raise ValueError(
             f"init_method {init_method!r} has no meaning here: MPI needs no rendezvous"
         )
-    for name, value in (("store", store), ("pg_options", pg_options)):
-        if value is not None:
-            raise ValueError(f"{name} has no meaning here: leave it None")
     here = world(hooks)
     for name, value, truth in (("world_size", world_size, here.size), ("rank", rank, here.rank)):
         if value not in (-1, truth):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.collectives.backends import Backend, BackendName, check_backend
+from mpidist.collectives.backends import Backend, BackendName, check_options
 from mpidist.collectives.default import Group, GroupMember, NonGroupMember, given, keep
 from mpidist.group import CartesianGroup, ProcessGroup, make_group, split
 from mpidist.mpi import watched, world
@@ -277,11 +277,3 @@ def _kept(group: ProcessGroup | None) -> ProcessGroup | NonGroupMember:
 
 def _name(description: str | None) -> str:
     return description or f"group {next(_numbers)}"
-
-
-def check_options(backend: str | None, **options: Any) -> None:
-    """Raise ValueError if a backend is unknown or an option of torch is given."""
-    check_backend(backend)
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name} has no meaning here: leave it None")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.collectives.backends import Backend, BackendName
+from mpidist.collectives.backends import Backend, BackendName, check_options
 from mpidist.collectives.default import (
     Group,
     get_rank,
@@ -19,7 +19,6 @@ from mpidist.collectives.default import (
     is_initialized,
     keep,
 )
-from mpidist.collectives.groups import check_options
 from mpidist.group import ProcessGroup, split
 from mpidist.mpi import world
 

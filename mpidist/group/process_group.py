@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import index
@@ -193,11 +193,7 @@ class ProcessGroup:
         return self._submission.limit
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the time limit of every later operation.
-
-        Args:
-            timeout: Seconds or a timedelta; None for none.
-        """
+        """Set the time limit of every later operation. See :func:`mpidist.set_timeout`."""
         self._submission.limit = seconds(timeout)
 
     @property
@@ -443,7 +439,7 @@ class ProcessGroup:
         self, array_list: Sequence[Any], array: Any, async_op: bool = False
     ) -> Work | None:
         """Collective. Gather an array of every member in a list. See :func:`mpidist.all_gather`."""
-        record = self._gather_op("all_gather", array_list, array, range(self._size))
+        record = self._gather_op("all_gather", array_list, array)
         return self._submit(record, async_op, array_list)
 
     @overload
@@ -581,7 +577,7 @@ class ProcessGroup:
         root = self._peer("dst", dst, group_dst, default=0)
         outputs = self._list_of_root("gather_list", gather_list, root)
         if outputs is not None:
-            record = self._gather_op("gather", outputs, array, (root,), root)
+            record = self._gather_op("gather", outputs, array, root)
             return self._submit(record, async_op, outputs)
         part = as_mpi_input(host_view(array))
         if part.nbytes >= MIN_MESSAGE_BYTES:
@@ -896,25 +892,9 @@ class ProcessGroup:
     # Several operations
 
     def coalesce(self, async_ops: bool = False) -> AbstractContextManager[Coalescing]:
-        """Collective. Start all collectives that a ``with`` block calls together, at its end.
+        """Collective. Start the collectives of a ``with`` block together, at its end.
 
-        Small operations of one kind, dtype and root become one (up to 256 KiB each; broadcasts of
-        any dtype). The others follow in order. A call in the block returns None. Arrays have
-        their results after the block, or after ``wait()``::
-
-            with group.coalesce(async_ops=True) as begun:
-                for gradient in gradients:
-                    group.all_reduce(gradient)
-            begun.wait()
-
-        No operation of the block may use memory that another one writes, and no array may change in
-        the block. All members must call the same in the same order. Messages are not collected.
-        Operations on objects and all_gather_ragged raise ValueError. If the block raises, none
-        starts.
-
-        Args:
-            async_ops: End the block at once. ``wait()`` of the object that the block binds, or its
-                ``work``, tells when the operations have ended.
+        See :func:`mpidist.coalescing_manager`.
         """
         name = f"coalesced operations of group {self.name!r}"
         return coalesce(self._submission, name, async_ops)
@@ -1049,17 +1029,16 @@ class ProcessGroup:
         record.send_parts, record.recv_parts = given, taken
         return record
 
-    def _gather_op(
-        self,
-        name: str,
-        outputs: Sequence[Any],
-        array: Any,
-        receivers: Iterable[int],
-        root: int = -1,
-    ) -> Op:
+    def _gather_op(self, name: str, outputs: Sequence[Any], array: Any, root: int = -1) -> Op:
         """Return an operation that receives an array of every member into a list of arrays.
 
         Large arrays are messages of their own. Small ones are gathered in one buffer.
+
+        Args:
+            name: ``"all_gather"`` or ``"gather"``.
+            outputs: The arrays that receive.
+            array: The array of this rank.
+            root: Group rank of the receiver; -1 for all members.
         """
         whole = as_single_buffer(outputs, array, self._size)
         if whole is not None and array.nbytes < MIN_MESSAGE_BYTES:
@@ -1083,7 +1062,7 @@ class ProcessGroup:
             part = rows[self._rank]
             if not shares_start(own, part):
                 part = as_mpi_input(copy_overlapping_inputs([own], rows)[0])
-        given = dict.fromkeys(receivers, part)
+        given = dict.fromkeys(range(self._size) if root < 0 else (root,), part)
         return self._op_of_parts(name, given, dict(enumerate(rows)), finish, root)
 
     def _list_of_root(

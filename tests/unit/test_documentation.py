@@ -51,7 +51,22 @@ def test_arguments_that_are_told_exist(name):
     assert set(told) <= set(inspect.signature(function).parameters)
 
 
+METHODS = [
+    name
+    for name in dir(dist.ProcessGroup)
+    if name in FUNCTIONS and inspect.isfunction(getattr(dist.ProcessGroup, name))
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_refer_to_the_functions(name):
+    """The arguments are described there."""
+    method = getattr(dist.ProcessGroup, name)
+    assert f"See :func:`mpidist.{name}`." in inspect.getdoc(method)
+
+
 def test_there_are_many():
+    assert len(METHODS) >= 20
     assert len(FROM_TORCH) >= 60
 
 
