@@ -333,9 +333,37 @@ def test_arguments_that_cannot_be(group):
         group.all_gather([np.zeros(2)], np.zeros(2))
     with pytest.raises(ValueError, match=r"float64\[2\] has float32\[2\] in its list"):
         group.all_gather([np.zeros(2, "f")] * 2, np.zeros(2))
+    lists = [np.zeros(2), np.zeros(2)]
+    if group.rank() == 0:
+        with pytest.raises(ValueError, match="gather_list is missing on the root, rank 0"):
+            group.gather(np.zeros(2))
+        with pytest.raises(ValueError, match="scatter_list of group 'test' needs 2 entries, not 1"):
+            group.scatter(np.zeros(2), lists[:1])
+    else:
+        with pytest.raises(ValueError, match="gather_list is only for the root, rank 0; leave it"):
+            group.gather(np.zeros(2), lists)
+        with pytest.raises(ValueError, match="scatter_list is only for the root"):
+            group.scatter(np.zeros(2), lists)
     array = np.ones(2)
     group.all_reduce(array)
     assert array.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("count", [2, 1 << 14])
+def test_the_rows_of_an_array_in_place_of_a_list(group, count):
+    rank, size = group.rank(), group.size()
+    own, rows = np.full(count, float(rank)), np.empty((size, count))
+    everyones = np.repeat(np.arange(float(size)), count).reshape(size, count)
+    group.all_gather(rows, own)
+    np.testing.assert_array_equal(rows, everyones)
+    rows[:] = -1
+    group.gather(own, rows if rank == 0 else None)
+    np.testing.assert_array_equal(rows, everyones if rank == 0 else -1)
+    group.scatter(own, everyones[::-1] if rank == 0 else None)
+    np.testing.assert_array_equal(own, size - 1 - rank)
+    group.all_to_all(rows, everyones)
+    np.testing.assert_array_equal(rows, rank)
 
 
 @pytest.mark.ranks(2)
