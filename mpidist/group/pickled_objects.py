@@ -21,6 +21,7 @@ from mpidist.group.submission import Submission
 _LENGTH = struct.Struct("<Q")
 BLOCK_BYTES = 512
 _ROOM_BYTES = BLOCK_BYTES - _LENGTH.size
+_BLOCK = struct.Struct(f"<Q{_ROOM_BYTES}x")
 _BYTE = np.dtype(np.uint8)
 _TAG = RESERVED_TAGS[100]  # of pickles that do not fit a block
 
@@ -52,7 +53,7 @@ class ObjectCollectives:
             return None
         blocks = np.empty(info.size * BLOCK_BYTES, _BYTE)
         run(Op("gather", info, block_of(data), blocks, root=root))
-        lengths, parts = split_blocks(blocks, info.size)
+        lengths, parts = split_blocks(blocks)
         # Receive all before the first is unpickled: an error there must leave no message behind.
         whole = [
             data if rank == root else self._complete(length, part, rank)
@@ -78,7 +79,7 @@ class ObjectCollectives:
         block = np.empty(BLOCK_BYTES, _BYTE)
         if objects is None:
             run(Op("scatter", info, None, block, root=root))
-            (length,), (part,) = split_blocks(block, 1)
+            (length,), (part,) = split_blocks(block)
             return load(self._complete(length, part, root))
         pickles = [dump(obj) for obj in objects]
         blocks = as_array(b"".join(map(_padded, pickles)))
@@ -92,7 +93,7 @@ class ObjectCollectives:
         info, run = self._info, self._submission.submit_for_result
         blocks = np.empty(info.size * BLOCK_BYTES, _BYTE)
         run(Op("all_gather", info, block_of(data), blocks))
-        lengths, parts = split_blocks(blocks, info.size)
+        lengths, parts = split_blocks(blocks)
         if max(lengths) <= _ROOM_BYTES:
             return parts
         if sum(lengths) > LARGEST_COUNT:  # more than one call of MPI can count
@@ -100,7 +101,7 @@ class ObjectCollectives:
             return [self._broadcast_bytes(part, root) for root, part in enumerate(given)]
         whole = np.empty(sum(lengths), _BYTE)
         op = Op("all_gather_v", info, as_array(data), whole)
-        op.recv_counts = list(lengths)  # mpi4py takes a list, unlike a tuple, for counts
+        op.recv_counts = lengths
         run(op, continues=True)
         ends = itertools.accumulate(lengths)
         return [whole.data[end - n : end] for end, n in zip(ends, lengths, strict=True)]
@@ -109,7 +110,7 @@ class ObjectCollectives:
         run = self._submission.submit_for_result
         block = np.empty(BLOCK_BYTES, _BYTE) if data is None else block_of(data)
         run(Op("broadcast", self._info, None, block, root=root))
-        (length,), (part,) = split_blocks(block, 1)
+        (length,), (part,) = split_blocks(block)
         if not exceeds_block(length):
             return part
         whole = np.empty(length, _BYTE) if data is None else as_array(data)
@@ -156,12 +157,12 @@ def block_of(data: bytes) -> Array:
     return as_array(_padded(data))
 
 
-def split_blocks(blocks: Array, count: int) -> tuple[tuple[int, ...], list[memoryview]]:
+def split_blocks(blocks: Array) -> tuple[list[int], list[memoryview]]:
     """Return the lengths of the pickles in some blocks, and their contents with the padding."""
     memory = blocks.data
-    starts = range(0, count * BLOCK_BYTES, BLOCK_BYTES)
-    lengths = tuple(_LENGTH.unpack_from(memory, start)[0] for start in starts)
-    return lengths, [memory[start + _LENGTH.size : start + BLOCK_BYTES] for start in starts]
+    lengths = [length for (length,) in _BLOCK.iter_unpack(memory)]
+    ends = range(BLOCK_BYTES, len(memory) + 1, BLOCK_BYTES)
+    return lengths, [memory[end - _ROOM_BYTES : end] for end in ends]
 
 
 def _padded(data: bytes) -> bytes:

@@ -616,27 +616,7 @@ class ProcessGroup:
         """Collective. Give each member one array of a list. See :func:`mpidist.scatter`."""
         root = self._peer("src", src, group_src, default=0)
         inputs = self._list_of_root("scatter_list", scatter_list, root)
-        parts: Sequence[Array] = ()
-        send, recv, finish = as_single_buffer(inputs, array, self._size), array, None
-        if send is not None:
-            parts = inputs or ()
-        else:
-            recv = host_view(array, read=False)
-            if inputs is not None:
-                inputs = host_views(inputs)
-                self._check_list("scatter", inputs, recv)
-            if recv.nbytes >= MIN_MESSAGE_BYTES:
-                parts, (recv,), finish = as_mpi_parts(inputs or (), [recv])
-            else:
-                if inputs is not None:
-                    send = as_mpi_input(copy_if_overlapping(flatten(inputs), recv))
-                recv, finish = as_mpi_buffer(recv, write=True)
-        if recv.nbytes >= MIN_MESSAGE_BYTES:
-            given = dict(enumerate(parts))
-            record = self._op_of_parts("scatter", given, {root: recv}, finish, root)
-        else:
-            record = Op("scatter", self._info, send, recv, root=root, finish=finish)
-        return self._submit(record, async_op, [array])
+        return self._submit(self._scatter_op(inputs, array, root), async_op, [array])
 
     @overload
     def all_to_all(
@@ -875,7 +855,7 @@ class ProcessGroup:
         """Point to point. Receive objects. See :func:`mpidist.recv_object_list`."""
         block = np.empty(BLOCK_BYTES, np.uint8)
         sender = self.recv(block, src, group_src=group_src)
-        (length,), (data,) = split_blocks(block, 1)
+        (length,), (data,) = split_blocks(block)
         if exceeds_block(length):
             whole = np.empty(length, np.uint8)
             self.recv(whole, sender)
@@ -1064,6 +1044,31 @@ class ProcessGroup:
                 part = as_mpi_input(copy_overlapping_inputs([own], rows)[0])
         given = dict.fromkeys(range(self._size) if root < 0 else (root,), part)
         return self._op_of_parts(name, given, dict(enumerate(rows)), finish, root)
+
+    def _scatter_op(self, inputs: Sequence[Any] | None, array: Any, root: int) -> Op:
+        """Return an operation that gives each member an array of the root's list.
+
+        Args:
+            inputs: The arrays to send; None except on the root.
+            array: The array of this rank, which receives.
+            root: Group rank of the root.
+        """
+        whole = as_single_buffer(inputs, array, self._size)
+        if whole is not None and array.nbytes < MIN_MESSAGE_BYTES:
+            return Op("scatter", self._info, whole, array, ReduceOp.SUM, root)
+        parts, part, finish = inputs, array, None
+        if whole is None:
+            own = host_view(array, read=False)
+            views = [] if inputs is None else host_views(inputs)
+            if inputs is not None:
+                self._check_list("scatter", views, own)
+            if own.nbytes < MIN_MESSAGE_BYTES:
+                send = as_mpi_input(copy_if_overlapping(flatten(views), own)) if views else None
+                recv, finish = as_mpi_buffer(own, write=True)
+                return Op("scatter", self._info, send, recv, root=root, finish=finish)
+            parts, (part,), finish = as_mpi_parts(views, [own])
+        given = dict(enumerate(parts or ()))
+        return self._op_of_parts("scatter", given, {root: part}, finish, root)
 
     def _list_of_root(
         self, name: str, entries: Sequence[Any] | None, root: int
