@@ -12,7 +12,7 @@ import numpy as np
 
 from mpidist.collectives.backends import Backend, BackendName, check_options
 from mpidist.collectives.default import Group, GroupMember, NonGroupMember, given, keep
-from mpidist.group import CartesianGroup, ProcessGroup, make_group, split
+from mpidist.group import CartesianGroup, ProcessGroup, make_group
 from mpidist.mpi import watched, world
 from mpidist.work import Timeout
 
@@ -99,7 +99,8 @@ def new_subgroups(
             "that divides it"
         )
     lists = [list(parent.ranks[start : start + size]) for start in range(0, parent.size(), size)]
-    return _enumerated(parent, lists, timeout, backend, pg_options, group_desc)
+    mine, groups = _enumerated(parent, lists, timeout, backend, pg_options, group_desc)
+    return mine or GroupMember.NON_GROUP_MEMBER, groups
 
 
 def new_subgroups_by_enumeration(
@@ -131,8 +132,7 @@ def new_subgroups_by_enumeration(
     if not ranks_per_subgroup_list:
         raise ValueError("ranks_per_subgroup_list needs the ranks of at least one group")
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
-    mine, groups = _enumerated(given(None), lists, timeout, backend, pg_options, group_desc)
-    return (None if isinstance(mine, NonGroupMember) else mine), groups
+    return _enumerated(given(None), lists, timeout, backend, pg_options, group_desc)
 
 
 def split_group(
@@ -162,7 +162,6 @@ def split_group(
         ValueError: The list is missing or empty, a rank is in two lists or not in the parent, or
             an argument has no meaning for MPI.
     """
-    check_options(backend, pg_options=pg_options)
     parent = given(parent_pg)
     if not split_ranks:
         raise ValueError("split_ranks needs the ranks of at least one group")
@@ -170,10 +169,8 @@ def split_group(
         if not 0 <= rank < parent.size():
             raise ValueError(f"group rank {rank} is not in a group of {parent.size()}")
     lists = [[parent.ranks[rank] for rank in ranks] for ranks in split_ranks]
-    groups = [group for group in split(parent, lists, _name(group_desc), timeout) if group]
-    for group in groups:
-        keep(group)
-    return groups[0] if groups else None
+    mine, _ = _enumerated(parent, lists, timeout, backend, pg_options, group_desc)
+    return mine
 
 
 def new_cartesian_group(
@@ -254,6 +251,31 @@ def shrink_group(
     return _kept(make_group(parent, stay, f"{parent.name}/shrunk", None))
 
 
+def make_groups(
+    parent: ProcessGroup, lists: Sequence[Sequence[int]], name: str, timeout: Timeout = None
+) -> list[ProcessGroup | None]:
+    """Collective over the members of the lists. Make a group for each list of world ranks.
+
+    Returns:
+        The group of each list, or None if this rank is not in the list.
+
+    Raises:
+        ValueError: A rank is in two lists, twice in one, or is not a member of the parent.
+    """
+    seen: set[int] = set()
+    for ranks in lists:
+        both = seen.intersection(ranks)
+        if both:
+            raise ValueError(f"rank(s) {sorted(both)} are in more than one list: {list(lists)}")
+        seen.update(ranks)
+    groups = [
+        make_group(parent, ranks, f"{name}/{number}", timeout) for number, ranks in enumerate(lists)
+    ]
+    for group in filter(None, groups):
+        keep(group)
+    return groups
+
+
 def _enumerated(
     parent: ProcessGroup,
     lists: list[list[int]],
@@ -261,11 +283,11 @@ def _enumerated(
     backend: str | None,
     pg_options: Any,
     group_desc: str | None,
-) -> tuple[ProcessGroup | NonGroupMember, list[ProcessGroup | NonGroupMember]]:
+) -> tuple[ProcessGroup | None, list[ProcessGroup | NonGroupMember]]:
     check_options(backend, pg_options=pg_options)
-    groups = [_kept(group) for group in split(parent, lists, _name(group_desc), timeout)]
-    mine = next((g for g in groups if isinstance(g, ProcessGroup)), GroupMember.NON_GROUP_MEMBER)
-    return mine, groups
+    groups = make_groups(parent, lists, _name(group_desc), timeout)
+    mine = next(filter(None, groups), None)
+    return mine, [group or GroupMember.NON_GROUP_MEMBER for group in groups]
 
 
 def _kept(group: ProcessGroup | None) -> ProcessGroup | NonGroupMember:

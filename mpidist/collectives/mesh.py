@@ -17,9 +17,9 @@ from mpidist.collectives.default import (
     given,
     init_process_group,
     is_initialized,
-    keep,
 )
-from mpidist.group import ProcessGroup, split
+from mpidist.collectives.groups import make_groups
+from mpidist.group import ProcessGroup
 from mpidist.mpi import world
 
 DeviceType = Literal["cpu", "cuda"]
@@ -321,10 +321,7 @@ class DeviceMesh:
                 self._groups.append(whole)
                 continue
             name = f"mesh {self._names[axis] if self._names else axis}"
-            for group in split(whole, rows, name):
-                if group is not None:
-                    keep(group)
-                    self._groups.append(group)
+            self._groups += [group for group in make_groups(whole, rows, name) if group]
 
     def _derived(self, ranks: NDArray[np.int64], names: tuple[str, ...] | None) -> DeviceMesh:
         """Return a mesh of some ranks of this one, without its groups."""

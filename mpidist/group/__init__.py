@@ -6,7 +6,7 @@
 from mpidist.group.cartesian import CartesianGroup
 from mpidist.group.coalescing import Coalescing
 from mpidist.group.gpu_rule import GpuRule
-from mpidist.group.making import group_of, make_group, split
+from mpidist.group.making import group_of, make_group
 from mpidist.group.prepared import Prepared
 from mpidist.group.process_group import ProcessGroup
 
@@ -21,5 +21,4 @@ __all__ = [
     "ProcessGroup",
     "group_of",
     "make_group",
-    "split",
 ]

@@ -73,25 +73,3 @@ def group_of(
             members.Free()
             whole.Free()
     return ProcessGroup(made, name, timeout, device)
-
-
-def split(
-    parent: ProcessGroup, lists: Sequence[Sequence[int]], name: str, timeout: Timeout = None
-) -> list[ProcessGroup | None]:
-    """Collective over the members of the lists. Make a group for each list of world ranks.
-
-    Returns:
-        The group of each list, or None if this rank is not in the list.
-
-    Raises:
-        ValueError: A rank is in two lists, twice in one, or is not a member of the parent.
-    """
-    seen: set[int] = set()
-    for ranks in lists:
-        both = seen.intersection(ranks)
-        if both:
-            raise ValueError(f"rank(s) {sorted(both)} are in more than one list: {list(lists)}")
-        seen.update(ranks)
-    return [
-        make_group(parent, ranks, f"{name}/{number}", timeout) for number, ranks in enumerate(lists)
-    ]
