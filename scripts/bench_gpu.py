@@ -9,9 +9,9 @@ CuPy. Arrays of CuPy are staged through the host, and go through the backend of 
 blocking and with async_op. The first worker pulls and pushes a variable of each kind. A training
 step pulls a matrix, multiplies it as long as the copies take, and pushes: one after the other, and
 so that pulls and pushes pass by the products ("hidden": what part of their time that saves). At
-last the kernels of optimizers run alone: "of bound" is the time that their bytes would take at the
-rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take turns
-with those to variables on its host.
+last the update rules of optimizers run alone: "of bound" is the time that their bytes would take at
+the rate of a copy within the device, over theirs; and pushes to variables on a GPU of the ps take
+turns with those to variables on its host.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from _gpu_step import AT_ONCE, Steps
 import mpidist
 from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.gpu import Prefetcher, cupy, device_count, kernel
+from mpidist.gpu import Prefetcher, cupy, device_count
 from strategy import ParameterServerStrategy, get_variable, optimizers
-from strategy.shared import gpu_kernels
-from strategy.shared.rules import RULES
+from strategy.rules.numpy_rules import on_arrays
+from strategy.rules.rule import Update
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
 STEPS = [16 << 20, 64 << 20]  # products of smaller matrices are bound by their launches
@@ -204,14 +204,14 @@ def stepping(args):
 
 
 def optimizing(args):
-    """The kernels of optimizers, against a copy of the variable within the device."""
+    """The update rules of optimizers, against a copy of the variable within the device."""
     rows = []
     for nbytes in [size for size in KERNEL_SIZES if size <= 4 * args.largest]:
         source, target = (cupy().zeros(nbytes // 4, "f4") for _ in range(2))
         sides = {"copy": copy_within(target, source)}
         moved = {"copy": 2 * nbytes}
         for kind, optimizer in (("SGD", optimizers.SGD(1e-3)), ("Adam", optimizers.Adam(1e-3))):
-            sides[kind], arrays = kernel_side(kind, optimizer.values, target, source)
+            sides[kind], arrays = rule_side(optimizer, target, source)
             moved[kind] = (2 * arrays - 1) * nbytes  # all but the gradient are written, too
         rates = {}
         for _ in range(args.rounds):
@@ -233,15 +233,11 @@ def copy_within(target, source):
     return lambda: runtime.memcpyAsync(*places, _stream().ptr)
 
 
-def kernel_side(kind, values, param, grad):
-    """What launches an optimizer's kernel once, and how many arrays it works on."""
-    single, slots = np.dtype(np.float32), RULES[kind](values).slots
-    text = gpu_kernels.update_text(kind, slots, single, single, rows=False)
-    update, numbers = kernel(text, gpu_kernels.NAME), gpu_kernels.numbers(kind, values, 1, single)
-    update.compile(0)
-    kept = [cupy().zeros(param.size, "f4") for _ in slots]
-    arrays = [param, grad, *kept]
-    return lambda: update(param.size, *(one.data.ptr for one in arrays), *numbers), len(arrays)
+def rule_side(optimizer, param, grad):
+    """What starts an update by an optimizer once, and how many arrays it works on."""
+    apply, numbers = on_arrays(optimizer.formula()), optimizer.numbers(1e-3, 1)
+    slots = [cupy().zeros(param.size, "f4") for _ in optimizer.slots()]
+    return lambda: apply(Update(param, grad, slots, numbers)), 2 + len(slots)
 
 
 def device_seconds(launch):

@@ -1,239 +1,766 @@
-"""Optimizers: what a worker says of them. The arithmetic runs on the servers."""
+"""Optimizers: their numbers, and their formulas, which the ps tasks apply.
+
+To add one, write its formula and its class here, and add a case to
+``tests/unit/test_strategy_rules.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
-import cloudpickle
+import numpy as np
 
-from strategy.optimizer import Applied, Optimizer, not_negative, part, positive
-from strategy.proto import parameter_server_pb2 as pb
+from mpidist import Work
+from strategy.described import described
+from strategy.rules.numpy_rules import Formula
 from strategy.schedules import Schedule
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Applied",
     "Ftrl",
     "Function",
+    "Lion",
+    "Nadam",
     "Optimizer",
     "RMSprop",
 ]
 
+Slots = tuple[str, ...]
+Numbers = tuple[float, ...]
 
+
+@dataclass(frozen=True)
+class Applied:
+    """The result of :meth:`Optimizer.apply_gradients`.
+
+    Attributes:
+        versions: Version of each variable after its gradient was applied; of a divided variable, a
+            tuple with one version for each part.
+        staleness: For each variable, the number of changes by other workers between the pull and
+            the push; of a divided variable, the largest of its parts.
+        contributed: Whether the gradients were applied. In mode ``"sync"`` with backup workers,
+            gradients that arrive too late for their step are not. Gradients with NaN or infinite
+            elements are not if the strategy's ``nan`` is ``"skip"``. Then ``versions`` and
+            ``staleness`` are empty.
+    """
+
+    versions: tuple[int | tuple[int, ...], ...]
+    staleness: tuple[int, ...]
+    contributed: bool = True
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, not {value!r}")
+
+
+def _check_not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"{name} must not be negative, not {value!r}")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), not {value!r}")
+
+
+def _number(default: float, check: Callable[[str, float], None]) -> float:
+    """Return a field for a number that is checked when an optimizer is made."""
+    made: float = field(default=default, metadata={"check": check})
+    return made
+
+
+def _positive(default: float) -> float:
+    """Return a field for a positive number."""
+    return _number(default, _check_positive)
+
+
+def _not_negative(default: float) -> float:
+    """Return a field for a number that is not negative."""
+    return _number(default, _check_not_negative)
+
+
+def _fraction(default: float) -> float:
+    """Return a field for a number in [0, 1)."""
+    return _number(default, _check_fraction)
+
+
+@dataclass(eq=False, repr=False)
+class Optimizer:
+    """Base of the optimizers.
+
+    An optimizer is a record. Only its learning rate can be set later; pushes from then on use the
+    new one. In mode ``"sync"`` all workers must set the same learning rate at the same step.
+
+    Variables of float16 and bfloat16 are updated in float32: the ps task keeps both copies.
+
+    Args:
+        learning_rate: Positive, or a schedule: a function from the number of earlier updates of a
+            variable to a learning rate, such as those of :mod:`strategy.schedules`. The ps tasks
+            call it. It is pickled by cloudpickle.
+        clipnorm: Limit for the norm of each gradient; longer gradients are scaled down. In mode
+            ``"sync"`` this holds for the gradients of each worker, before their mean.
+        global_clipnorm: Limit for the norm of all gradients of an ``apply_gradients`` together;
+            otherwise as ``clipnorm``.
+        clipvalue: Limit for the absolute value of each element; otherwise as ``clipnorm``.
+        name: Name under which the ps tasks and checkpoints keep the slots; by default that of the
+            class. Optimizers with the same name share slots.
+
+    Raises:
+        TypeError: An argument is not a number.
+        ValueError: A number is out of its range, or several clip limits are given.
+    """
+
+    learning_rate: float | Schedule
+    clipnorm: float | None = field(default=None, kw_only=True)
+    global_clipnorm: float | None = field(default=None, kw_only=True)
+    clipvalue: float | None = field(default=None, kw_only=True)
+    name: str = field(default="", kw_only=True)
+
+    _common: ClassVar = ("learning_rate", "clipnorm", "global_clipnorm", "clipvalue", "name")
+
+    def __post_init__(self) -> None:
+        if not self.name or set(self.name) & {":", "/"}:
+            raise ValueError(f"an optimizer needs a name without ':' and '/', not {self.name!r}")
+        given = [name for name in self._common[1:4] if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give clipnorm, global_clipnorm or clipvalue, not {given}")
+        for name in given:
+            _check_number(name, getattr(self, name))
+            _check_positive(name, getattr(self, name))
+        for one in fields(self):
+            check = one.metadata.get("check")
+            if check is not None:
+                _check_number(one.name, getattr(self, one.name))
+                check(one.name, getattr(self, one.name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "learning_rate":
+            before = self.__dict__.get(name)
+            if before is not None and (callable(value) or callable(before)):
+                raise TypeError(
+                    "only a number can be set in place of a number: for a schedule make another "
+                    "optimizer of the same name, which goes on with the slots"
+                )
+            if not callable(value):
+                _check_number(name, value)
+                _check_positive(name, value)
+                value = float(value)
+        elif name in self.__dict__ and name in {one.name for one in fields(self)}:
+            raise AttributeError(
+                f"only the learning rate of an optimizer can be set; for another {name} make "
+                "another optimizer"
+            )
+        elif name == "name" and value == "":
+            value = type(self).__name__
+        object.__setattr__(self, name, value)
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """The optimizer's own numbers by name, without the learning rate."""
+        own = [one.name for one in fields(self) if one.name not in self._common]
+        return {name: float(getattr(self, name)) for name in own}
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Work:
+        """Push gradients to the ps tasks, which apply them. Advances the global step by one.
+
+        The arrays may be used again when the call returns, which may be before they are applied.
+        Later reads of this worker wait until they are; other workers see the result then. Replicas
+        of one worker meet here: the means of their gradients are pushed once, and all get the same
+        Work.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable, all variables of one strategy. A
+                gradient is any array of the variable's shape, also on a GPU or on its way from
+                there (:func:`strategy.to_host_ahead`). Pairs with None are left out.
+
+        Returns:
+            A Work whose result is :class:`Applied`, without the variables left out. It fails with
+            InvalidArgumentError if a schedule or a user's function fails on a ps task.
+
+        Raises:
+            InvalidArgumentError: A gradient has elements that are NaN or infinite, and the
+                strategy's ``nan`` is ``"error"``. Nothing has been pushed.
+            ValueError: There is no gradient, a shape differs, a variable comes twice, or the norm
+                of gradients to be clipped is NaN or infinite.
+            TypeError: A gradient is not an array, or its dtype does not fit.
+        """
+        pairs = [(grad, var) for grad, var in _pairs(grads_and_vars) if grad is not None]
+        if not pairs:
+            raise ValueError("there is no gradient to apply: all are None, or the list is empty")
+        work: Work = pairs[0][1].strategy.push_gradients(self, pairs)
+        return work
+
+    def slots(self) -> Slots:
+        """Return the names of the arrays that the optimizer keeps beside each variable."""
+        return ()
+
+    def initial(self) -> dict[str, float]:
+        """Return the first values of slots that do not begin with 0."""
+        return {}
+
+    def formula(self) -> Formula:
+        """Return the update rule. Formulas are functions of this module."""
+        raise NotImplementedError
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        """Return the last arguments of the formula.
+
+        Args:
+            rate: The learning rate.
+            step: Number of the update of the variable, from 1.
+        """
+        raise NotImplementedError
+
+    @property
+    def subtracts_rate_alone(self) -> bool:
+        """True if an update only subtracts learning rate times gradient."""
+        return False
+
+    def __repr__(self) -> str:
+        rate = self.learning_rate
+        shown = {"learning_rate": described(rate) if callable(rate) else f"{rate:g}"}
+        shown |= {name: f"{value:g}" for name, value in self.hyperparameters.items()}
+        return f"{type(self).__name__}({', '.join(f'{key}={text}' for key, text in shown.items())})"
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+
+
+def _pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs of gradient and variable. Raise TypeError for other elements."""
+    pairs = list(grads_and_vars)
+    for number, pair in enumerate(pairs):
+        parts = tuple(pair) if isinstance(pair, tuple | list) else (pair,)
+        if len(parts) != 2 or (parts[0] is not None and not hasattr(parts[1], "changes")):
+            got = " and ".join(type(part).__name__ for part in parts)
+            raise TypeError(
+                "apply_gradients needs a list of pairs of a gradient and its variable, in this "
+                f"order; number {number} of what it got is {got}"
+            )
+    return pairs
+
+
+# Formulas take arrays or single elements. "rest" is 1 minus a decay rate.
+
+
+def _sgd(p: Any, g: Any, rate: Any, decay: Any) -> tuple[Any, ...]:
+    """Return the update of gradient descent."""
+    if decay != 0:
+        g = p * decay + g
+    return (p - g * rate,)
+
+
+def _momentum_sgd(
+    p: Any, g: Any, velocity: Any, rate: Any, decay: Any, momentum: Any, nesterov: Any
+) -> tuple[Any, ...]:
+    """Return the update of gradient descent with momentum, as in torch and Keras."""
+    if decay != 0:
+        g = p * decay + g
+    velocity = velocity * momentum + g
+    if nesterov != 0:  # Sutskever et al., ICML 2013, as rewritten by Keras
+        return p - (velocity * momentum + g) * rate, velocity
+    return p - velocity * rate, velocity
+
+
+def _adagrad(p: Any, g: Any, squares: Any, rate: Any, decay: Any, epsilon: Any) -> tuple[Any, ...]:
+    """Return the update of Adagrad."""
+    if decay != 0:
+        g = p * decay + g
+    squares = squares + g * g
+    return p - g / (np.sqrt(squares) + epsilon) * rate, squares
+
+
+def _adadelta(
+    p: Any, g: Any, squares: Any, deltas: Any, rate: Any, decay: Any, epsilon: Any, rho: Any,
+    rest: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of Adadelta."""
+    if decay != 0:
+        g = p * decay + g
+    squares = squares * rho + g * g * rest
+    delta = np.sqrt(deltas + epsilon) / np.sqrt(squares + epsilon) * g
+    return p - delta * rate, squares, deltas * rho + delta * delta * rest
+
+
+def _rmsprop(
+    p: Any, g: Any, squares: Any, rate: Any, decay: Any, epsilon: Any, rho: Any, rest: Any
+) -> tuple[Any, ...]:
+    """Return the update of RMSprop."""
+    if decay != 0:
+        g = p * decay + g
+    squares = squares * rho + g * g * rest
+    return p - g / (np.sqrt(squares) + epsilon) * rate, squares
+
+
+def _momentum_rmsprop(
+    p: Any, g: Any, squares: Any, velocity: Any, rate: Any, decay: Any, epsilon: Any, rho: Any,
+    rest: Any, momentum: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of RMSprop with momentum."""
+    if decay != 0:
+        g = p * decay + g
+    squares = squares * rho + g * g * rest
+    velocity = velocity * momentum + g / (np.sqrt(squares) + epsilon)
+    return p - velocity * rate, squares, velocity
+
+
+def _centered_rmsprop(
+    p: Any, g: Any, squares: Any, mean: Any, velocity: Any, rate: Any, decay: Any, epsilon: Any,
+    rho: Any, rest: Any, momentum: Any, zero: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of RMSprop without the mean: arXiv 1308.0850, equations 38 to 45."""
+    if decay != 0:
+        g = p * decay + g
+    squares = squares * rho + g * g * rest
+    mean = mean * rho + g * rest
+    spread = np.maximum(squares - mean * mean, zero)  # of equal gradients, 0 but for rounding
+    velocity = velocity * momentum + g / (np.sqrt(spread) + epsilon)
+    return p - velocity * rate, squares, mean, velocity
+
+
+def _adam(
+    p: Any, g: Any, m: Any, v: Any, rate: Any, decay: Any, shrink: Any, epsilon: Any, beta_1: Any,
+    rest_1: Any, beta_2: Any, rest_2: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of Adam in the efficient form at the end of section 2 of the paper."""
+    if shrink != 1:
+        p = p * shrink
+    if decay != 0:
+        g = p * decay + g
+    v = v * beta_2 + g * g * rest_2
+    m = m * beta_1 + g * rest_1
+    return p - m / (np.sqrt(v) + epsilon) * rate, m, v
+
+
+def _amsgrad(
+    p: Any, g: Any, m: Any, v: Any, largest: Any, rate: Any, decay: Any, shrink: Any, epsilon: Any,
+    beta_1: Any, rest_1: Any, beta_2: Any, rest_2: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of AMSGrad, with the largest second moment so far, as in torch."""
+    if shrink != 1:
+        p = p * shrink
+    if decay != 0:
+        g = p * decay + g
+    v = v * beta_2 + g * g * rest_2
+    m = m * beta_1 + g * rest_1
+    largest = np.maximum(largest, v)
+    return p - m / (np.sqrt(largest) + epsilon) * rate, m, v, largest
+
+
+def _adamax(
+    p: Any, g: Any, m: Any, largest: Any, rate: Any, decay: Any, epsilon: Any, beta_1: Any,
+    rest_1: Any, beta_2: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of Adamax, with epsilon where torch has it."""
+    if decay != 0:
+        g = p * decay + g
+    m = m * beta_1 + g * rest_1
+    largest = np.maximum(largest * beta_2, np.abs(g) + epsilon)
+    return p - m / largest * rate, m, largest
+
+
+def _nadam(
+    p: Any, g: Any, m: Any, v: Any, rate_g: Any, rate_m: Any, decay: Any, epsilon: Any,
+    beta_1: Any, rest_1: Any, beta_2: Any, rest_2: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of Nadam."""
+    if decay != 0:
+        g = p * decay + g
+    m = m * beta_1 + g * rest_1
+    v = v * beta_2 + g * g * rest_2
+    return p - (g * rate_g + m * rate_m) / (np.sqrt(v) + epsilon), m, v
+
+
+def _lion(
+    p: Any, g: Any, m: Any, rate: Any, shrink: Any, beta_1: Any, rest_1: Any, beta_2: Any,
+    rest_2: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of Lion."""
+    step = np.sign(m * beta_1 + g * rest_1)
+    return p * shrink - step * rate, m * beta_2 + g * rest_2
+
+
+def _ftrl(
+    p: Any, g: Any, squares: Any, linear: Any, rate: Any, beta: Any, l1: Any, l2: Any,
+    shrinkage: Any, least: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of FTRL-Proximal with the learning rate power -1/2.
+
+    A learning rate of 0 changes nothing, as in the other formulas.
+    """
+    if rate == 0:
+        return p, squares, linear
+    before = np.sqrt(squares)
+    squares = squares + g * g
+    root = np.sqrt(squares)
+    linear = linear + (g - ((root - before) / rate - shrinkage) * p)
+    clipped = np.minimum(np.maximum(linear, -l1), l1)
+    scale = np.maximum((root + beta) / rate + l2, least)  # 0 if all gradients were 0
+    return (clipped - linear) / scale, squares, linear
+
+
+@dataclass(eq=False, repr=False)
 class SGD(Optimizer):
     """Stochastic gradient descent: ``variable -= learning_rate * gradient``.
 
-    With momentum, ``velocity = momentum * velocity + gradient`` takes the gradient's place; with
-    Nesterov's, ``momentum * velocity + gradient`` does.
+    With momentum, ``velocity = momentum * velocity + gradient`` takes the place of the gradient;
+    with Nesterov's momentum, ``momentum * velocity + gradient`` does.
 
     Args:
-        learning_rate: See :class:`Optimizer`.
         momentum: In [0, 1).
-        nesterov: Whether it is Nesterov's.
+        nesterov: Use Nesterov's momentum.
         weight_decay: This times the variable is added to the gradient.
-        kwargs: See :class:`Optimizer`.
+
+    The other arguments are those of :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.01,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        if nesterov and not momentum:
+    learning_rate: float | Schedule = 0.01
+    momentum: float = _fraction(0.0)
+    nesterov: bool = False
+    weight_decay: float = _not_negative(0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum")
-        super().__init__(
-            learning_rate,
-            {
-                "momentum": part(momentum=momentum),
-                "nesterov": bool(nesterov),
-                "weight_decay": not_negative(weight_decay=weight_decay),
-            },
-            **kwargs,
-        )
 
-    def _rate_alone(self) -> float | None:
-        values = self.values
-        plain = not (values["momentum"] or values["weight_decay"])
-        return values.get("learning_rate") if plain else None
+    def slots(self) -> Slots:
+        return ("momentum",) if self.momentum else ()
+
+    def formula(self) -> Formula:
+        return _momentum_sgd if self.momentum else _sgd
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        own = (self.momentum, self.nesterov) if self.momentum else ()
+        return (rate, self.weight_decay, *own)
+
+    @property
+    def subtracts_rate_alone(self) -> bool:
+        return not (self.momentum or self.weight_decay)
 
 
+@dataclass(eq=False, repr=False)
 class Adagrad(Optimizer):
     """Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011).
 
     Args:
-        learning_rate: See :class:`Optimizer`.
-        initial_accumulator_value: Of the sums of squares; not negative.
+        initial_accumulator_value: First value of the sums of squares; not negative.
         epsilon: Positive; added to the root of the sums.
         weight_decay: This times the variable is added to the gradient.
-        kwargs: See :class:`Optimizer`.
+
+    The other arguments are those of :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        initial_accumulator_value: float = 0.1,
-        epsilon: float = 1e-7,
-        weight_decay: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            {
-                "initial_accumulator_value": not_negative(
-                    initial_accumulator_value=initial_accumulator_value
-                ),
-                "epsilon": positive(epsilon=epsilon),
-                "weight_decay": not_negative(weight_decay=weight_decay),
-            },
-            **kwargs,
-        )
+    learning_rate: float | Schedule = 0.001
+    initial_accumulator_value: float = _not_negative(0.1)
+    epsilon: float = _positive(1e-7)
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("accumulator",)
+
+    def initial(self) -> dict[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def formula(self) -> Formula:
+        return _adagrad
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        return rate, self.weight_decay, self.epsilon
 
 
+@dataclass(eq=False, repr=False)
+class Adadelta(Optimizer):
+    """Adadelta (Zeiler, arXiv 1212.5701).
+
+    Args:
+        learning_rate: See :class:`Optimizer`; 1.0 is that of the paper.
+        rho: Decay rate of both means of squares, in [0, 1).
+        epsilon: Positive; added to the means before their roots are taken.
+        weight_decay: This times the variable is added to the gradient.
+
+    The other arguments are those of :class:`Optimizer`.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    rho: float = _fraction(0.95)
+    epsilon: float = _positive(1e-7)
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("squares", "deltas")
+
+    def formula(self) -> Formula:
+        return _adadelta
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        return rate, self.weight_decay, self.epsilon, self.rho, 1.0 - self.rho
+
+
+@dataclass(eq=False, repr=False)
 class RMSprop(Optimizer):
     """RMSprop (Tieleman and Hinton, 2012).
 
     Args:
-        learning_rate: See :class:`Optimizer`.
-        rho: Decay of the squares, in [0, 1).
-        momentum: Of the steps, in [0, 1).
+        rho: Decay rate of the squares, in [0, 1).
+        momentum: Momentum of the steps, in [0, 1).
         epsilon: Positive; added to the root of the squares.
-        centered: Whether the mean is taken out of the squares (Graves, arXiv 1308.0850).
+        centered: Subtract the mean from the squares (Graves, arXiv 1308.0850).
         weight_decay: This times the variable is added to the gradient.
-        kwargs: See :class:`Optimizer`.
+
+    The other arguments are those of :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        rho: float = 0.9,
-        momentum: float = 0.0,
-        epsilon: float = 1e-7,
-        centered: bool = False,
-        weight_decay: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            {
-                "rho": part(rho=rho),
-                "momentum": part(momentum=momentum),
-                "epsilon": positive(epsilon=epsilon),
-                "centered": bool(centered),
-                "weight_decay": not_negative(weight_decay=weight_decay),
-            },
-            **kwargs,
-        )
+    learning_rate: float | Schedule = 0.001
+    rho: float = _fraction(0.9)
+    momentum: float = _fraction(0.0)
+    epsilon: float = _positive(1e-7)
+    centered: bool = False
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        if self.centered:
+            return ("squares", "mean", "momentum")
+        return ("squares", "momentum") if self.momentum else ("squares",)
+
+    def formula(self) -> Formula:
+        if self.centered:
+            return _centered_rmsprop
+        return _momentum_rmsprop if self.momentum else _rmsprop
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        common = rate, self.weight_decay, self.epsilon, self.rho, 1.0 - self.rho
+        if self.centered:
+            return (*common, self.momentum, 0.0)
+        return (*common, self.momentum) if self.momentum else common
 
 
+@dataclass(eq=False, repr=False)
 class Adam(Optimizer):
     """Adam (Kingma and Ba, arXiv 1412.6980).
 
     Args:
-        learning_rate: See :class:`Optimizer`.
-        beta_1: Decay of the mean, in [0, 1).
-        beta_2: Decay of the squares, in [0, 1).
+        beta_1: Decay rate of the mean, in [0, 1).
+        beta_2: Decay rate of the squares, in [0, 1).
         epsilon: Positive; added to the root of the corrected squares.
         weight_decay: This times the variable is added to the gradient.
-        kwargs: See :class:`Optimizer`.
+        amsgrad: Divide by the largest mean of squares so far (Reddi et al., ICLR 2018).
+
+    The other arguments are those of :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        weight_decay: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            {
-                "beta_1": part(beta_1=beta_1),
-                "beta_2": part(beta_2=beta_2),
-                "epsilon": positive(epsilon=epsilon),
-                "weight_decay": not_negative(weight_decay=weight_decay),
-            },
-            **kwargs,
-        )
+    learning_rate: float | Schedule = 0.001
+    beta_1: float = _fraction(0.9)
+    beta_2: float = _fraction(0.999)
+    epsilon: float = _positive(1e-7)
+    weight_decay: float = _not_negative(0.0)
+    amsgrad: bool = False
+
+    def slots(self) -> Slots:
+        return ("m", "v", "largest_v") if self.amsgrad else ("m", "v")
+
+    def formula(self) -> Formula:
+        return _amsgrad if self.amsgrad else _adam
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        return self._numbers(rate, step, self.weight_decay, 1.0)
+
+    def _numbers(self, rate: float, step: int, decay: float, shrink: float) -> Numbers:
+        correction = math.sqrt(1.0 - self.beta_2**step)
+        rate = rate * correction / (1.0 - self.beta_1**step)
+        betas = (self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
+        return (rate, decay, shrink, self.epsilon * correction, *betas)
 
 
+@dataclass(eq=False, repr=False)
 class AdamW(Adam):
-    """Adam with a weight decay of its own (Loshchilov and Hutter, arXiv 1711.05101).
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
 
-    Arguments as :class:`Adam`, but that each step takes ``learning_rate * weight_decay`` of the
-    variable away from it.
+    Args:
+        beta_1: See :class:`Adam`.
+        beta_2: See :class:`Adam`.
+        epsilon: See :class:`Adam`.
+        weight_decay: Each step subtracts ``learning_rate * weight_decay`` times the variable.
+        amsgrad: See :class:`Adam`.
+
+    The other arguments are those of :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        weight_decay: float = 0.004,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta_1, beta_2, epsilon, weight_decay, **kwargs)
+    weight_decay: float = _not_negative(0.004)
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        return self._numbers(rate, step, 0.0, 1.0 - rate * self.weight_decay)
 
 
+@dataclass(eq=False, repr=False)
+class Adamax(Optimizer):
+    """Adamax (Kingma and Ba, arXiv 1412.6980, section 7.1).
+
+    Args:
+        beta_1: Decay rate of the mean, in [0, 1).
+        beta_2: Decay rate of the largest absolute value, in [0, 1).
+        epsilon: Positive; added to the absolute values of the gradient.
+        weight_decay: This times the variable is added to the gradient.
+
+    The other arguments are those of :class:`Optimizer`.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    beta_1: float = _fraction(0.9)
+    beta_2: float = _fraction(0.999)
+    epsilon: float = _positive(1e-7)
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("m", "largest")
+
+    def formula(self) -> Formula:
+        return _adamax
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        rate = rate / (1.0 - self.beta_1**step)
+        betas = (self.beta_1, 1.0 - self.beta_1, self.beta_2)
+        return (rate, self.weight_decay, self.epsilon, *betas)
+
+
+@dataclass(eq=False, repr=False)
+class Nadam(Optimizer):
+    """Adam with Nesterov's momentum (Dozat, ICLR workshop 2016).
+
+    Args:
+        beta_1: Decay rate of the mean, in [0, 1).
+        beta_2: Decay rate of the squares, in [0, 1).
+        epsilon: Positive; added to the root of the corrected squares.
+        momentum_decay: Speed with which the momentum approaches ``beta_1``; not negative.
+        weight_decay: This times the variable is added to the gradient.
+
+    The other arguments are those of :class:`Optimizer`.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    beta_1: float = _fraction(0.9)
+    beta_2: float = _fraction(0.999)
+    epsilon: float = _positive(1e-7)
+    momentum_decay: float = _not_negative(0.004)
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("m", "v")
+
+    def formula(self) -> Formula:
+        return _nadam
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        # The product of all momenta. Each of the first hundred is below 0.54 with the default
+        # decay, so that further factors change nothing.
+        product = 1.0
+        for earlier in range(1, step + 1):
+            product *= self._momentum(earlier)
+            if product < 1e-20:
+                break
+        momentum, following = self._momentum(step), self._momentum(step + 1)
+        correction = math.sqrt(1.0 - self.beta_2**step)
+        rate_g = rate * correction * (1.0 - momentum) / (1.0 - product)
+        rate_m = rate * correction * following / (1.0 - product * following)
+        epsilon = self.epsilon * correction
+        betas = (self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
+        return (rate_g, rate_m, self.weight_decay, epsilon, *betas)
+
+    def _momentum(self, step: int) -> float:
+        return float(self.beta_1 * (1.0 - 0.5 * 0.96 ** (step * self.momentum_decay)))
+
+
+@dataclass(eq=False, repr=False)
+class Lion(Optimizer):
+    """Lion (Chen et al., arXiv 2302.06675): steps of one length, by the sign of the momentum.
+
+    Args:
+        beta_1: Share of the momentum in a step, in [0, 1).
+        beta_2: Decay rate of the momentum, in [0, 1).
+        weight_decay: Each step subtracts ``learning_rate * weight_decay`` times the variable.
+
+    The other arguments are those of :class:`Optimizer`.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    beta_1: float = _fraction(0.9)
+    beta_2: float = _fraction(0.99)
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("momentum",)
+
+    def formula(self) -> Formula:
+        return _lion
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        shrink = 1.0 - rate * self.weight_decay
+        return (rate, shrink, self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
+
+
+@dataclass(eq=False, repr=False)
 class Ftrl(Optimizer):
     """Follow the regularized leader (McMahan et al., KDD 2013), with learning rate power -1/2.
 
     Args:
-        learning_rate: See :class:`Optimizer`.
-        initial_accumulator_value: Of the sums of squares; not negative.
+        initial_accumulator_value: First value of the sums of squares; not negative.
         l1: L1 regularization, not negative.
         l2: L2 regularization, not negative.
         l2_shrinkage: L2 regularization of the gradient alone, not negative.
         beta: Added to the root of the sums, not negative.
-        kwargs: See :class:`Optimizer`.
+
+    The other arguments are those of :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        initial_accumulator_value: float = 0.1,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        l2_shrinkage: float = 0.0,
-        beta: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            {
-                "initial_accumulator_value": not_negative(
-                    initial_accumulator_value=initial_accumulator_value
-                ),
-                "l1": not_negative(l1=l1),
-                "l2": not_negative(l2=l2),
-                "l2_shrinkage": not_negative(l2_shrinkage=l2_shrinkage),
-                "beta": not_negative(beta=beta),
-            },
-            **kwargs,
-        )
+    learning_rate: float | Schedule = 0.001
+    initial_accumulator_value: float = _not_negative(0.1)
+    l1: float = _not_negative(0.0)
+    l2: float = _not_negative(0.0)
+    l2_shrinkage: float = _not_negative(0.0)
+    beta: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("accumulator", "linear")
+
+    def initial(self) -> dict[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def formula(self) -> Formula:
+        return _ftrl
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        least = float(np.finfo(np.float32).tiny)
+        return rate, self.beta, self.l1, 2.0 * self.l2, 2.0 * self.l2_shrinkage, least
 
 
 class Function(Optimizer):
-    """A rule of the user's own, which servers call for one piece of a variable after the other.
+    """A user's update rule, which ps tasks call with one tile of a variable after the other.
 
     Args:
-        update: Called as ``update(param, grad, slots, learning_rate, step)``: the first two flat
-            arrays of one length, of which it changes ``param`` in place; ``slots`` by name, as
-            long, zeros at first; ``step`` from 1. It must be elementwise, for it does not know
-            where a piece lies. Of variables on a GPU all are CuPy arrays there, and it must work on
-            the current stream. It is pickled by cloudpickle.
+        update: Called as ``update(param, grad, slots, learning_rate, step)``. ``param`` and
+            ``grad`` are flat arrays of one length; it changes ``param`` in place. ``slots`` maps
+            names to arrays of that length, zeros at first. ``step`` is the number of the update of
+            the variable, from 1. It must be elementwise, for it does not know the position of a
+            tile. For variables on a GPU all are CuPy arrays there, and it must work on the current
+            stream. It is pickled by cloudpickle.
         slots: Names of the arrays kept beside each variable.
-        learning_rate: See :class:`Optimizer`.
-        kwargs: See :class:`Optimizer`.
+        learning_rate: See :class:`Optimizer`, as the other arguments.
+        clipnorm: See :class:`Optimizer`.
+        global_clipnorm: See :class:`Optimizer`.
+        clipvalue: See :class:`Optimizer`.
+        name: See :class:`Optimizer`.
     """
 
     def __init__(
@@ -241,17 +768,35 @@ class Function(Optimizer):
         update: Callable[..., Any],
         slots: Sequence[str] = (),
         learning_rate: float | Schedule = 0.01,
-        **kwargs: Any,
+        *,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        name: str = "",
     ) -> None:
         if not callable(update):
             raise TypeError(f"an update rule must be a function, not {update!r}")
         if isinstance(slots, str) or any(":" in slot or not slot for slot in slots):
             raise ValueError(f"slots are a list of names without ':', not {slots!r}")
-        super().__init__(learning_rate, {}, **kwargs)
-        self._update, self._slots = update, tuple(slots)
+        super().__init__(
+            learning_rate,
+            clipnorm=clipnorm,
+            global_clipnorm=global_clipnorm,
+            clipvalue=clipvalue,
+            name=name,
+        )
+        self.update = update
+        self._slots = tuple(slots)
 
-    def _describe(self) -> pb.OptimizerDef:
-        described = super()._describe()
-        described.function = cloudpickle.dumps(self._update)
-        described.slots.extend(self._slots)
-        return described
+    def slots(self) -> Slots:
+        return self._slots
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        return rate, step
+
+
+BY_NAME: dict[str, type[Optimizer]] = {
+    kind.__name__: kind
+    for kind in (SGD, Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, Nadam, RMSprop)
+}
+"""The optimizers with formulas, by the name of the class."""

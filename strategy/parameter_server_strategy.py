@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import ClusterSpec, Server, launched
+from mpidist import ClusterSpec, Server, Work, launched
 from mpidist.cluster_resolver import ClusterResolver
 from strategy.checkpoints.lock import checkpoint_lock_of
 from strategy.connection.compression import Compressor, parse
@@ -23,8 +23,10 @@ from strategy.connection.reach import TRANSPORTS
 from strategy.durable import Durable
 from strategy.extended import StrategyExtended
 from strategy.gpus import chosen_gpus
+from strategy.gradients import GradientPusher
 from strategy.local import LocalHost, local_host
 from strategy.membership import Member
+from strategy.optimizers import Optimizer
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.replicated import Strategy, current_strategy
@@ -218,6 +220,9 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         self.global_step = self.create_variable(
             "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
         )
+        self._gradients = GradientPusher(
+            self, self.global_step, self.nan, self.compressor, self.pace
+        )
 
     def _become_worker(self, host: Host, alone: bool) -> pb.Mode:
         """Find out which worker this is; how it waits for the others."""
@@ -296,9 +301,10 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         """Local. The variable of a name that this strategy has made, or None."""
         return self._variables.by_name.get(name)
 
-    def begin_step(self) -> None:
-        """Local. Called by optimizers when they are about to push."""
+    def push_gradients(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Variable]]) -> Work:
+        """Push gradients; see :meth:`Optimizer.apply_gradients`, which calls this."""
         self._variables.say_if_uneven()
+        return self._gradients.push(optimizer, pairs)
 
     def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Local. In the block, new variables live where this one does, and are not divided."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Work, gather_works
-from strategy.shared.kernels import copy_scaled
+from strategy.shared.copy_scaled import copy_scaled
 from strategy.shared.ranges import check_range
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Change:
         places: Where the elements of ``data`` belong in the flattened variable, ascending, int64;
             the others are 0. None: all are there.
         scaled: Whether ``scale`` is the rule's learning rate, and the server only subtracts.
+        rate: The learning rate; 0 for other rules than optimizers, and if a schedule gives it.
     """
 
     remote: Remote
@@ -47,6 +48,7 @@ class Change:
     wire: np.dtype[Any] | None = None
     places: Array | None = None
     scaled: bool = False
+    rate: float = 0.0
 
     @property
     def travels_in(self) -> np.dtype[Any]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
 from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, task_metrics
@@ -21,6 +22,7 @@ from strategy.connection.reach import Reach
 from strategy.connection.remote import Remote
 from strategy.connection.snapshots import Snapshots
 from strategy.connection.steps import Steps
+from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host
 from strategy.shared.inline import MOST_PUSHES
@@ -75,6 +77,7 @@ class Connection(Line):
         self._reach = Reach(host, index, transport)
         self.siblings: Sequence[Connection] = (self,)
         self.pushing_to_all = threading.RLock()
+        self._rules: dict[Optimizer, int] = {}
         self._sequence = 0
         self._broken = False
         self._pushing = threading.Lock()
@@ -169,9 +172,13 @@ class Connection(Line):
         """Local. Leave the first value of a variable, which this worker should give, to another."""
         self.call("Abandon", pb.ReadRequest(variable=remote.number))
 
-    def configure(self, optimizer: pb.OptimizerDef) -> int:
-        """Local. Tell the server of an optimizer; the rule that changes refer to it by."""
-        return pb.ConfigureReply.FromString(self.call("Configure", optimizer).body).rule
+    def rule_of(self, optimizer: Optimizer) -> int:
+        """Return the number by which pushes name an optimizer. The first call tells the server."""
+        rule = self._rules.get(optimizer)
+        if rule is None:
+            reply = self.call("Configure", definition(optimizer))
+            rule = self._rules[optimizer] = pb.ConfigureReply.FromString(reply.body).rule
+        return rule
 
     @property
     def sequence(self) -> int:
@@ -347,6 +354,21 @@ def _part_of(origin: Origin, count: int) -> pb.PartOf:
         stop=part.stop,
         count=count,
     )
+
+
+def definition(optimizer: Optimizer) -> pb.OptimizerDef:
+    """Return what the server must know of an optimizer: all but a learning rate that can be set."""
+    definition = pb.OptimizerDef(
+        kind=type(optimizer).__name__,
+        name=optimizer.name,
+        values=optimizer.hyperparameters,
+        slots=optimizer.slots(),
+    )
+    if callable(optimizer.learning_rate):
+        definition.schedule = cloudpickle.dumps(optimizer.learning_rate)
+    if isinstance(optimizer, Function):
+        definition.function = cloudpickle.dumps(optimizer.update)
+    return definition
 
 
 def _needs_attention(work: Work) -> bool:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from mpidist.buffers.compiling import can_compile
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shared import kernels
+from strategy.rules.rule import ADD, ASSIGN, SUB, Rule, Update
+from strategy.shared.copy_scaled import copy_scaled
 from strategy.shared.shard import BLOCK_BYTES, SharedShard
 from strategy.shared.staging import Ring
 
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_RULES: Mapping[int, kernels.Rule] = {
-    pb.ASSIGN: kernels.ASSIGN,
-    pb.ADD: kernels.ADD,
-    pb.SUB: kernels.SUB,
+_RULES: Mapping[int, Rule] = {
+    pb.ASSIGN: ASSIGN,
+    pb.ADD: ADD,
+    pb.SUB: SUB,
 }
 
 
@@ -57,13 +58,13 @@ def own_changes(changes: Sequence[Change], ring: object) -> dict[int, Callable[[
     return {place: _making(changes[place], ring) for place in own}
 
 
-def _rule_of(change: Change) -> kernels.Rule | None:
+def _rule_of(change: Change) -> Rule | None:
     """The rule of a change that a worker can make itself."""
     whole = change.ids is None and change.places is None and change.wire is None
     mapped = isinstance(change.remote.shared, SharedShard) and change.remote.gpu is None
     if not whole or not mapped or change.remote.layout.data_bytes < BLOCK_BYTES:
         return None
-    return kernels.SUB if change.scaled else _RULES.get(change.rule)
+    return SUB if change.scaled else _RULES.get(change.rule)
 
 
 def _making(change: Change, ring: Ring) -> Callable[[], None]:
@@ -84,7 +85,7 @@ def _descent(shard: SharedShard, change: Change) -> Callable[[], None] | None:
     """What changes the whole shard by compiled code, where that does just what is asked."""
     if not change.scaled or not can_compile():
         return None
-    from strategy.shared.fused import descend  # takes half a second, and small pushes none
+    from strategy.connection.descent import descend  # takes half a second, and small pushes none
 
     values, gradient = shard.flat, _flat(change)
     rate, step = values.dtype.type(change.scale), BLOCK_BYTES // values.itemsize
@@ -93,12 +94,12 @@ def _descent(shard: SharedShard, change: Change) -> Callable[[], None] | None:
     return partial(descend, shard.versions, values, gradient, rate, step)
 
 
-def _update(shard: SharedShard, change: Change, rule: kernels.Rule) -> Callable[[slice], None]:
+def _update(shard: SharedShard, change: Change, rule: Rule) -> Callable[[slice], None]:
     """What changes a part of a shard that fits a block: to the bit what the server would do."""
     values, dtype, scale, flat = shard.flat, shard.layout.dtype, change.scale, _flat(change)
 
     def apply(part: slice, given: Array) -> None:
-        rule.update(kernels.Piece(values[part], given, (), (), {}, 0))
+        rule.apply(Update(values[part], given, (), ()))
 
     if flat.dtype == dtype and scale == 1.0:
         return lambda part: apply(part, flat[part])
@@ -107,7 +108,7 @@ def _update(shard: SharedShard, change: Change, rule: kernels.Rule) -> Callable[
     def convert_and_apply(part: slice) -> None:
         given = flat[part]
         converted = scratch[: given.size]
-        kernels.copy_scaled(converted, given, scale)
+        copy_scaled(converted, given, scale)
         apply(part, converted)
 
     return convert_and_apply

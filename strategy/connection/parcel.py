@@ -69,6 +69,8 @@ class Parcel:
         entry.variable, entry.rule, entry.seen = remote.number, change.rule, remote.seen
         if change.scaled:
             entry.scaled = True
+        elif change.rate:
+            entry.learning_rate = change.rate
         if change.wire is not None:
             entry.wire = change.wire.name
         self.nbytes += nbytes

@@ -1,64 +1,74 @@
-"""An optimizer, as a server has it."""
+"""An optimizer of the workers, as a ps task applies it."""
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import cloudpickle
 
 from mpidist import errors
 from mpidist.buffers.compiling import can_compile
+from strategy.optimizers import BY_NAME, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shared.kernels import FUNCTION, PIECE, Piece, Rule
-from strategy.shared.rules import RULES
+from strategy.rules.numpy_rules import on_arrays
+from strategy.rules.rule import Kind, Rule, Update
 
 
 class Configured:
-    """Local. The rule that a worker has asked for, and its numbers at each step.
+    """The rule of an optimizer, and the numbers of each of its steps.
 
     Args:
-        asked: The worker's description.
+        definition: A worker's description of the optimizer.
         who: The server's name, for messages.
 
     Attributes:
-        name: Under which its slots are kept.
-        kind: Name of its class.
-        rule: How it changes variables.
+        name: The name under which slots are kept.
+        kind: The name of the optimizer's class.
+        rule: The update rule.
 
     Raises:
-        InvalidArgumentError: A number is missing.
+        InvalidArgumentError: A number is missing or out of its range.
         UnimplementedError: There is no such optimizer.
     """
 
-    def __init__(self, asked: pb.OptimizerDef, who: str) -> None:
-        self.name, self.kind = asked.name, asked.kind
-        self._values = dict(asked.values)
+    def __init__(self, definition: pb.OptimizerDef, who: str) -> None:
+        self.name, self.kind = definition.name, definition.kind
+        self._optimizer: Optimizer
         self._schedule: Callable[[int], float] | None = None
-        if asked.schedule:
-            self._schedule = cloudpickle.loads(asked.schedule)
-        if asked.function:
-            function = cloudpickle.loads(asked.function)
-            self.rule = _rule_of(self.name, function, tuple(asked.slots))
-        elif asked.kind in RULES:
-            try:
-                self.rule = _fastest(asked.kind, self._values)
-            except KeyError as error:
-                raise errors.InvalidArgumentError(
-                    f"{asked.kind} needs a value of {error}"
-                ) from None
-        else:
-            known = ", ".join(RULES)
+        if definition.schedule:
+            self._schedule = cloudpickle.loads(definition.schedule)
+        if definition.function:
+            function = Function(cloudpickle.loads(definition.function), definition.slots)
+            self._optimizer, self.rule = function, _function_rule(self.name, function)
+            return
+        if definition.kind not in BY_NAME:
             raise errors.UnimplementedError(
-                f"{who} has no optimizer {asked.kind!r}; it knows {known}"
+                f"{who} has no optimizer {definition.kind!r}; it knows {', '.join(BY_NAME)}"
             )
+        try:
+            make: Callable[..., Optimizer] = BY_NAME[definition.kind]
+            self._optimizer = make(**definition.values)
+        except (TypeError, ValueError) as error:
+            raise errors.InvalidArgumentError(f"{definition.kind}: {error}") from error
+        self.rule = _optimizer_rule(self._optimizer)
 
-    def values_at(self, step: int) -> Mapping[str, float]:
-        """Local. Its numbers for an update of a variable, the first of which is step 1."""
+    def numbers_at(self, step: int, rate: float) -> Sequence[float]:
+        """Return the numbers of an update.
+
+        Args:
+            step: Number of the update of the variable, from 1.
+            rate: The worker's learning rate, if there is no schedule.
+
+        Raises:
+            InvalidArgumentError: The schedule fails, or returns no learning rate.
+        """
+        return self._optimizer.numbers(self._rate_of_schedule(step, rate), step)
+
+    def _rate_of_schedule(self, step: int, rate: float) -> float:
         if self._schedule is None:
-            return self._values
+            return rate
         try:
             rate = float(self._schedule(step - 1))
         except Exception as error:
@@ -71,45 +81,46 @@ class Configured:
                 f"the schedule of optimizer {self.name!r} gives the learning rate {rate} after "
                 f"{step - 1} updates"
             )
-        return self._values | {"learning_rate": rate}
+        return rate
 
 
-def _fastest(kind: str, values: Mapping[str, float]) -> Rule:
-    """The compiled rule where numba is installed."""
-    if not can_compile():
-        return RULES[kind](values)
-    from strategy.shared.fused import (
-        fused,  # takes half a second, and a server of no optimizer none
-    )
+def _optimizer_rule(optimizer: Optimizer) -> Rule:
+    """Return the rule of an optimizer, compiled if numba is installed."""
+    slots, formula = optimizer.slots(), optimizer.formula()
+    compiled = None
+    if can_compile():
+        # Importing numba takes half a second, and a server without optimizers needs it not.
+        from strategy.rules.numba_rules import element_by_element
 
-    return fused(kind, values)
+        compiled = element_by_element(formula, len(slots))
+    return Rule(on_arrays(formula), Kind.OPTIMIZER, slots, optimizer.initial(), compiled)
 
 
-def _rule_of(name: str, function: Callable[..., Any], slots: tuple[str, ...]) -> Rule:
-    """The rule that calls a user's function."""
-    half_changed = "the variable may be half changed"
+def _function_rule(name: str, optimizer: Function) -> Rule:
+    """Return the rule that calls a user's function."""
+    slots, half_changed = optimizer.slots(), "the variable may be half changed"
 
-    def update(piece: Piece) -> None:
-        kept = dict(zip(slots, piece.slots, strict=True))
-        rate = piece.values["learning_rate"]
+    def apply(update: Update) -> None:
+        kept = dict(zip(slots, update.slots, strict=True))
+        rate, step = update.numbers
         try:
-            result = function(piece.param, piece.grad, kept, rate, piece.step)
+            result = optimizer.update(update.param, update.grad, kept, rate, int(step))
         except Exception as error:
             raise errors.InvalidArgumentError(
                 f"the function of optimizer {name!r}, called with (param, grad, slots, "
                 f"learning_rate, step), raised {_text(error)}; {half_changed}"
             ) from error
         if result is not None or any(
-            kept.get(key) is not slot for key, slot in zip(slots, piece.slots, strict=True)
+            kept.get(key) is not slot for key, slot in zip(slots, update.slots, strict=True)
         ):
             raise errors.InvalidArgumentError(
                 f"the function of optimizer {name!r} must change param and slots in place "
                 f"(param -= ..., slots['m'][:] = ...) and return nothing; {half_changed}"
             )
 
-    return Rule(slots, 0, PIECE, update, wide=True, joins=False, kind=FUNCTION)
+    return Rule(apply, Kind.FUNCTION, slots)
 
 
 def _text(error: Exception) -> str:
-    """An error in words, also one that has none."""
+    """Return an error in words, also one without a message."""
     return "".join(traceback.format_exception_only(error)).strip()

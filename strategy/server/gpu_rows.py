@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from mpidist.buffers.copying import put_rows, take_rows
 from mpidist.gpu import StagingStream
+from strategy.rules.rule import Array, Rule, Update
 from strategy.server.gpu import LANES, Gpu
 from strategy.shared import gpu_kernels
-from strategy.shared.kernels import FUNCTION, Array, Piece, Rule
 from strategy.shared.rows import grouped
 from strategy.shared.shard import BLOCK_BYTES
 
@@ -83,19 +83,16 @@ class Tables:
     slots: Sequence[Any]
     copy: Array
 
-    def change(
-        self, rule: Rule, values: Mapping[str, float], step: int, given: GivenRows
-    ) -> Callable[[], None]:
+    def change(self, rule: Rule, numbers: Sequence[float], given: GivenRows) -> Callable[[], None]:
         """Local. What changes rows by an optimizer, there and in the copy; all is compiled.
 
         Args:
             rule: The optimizer's.
-            values: Its numbers.
-            step: Which update it is.
+            numbers: The numbers of this step.
             given: The gradients.
         """
         divisor = self.param.dtype.type(given.divisor)
-        begin = (self._called if rule.kind == FUNCTION else self._fused)(rule, values, step)
+        begin = self._by_rule(rule, numbers)
 
         def change() -> None:
             under_way: deque[tuple[StagingStream, Array]] = deque()
@@ -142,28 +139,8 @@ class Tables:
         changed = lane.finish().view(self.copy.dtype)
         put_rows(self.copy, ids, changed.reshape(len(ids), self.width))
 
-    def _fused(self, rule: Rule, values: Mapping[str, float], step: int) -> _Begin:
-        numbers = gpu_kernels.numbers(rule.kind, values, step, self.param.dtype)
-        text = gpu_kernels.update_text(rule.kind, rule.slots, self.dtype, self.dtype, rows=True)
-        update = self.gpu.kernel(text)
-        take = self._kernel(put=False)
-        kept = [slot.data.ptr for slot in self.slots]
-        kept += [self.values.data.ptr] * (self.values is not self.param)
-
-        def begin(
-            _: Any, size: int, places: Sequence[int], divisor: np.generic, changed: int
-        ) -> None:
-            ids, starts, rows = places
-            if numbers is None:  # nothing changes
-                take(size, self.width, ids, self.values.data.ptr, changed)
-                return
-            summed = (self.width, ids, starts, divisor)
-            update(size, *summed, self.param.data.ptr, rows, *kept, changed, *numbers)
-
-        return begin
-
-    def _called(self, rule: Rule, values: Mapping[str, float], step: int) -> _Begin:
-        """Rows are taken out for a user's function, and put back."""
+    def _by_rule(self, rule: Rule, numbers: Sequence[float]) -> _Begin:
+        """Return the function that starts an update of rows, which are taken out and put back."""
         wide, tables = self.param.dtype, [self.param, *self.slots]
         merge = self.gpu.kernel(gpu_kernels.merge_text(self.dtype))
         take, put = (
@@ -182,7 +159,7 @@ class Tables:
             merge(size, self.width, ids, starts, divisor, rows, grad.data.ptr)
             for table, part in zip(tables, taken, strict=True):
                 take(size, self.width, ids, table.data.ptr, part.data.ptr)
-            rule.update(Piece(taken[0], grad, taken[1:], (), values, step))
+            rule.apply(Update(taken[0], grad, taken[1:], numbers))
             for table, part in zip(tables, taken, strict=True):
                 put(size, self.width, ids, table.data.ptr, part.data.ptr)
             if narrow is None:

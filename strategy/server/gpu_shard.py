@@ -19,11 +19,11 @@ import numpy as np
 from mpidist import errors
 from mpidist.gpu import Pinned, StagingStream
 from strategy.checkpoints.carried import Stored
+from strategy.rules.rule import Kind, Rule, Update
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_rows import Tables, rows_of
 from strategy.server.owned_shard import End, OwnedShard
 from strategy.shared import gpu_kernels
-from strategy.shared.kernels import FUNCTION, Piece, Rule
 from strategy.shared.shard import WIDE, Array, Bytes
 
 _Begin = Callable[[Any, int, Array, Any], None]
@@ -62,7 +62,7 @@ class GpuShard(OwnedShard):
             self._pinned.close()
 
     def applying(
-        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array | None]
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array | None]
     ) -> Iterator[None]:
         """Local. See :meth:`OwnedShard.applying`.
 
@@ -70,7 +70,7 @@ class GpuShard(OwnedShard):
             InternalError: CUDA failed.
         """
         with self._gpu.told():
-            yield from super().applying(name, rule, values, blocks)
+            yield from super().applying(name, rule, numbers, blocks)
 
     def lend(self, name: str, rule: Rule) -> Callable[[], None]:
         """Local. FailedPreconditionError: a worker sees a copy, and not the values."""
@@ -124,11 +124,11 @@ class GpuShard(OwnedShard):
         return self.slots[key]
 
     def _updater(
-        self, name: str, rule: Rule, values: Mapping[str, float], step: int
+        self, name: str, rule: Rule, numbers: Sequence[float]
     ) -> Callable[[int, Array], End | None]:
-        if not rule.kind:
-            return self._upwards(super()._updater(name, rule, values, step))
-        begin = (self._called if rule.kind == FUNCTION else self._fused)(name, rule, values, step)
+        if rule.kind is Kind.PLAIN:
+            return self._upwards(super()._updater(name, rule, numbers))
+        begin = self._by_rule(name, rule, numbers)
         here, itemsize = self._values.data.ptr, self.layout.dtype.itemsize
 
         def update(start: int, gradient: Array) -> End:
@@ -168,29 +168,8 @@ class GpuShard(OwnedShard):
 
         return update
 
-    def _fused(self, name: str, rule: Rule, values: Mapping[str, float], step: int) -> _Begin:
-        """A change by the kernel of an optimizer."""
-        param, slots = self._arrays(name, rule, self._values)
-        dtype, wide = self.layout.dtype, param.dtype
-        numbers = gpu_kernels.numbers(rule.kind, values, step, wide)
-        kernels = {  # what workers give as it is, and means of it
-            grad: self._gpu.kernel(
-                gpu_kernels.update_text(rule.kind, rule.slots, dtype, grad, rows=False)
-            )
-            for grad in {dtype, wide}
-        }
-        halves = [self._values] * self.layout.is_half
-
-        def begin(_: Any, start: int, gradient: Array, grad: Any) -> None:
-            if numbers is not None:
-                kept = [_address(array, start) for array in (*slots, *halves)]
-                places = (_address(param, start), grad.ptr, *kept)
-                kernels[gradient.dtype](gradient.size, *places, *numbers)
-
-        return begin
-
-    def _called(self, name: str, rule: Rule, values: Mapping[str, float], step: int) -> _Begin:
-        """A change by a user's function, which is given arrays of CuPy."""
+    def _by_rule(self, name: str, rule: Rule, numbers: Sequence[float]) -> _Begin:
+        """Return the function that starts an update of a part of the variable, on CuPy arrays."""
         param, slots = self._arrays(name, rule, self._values)
         dtype, wide = self.layout.dtype, param.dtype
         if self.layout.is_half:
@@ -207,14 +186,14 @@ class GpuShard(OwnedShard):
                 widen(size, grad.ptr, given.data.ptr)
             parts = [slot[here] for slot in slots]
             try:
-                rule.update(Piece(param[here], given, parts, (), values, step))
+                rule.apply(Update(param[here], given, parts, numbers))
             finally:  # as on the host
                 if self.layout.is_half:
                     narrow(size, _address(param, start), _address(self._values, start))
 
         return begin
 
-    def _change_rows(self, name: str, changer: Callable[[int], Callable[[], None]]) -> None:
+    def _change_rows(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
         with self._gpu.told():
             super()._change_rows(name, changer)
 
@@ -222,27 +201,25 @@ class GpuShard(OwnedShard):
         self,
         name: str,
         rule: Rule,
-        values: Mapping[str, float],
+        numbers: Sequence[float],
         each: Sequence[tuple[Array, Array]],
     ) -> None:
         """Local. See :meth:`OwnedShard.apply_mean_of_rows`; optimizers add up on the GPU."""
-        if not rule.kind:
-            super().apply_mean_of_rows(name, rule, values, each)
+        if rule.kind is Kind.PLAIN:
+            super().apply_mean_of_rows(name, rule, numbers, each)
             return
         for ids, _ in each:
             self.check_rows(ids)
         given = rows_of(each, self._width)
-        self._change_rows(
-            name, lambda step: self._tables(name, rule).change(rule, values, step, given)
-        )
+        self._change_rows(name, lambda: self._tables(name, rule).change(rule, numbers, given))
 
     def _row_changer(
-        self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array, step: int
+        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> Callable[[], None]:
-        if rule.kind:
+        if rule.kind is not Kind.PLAIN:
             given = rows_of([(ids, rows)], self._width)
-            return self._tables(name, rule).change(rule, values, step, given)
-        change = super()._row_changer(name, rule, values, ids, rows, step)
+            return self._tables(name, rule).change(rule, numbers, given)
+        change = super()._row_changer(name, rule, numbers, ids, rows)
         bring_up = self._tables_with(self._values, ()).bringing_up(ids)
 
         def change_here_and_there() -> None:

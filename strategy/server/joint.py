@@ -7,7 +7,7 @@ the rule is called once for all of them, and the results are put back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from mpidist import errors
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.rules.rule import TILE, Rule, Update
 from strategy.server.ledger import FoundRule, Ledger
 from strategy.server.owned_shard import OwnedShard
 from strategy.server.scratch import Scratch
-from strategy.shared.kernels import PIECE, Piece, Rule
 from strategy.shared.shard import Layout
 from strategy.shared.staging import STAGED_BYTES
 
@@ -31,7 +31,7 @@ class Joint:
     Args:
         name: The rule's; slots and steps are kept under it.
         rule: Of all.
-        values: The optimizer's numbers.
+        numbers: The numbers of this step.
         layout: Of one of the shards; all have its dtype.
         step: How often all of them have been changed by the rule.
 
@@ -42,14 +42,14 @@ class Joint:
     """
 
     def __init__(
-        self, name: str, rule: Rule, values: Mapping[str, float], layout: Layout, step: int
+        self, name: str, rule: Rule, numbers: Sequence[float], layout: Layout, step: int
     ) -> None:
         self.shards: list[OwnedShard] = []
         self.size = 0
         self.dtype = layout.dtype
         self._name = name
         self._rule = rule
-        self._values = values
+        self._numbers = numbers
         self._step = step
         self._slots = [
             (f"{name}/{slot}", rule.initial.get(slot, 0.0), list[Array]()) for slot in rule.slots
@@ -64,7 +64,7 @@ class Joint:
         """
         size = self.size + shard.layout.size
         alike = shard.layout.dtype == self.dtype and shard.steps.get(self._name, 0) == self._step
-        if not alike or size > PIECE:
+        if not alike or size > TILE:
             return False
         try:
             found = [shard.slot(key, initial) for key, initial, _ in self._slots]
@@ -84,14 +84,13 @@ class Joint:
             scratch: For what lies between.
         """
         step, slots = self._step + 1, [parts for _, _, parts in self._slots]
-        arrays = scratch.take(1 + len(slots) + self._rule.scratch, self.dtype)
-        param, *others = [array[: self.size] for array in arrays]
-        kept, work = others[: len(slots)], others[len(slots) :]
+        arrays = scratch.take(1 + len(slots), self.dtype)
+        param, *kept = [array[: self.size] for array in arrays]
         np.concatenate([shard.flat for shard in self.shards], out=param)
         for whole, parts in zip(kept, slots, strict=True):
             np.concatenate(parts, out=whole)
         with np.errstate(all="ignore"):
-            self._rule.update(Piece(param, gradient, kept, work, self._values, step))
+            self._rule.on_host(Update(param, gradient, kept, self._numbers))
         begin = 0
         for number, shard in enumerate(self.shards):
             end = begin + shard.layout.size
@@ -119,18 +118,23 @@ def find_joint(
     first = each[place][0]
     if not (ledger.may_join(first) and _can_join(ledger.variable(first).shard)):
         return None
-    name, rule, values = found
+    name, rule, numbers = found
     shard = ledger.variable(first).shard
-    joint = Joint(name, rule, values, shard.layout, shard.steps.get(name, 0))
+    joint = Joint(name, rule, numbers, shard.layout, shard.steps.get(name, 0))
     taken = set(ledger.in_work)
     for entries in itertools.islice(each, place, None):
         number, shard = entries[0].variable, ledger.variable(entries[0]).shard
-        alike = entries[0].rule == first.rule and entries[0].scaled == first.scaled
+        alike = _key(entries[0]) == _key(first)
         as_it_is = alike and number not in taken and all(map(_is_as_it_is, entries))
         if not (as_it_is and _can_join(shard) and joint.add(shard)):
             break
         taken.add(number)
     return joint if joint.shards else None
+
+
+def _key(entry: pb.PushEntry) -> tuple[int, bool, float]:
+    """Return the fields by which the numbers of an update depend on an entry."""
+    return entry.rule, entry.scaled, entry.learning_rate
 
 
 def _is_as_it_is(entry: pb.PushEntry) -> bool:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mpidist import Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.rules import rule as rules
+from strategy.rules.rule import Kind, Rule
 from strategy.server.configured import Configured
 from strategy.server.owned_shard import OwnedShard
-from strategy.shared import kernels
 
 # Their names are no optimizer's, which have no colon.
-_PLAIN: Mapping[int, tuple[str, kernels.Rule]] = {
-    pb.ASSIGN: (":assign", kernels.ASSIGN),
-    pb.ADD: (":add", kernels.ADD),
-    pb.SUB: (":sub", kernels.SUB),
-    pb.MUL: (":mul", kernels.MUL),
-    pb.DIV: (":div", kernels.DIV),
-    pb.MIN: (":min", kernels.MIN),
-    pb.MAX: (":max", kernels.MAX),
+_PLAIN: Mapping[int, tuple[str, Rule]] = {
+    pb.ASSIGN: (":assign", rules.ASSIGN),
+    pb.ADD: (":add", rules.ADD),
+    pb.SUB: (":sub", rules.SUB),
+    pb.MUL: (":mul", rules.MUL),
+    pb.DIV: (":div", rules.DIV),
+    pb.MIN: (":min", rules.MIN),
+    pb.MAX: (":max", rules.MAX),
 }
 
 
@@ -51,12 +52,10 @@ class Rules:
         """Local. Whether the rule of this number may be called for several variables at once."""
         if number in _PLAIN:
             return True
-        return self._optimizers[number - pb.FIRST_OPTIMIZER].rule.joins
+        return self._optimizers[number - pb.FIRST_OPTIMIZER].rule.kind is Kind.OPTIMIZER
 
-    def find(
-        self, entry: pb.PushEntry, shard: OwnedShard
-    ) -> tuple[str, kernels.Rule, Mapping[str, float]]:
-        """Local. The rule of a change for a shard: its name, itself, its numbers for this step.
+    def find(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[str, Rule, Sequence[float]]:
+        """Return the name, the rule, and the numbers of its next step for a change of a shard.
 
         Raises:
             InvalidArgumentError: The shard's dtype does not do, or a schedule fails.
@@ -67,7 +66,7 @@ class Rules:
                 raise errors.InvalidArgumentError(
                     f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
                 )
-            return *_PLAIN[number], {}
+            return *_PLAIN[number], ()
         optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
         if not shard.layout.is_floating:
             raise errors.InvalidArgumentError(
@@ -75,6 +74,7 @@ class Rules:
                 "optimizers need bfloat16, float16, float32 or float64"
             )
         if entry.scaled:
-            return optimizer.name, kernels.SUB, {}
+            return optimizer.name, rules.SUB, ()
         step = shard.steps.get(optimizer.name, 0) + 1
-        return optimizer.name, optimizer.rule, optimizer.values_at(step)
+        numbers = optimizer.numbers_at(step, entry.learning_rate)
+        return optimizer.name, optimizer.rule, numbers

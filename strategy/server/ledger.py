@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from mpidist import TaskMetrics, errors
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.rules.rule import Rule
 from strategy.server.catalogue import Catalogue
 from strategy.server.known_rules import Rules
 from strategy.server.owned_shard import OwnedShard
 from strategy.server.served import ServedVariable
-from strategy.shared.kernels import Rule
 
-FoundRule = tuple[str, Rule, Mapping[str, float]]
+FoundRule = tuple[str, Rule, Sequence[float]]
 """A rule's name, itself, and its numbers for a step; see :meth:`Rules.find`."""
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from mpidist import errors
 from strategy.checkpoints.carried import Stored
+from strategy.rules.rule import ASSIGN, Rule, Update
 from strategy.server.means import mean_of_rows
 from strategy.server.row_changes import change_rows
 from strategy.server.slotted_shard import SlottedShard
-from strategy.shared.kernels import ASSIGN, Piece, Rule
 from strategy.shared.shard import Array
 
 End = Callable[[], object]
@@ -29,21 +29,21 @@ class OwnedShard(SlottedShard):
     _ahead = 0  # blocks that may be in the middle of a change when the next one is begun
 
     def apply(
-        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array]
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
     ) -> None:
         """Local. Change the whole shard once; see :meth:`applying`. All blocks are there."""
-        for _ in self.applying(name, rule, values, blocks):
+        for _ in self.applying(name, rule, numbers, blocks):
             continue
 
     def applying(
-        self, name: str, rule: Rule, values: Mapping[str, float], blocks: Iterable[Array | None]
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array | None]
     ) -> Iterator[None]:
         """Local. Change the whole shard once, as its gradient comes.
 
         Args:
             name: Under which slots and steps are kept: the optimizer's.
             rule: How.
-            values: The optimizer's numbers.
+            numbers: The numbers of this step.
             blocks: The gradient, flat, block by block; asked for one by one.
 
         Yields:
@@ -55,7 +55,7 @@ class OwnedShard(SlottedShard):
                 advanced: some of the values may have changed.
         """
         step = self.steps.get(name, 0) + 1
-        update = self._updater(name, rule, values, step)
+        update = self._updater(name, rule, numbers)
         block, start = 0, 0
         odd: deque[tuple[int, End]] = deque()  # blocks whose change has begun
         problem: BaseException | None = None
@@ -139,14 +139,14 @@ class OwnedShard(SlottedShard):
         return end
 
     def apply_rows(
-        self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array
+        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> None:
         """Local. Change some rows once; all others, and what is kept beside them, stay.
 
         Args:
             name: See :meth:`apply`, which raises the same.
             rule: How.
-            values: The optimizer's numbers.
+            numbers: The numbers of this step.
             ids: Which rows, each once.
             rows: The gradients, flat, one behind the other.
 
@@ -154,13 +154,13 @@ class OwnedShard(SlottedShard):
             InvalidArgumentError: A row is not there.
         """
         self.check_rows(ids)
-        self._change_rows(name, partial(self._row_changer, name, rule, values, ids, rows))
+        self._change_rows(name, lambda: self._row_changer(name, rule, numbers, ids, rows))
 
     def apply_mean_of_rows(
         self,
         name: str,
         rule: Rule,
-        values: Mapping[str, float],
+        numbers: Sequence[float],
         each: Sequence[tuple[Array, Array]],
     ) -> None:
         """Local. Change some rows once, by the mean of what several workers give for them.
@@ -168,21 +168,21 @@ class OwnedShard(SlottedShard):
         Args:
             name: See :meth:`apply_rows`, which raises the same.
             rule: How.
-            values: The optimizer's numbers.
+            numbers: The numbers of this step.
             each: Of each worker the numbers of rows, each once, and the gradients, flat.
         """
         ids, rows = mean_of_rows(each, self.layout)
-        self.apply_rows(name, rule, values, ids, rows)
+        self.apply_rows(name, rule, numbers, ids, rows)
 
-    def _change_rows(self, name: str, changer: Callable[[int], Callable[[], None]]) -> None:
+    def _change_rows(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
         """Make a change of rows, while all blocks are odd.
 
         Args:
             name: See :meth:`apply_rows`.
-            changer: Given the number of the change, prepares it, and gives what makes it.
+            changer: Prepares the change, and returns the function that makes it.
         """
         step = self.steps.get(name, 0) + 1
-        change = changer(step)
+        change = changer()
         self.versions += 1
         self._sync()
         try:
@@ -194,14 +194,14 @@ class OwnedShard(SlottedShard):
             self.steps[name] = step
 
     def _row_changer(
-        self, name: str, rule: Rule, values: Mapping[str, float], ids: Array, rows: Array, step: int
+        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> Callable[[], None]:
         """What changes rows; see :meth:`apply_rows`."""
         param, slots = self._arrays(name, rule, self.flat)
         width = self.layout.size // max(len(self.data), 1)
         tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
         mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
-        return partial(change_rows, rule, tables, ids, rows, values, step, mirror)
+        return partial(change_rows, rule, tables, ids, rows, numbers, mirror)
 
     def check_rows(self, ids: Array) -> None:
         """Local. InvalidArgumentError if there are no rows of these numbers."""
@@ -233,21 +233,21 @@ class OwnedShard(SlottedShard):
             ResourceExhaustedError: There is no memory for a slot.
             DataLossError: The checkpoint has been damaged since it was looked at.
         """
-        self.apply(":assign", ASSIGN, {}, data.blocks())
+        self.apply(":assign", ASSIGN, (), data.blocks())
         for key, stored in slots.items():
             self._restore_slot(key, stored)
         self.initials, self.steps = initials, steps
 
     def _updater(
-        self, name: str, rule: Rule, values: Mapping[str, float], step: int
+        self, name: str, rule: Rule, numbers: Sequence[float]
     ) -> Callable[[int, Array], End | None]:
         """What changes the values from a place on, by a gradient that fits a block.
 
         It gives what to wait for before the block is even again, if that is not at once.
         """
         param, slots = self._arrays(name, rule, self.flat)
-        *scratch, wide = self._scratch.take(rule.scratch + 1, param.dtype)
-        length = rule.piece or wide.size
+        (wide,) = self._scratch.take(1, param.dtype)
+        length, apply = rule.tile or wide.size, rule.on_host
 
         def update(start: int, gradient: Array) -> None:
             for begin in range(0, gradient.size, length):
@@ -257,9 +257,8 @@ class OwnedShard(SlottedShard):
                     np.copyto(wide[: grad.size], grad)
                     grad = wide[: grad.size]
                 parts = [slot[here] for slot in slots]
-                work = [array[: grad.size] for array in scratch]
                 try:
-                    rule.update(Piece(param[here], grad, parts, work, values, step))
+                    apply(Update(param[here], grad, parts, numbers))
                 finally:  # what a user's rule has changed before it failed is to be seen at once
                     if param is not self.flat:
                         np.copyto(self.flat[here], param[here], casting="same_kind")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpidist.buffers.copying import put_rows, take_rows
-from strategy.shared.kernels import PIECE, Array, Piece, Rule
+from strategy.rules.rule import TILE, Array, Rule, Update
 
 
 def change_rows(
@@ -15,8 +15,7 @@ def change_rows(
     tables: Sequence[Array],
     ids: Array,
     rows: Array,
-    values: Mapping[str, float],
-    step: int,
+    numbers: Sequence[float],
     mirror: Array | None = None,
 ) -> None:
     """Local. Take rows out piece by piece, change them, and put them back.
@@ -26,17 +25,16 @@ def change_rows(
         tables: The variable and the rule's slots, all of one shape ``(n, width)`` and dtype.
         ids: Which rows, each once; int64, all there.
         rows: The gradients, flat, one behind the other; any dtype that becomes that of the tables.
-        values: The optimizer's numbers.
-        step: Which update it is.
+        numbers: The numbers of this step.
         mirror: Another table of the variable's shape, which is to hold the same in its own dtype.
 
     Raises:
         Exception: What the rule raises; the pieces before have been changed.
     """
     width, dtype = tables[0].shape[1], tables[0].dtype
-    length = min(max(PIECE // max(width, 1), 1), len(ids))
+    length = min(max(TILE // max(width, 1), 1), len(ids))
     taken = [np.empty((length, width), dtype) for _ in tables]
-    scratch = [np.empty(length * width, dtype) for _ in range(rule.scratch)]
+    apply = rule.on_host
     for start in range(0, len(ids), max(length, 1)):
         here = ids[start : start + length]
         parts = [part[: len(here)] for part in taken]
@@ -44,8 +42,7 @@ def change_rows(
             take_rows(table, here, part)
         grad = rows[start * width : (start + len(here)) * width].astype(dtype, copy=False)
         param, *slots = [part.reshape(-1) for part in parts]
-        work = [array[: grad.size] for array in scratch]
-        rule.update(Piece(param, grad, slots, work, values, step))
+        apply(Update(param, grad, slots, numbers))
         for table, part in zip(tables, parts, strict=True):
             put_rows(table, here, part)
         if mirror is not None:

@@ -10,9 +10,9 @@ from numpy.typing import DTypeLike
 
 from mpidist import errors
 from strategy.checkpoints.carried import Stored
+from strategy.rules.rule import Kind, Rule
 from strategy.server.memory import check_room
 from strategy.server.scratch import Scratch
-from strategy.shared.kernels import Rule
 from strategy.shared.parts import Origin, whole
 from strategy.shared.shard import WIDE, Array, Bytes, Layout, SharedShard
 
@@ -102,7 +102,7 @@ class SlottedShard(SharedShard):
         """What a rule changes, the values or their wide copy, and what it keeps beside them."""
         param = values
         if self.layout.is_half:
-            param = self._wide_copy(name) if rule.wide else param
+            param = param if rule.kind is Kind.PLAIN else self._wide_copy(name)
             self._forget_wide_copies(param)
         return param, [
             self.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0), param.dtype)

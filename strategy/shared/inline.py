@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
-from strategy.shared.kernels import copy_scaled
+from strategy.shared.copy_scaled import copy_scaled
 
 if TYPE_CHECKING:
     from strategy.connection.change import Change

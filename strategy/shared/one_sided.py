@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mpidist import Window
 from mpidist.mpi import Backoff
-from strategy.shared.kernels import copy_scaled
+from strategy.shared.copy_scaled import copy_scaled
 from strategy.shared.shard import BLOCK_BYTES, Layout
 from strategy.shared.staging import COUNTER_BYTES, EMPTIED, FILLED, Patience
 

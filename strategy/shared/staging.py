@@ -20,7 +20,7 @@ from mpidist import errors
 from mpidist.config import config as settings
 from mpidist.mpi import Backoff
 from strategy.shared.blocks import Blocks
-from strategy.shared.kernels import copy_scaled
+from strategy.shared.copy_scaled import copy_scaled
 from strategy.shared.shard import BLOCK_BYTES
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mpidist import errors
 from strategy.checkpoints import carried, checkpoint, saved
 from strategy.checkpoints.carried import Mirror, SavedPart, head_of, pieces_of, tensors_in
+from strategy.rules.rule import ASSIGN
 from strategy.server.owned_shard import OwnedShard
-from strategy.shared.kernels import ASSIGN
 from strategy.shared.parts import Origin, Part, whole
 from strategy.shared.shard import Layout
 

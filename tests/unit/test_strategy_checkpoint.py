@@ -20,8 +20,8 @@ from mpidist.errors import (
 )
 from strategy.checkpoints import checkpoint, saved
 from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of, names_in
+from strategy.rules.rule import ASSIGN
 from strategy.server.owned_shard import OwnedShard
-from strategy.shared.kernels import ASSIGN
 from strategy.shared.parts import Origin, whole
 from strategy.shared.shard import Layout
 

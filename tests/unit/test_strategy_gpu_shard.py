@@ -5,11 +5,11 @@ import pytest
 
 from mpidist.gpu import pin
 from strategy import optimizers
+from strategy.rules.numpy_rules import on_arrays
+from strategy.rules.rule import ASSIGN, Kind, Rule
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_shard import GpuShard
 from strategy.server.memory import paged_bytes
-from strategy.shared.kernels import ASSIGN
-from strategy.shared.rules import RULES
 from strategy.shared.shard import BLOCK_BYTES, Layout
 from strategy.shared.staging import RingBrokenError
 
@@ -27,7 +27,7 @@ def shard(compiling_xp, request):
     values = gpu.array(layout.size, layout.dtype, "a variable")
     given = ("v", memory, layout, 0, data, lambda: None)
     made = GpuShard(*given, gpu=gpu, values=values, pinned=pinned)
-    made.apply(":assign", ASSIGN, {}, blocks(1))
+    made.apply(":assign", ASSIGN, (), blocks(1))
     yield made
     gpu.close()
     made.close()
@@ -38,8 +38,9 @@ def blocks(value, count=BLOCKS):
 
 
 def descend(shard, given):
-    values = optimizers.SGD(1.0, momentum=0.5).values
-    return shard.applying("SGD", RULES["SGD"](values), values, given)
+    sgd = optimizers.SGD(1.0, momentum=0.5)
+    rule = Rule(on_arrays(sgd.formula()), Kind.OPTIMIZER, sgd.slots())
+    return shard.applying("SGD", rule, sgd.numbers(1.0, 1), given)
 
 
 def test_several_blocks_are_under_way_and_then_none(shard):

@@ -16,8 +16,8 @@ from mpidist import errors
 from strategy import optimizers, schedules
 from strategy.connection.change import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
+from strategy.rules.rule import TILE
 from strategy.server import configured, joint, slotted_shard
-from strategy.shared.kernels import PIECE
 
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),
@@ -133,7 +133,7 @@ def test_as_one_by_one(mode, compiled, pushes, kinds, transport):
 
 
 @pytest.mark.parametrize(("count", "size", "expected"), [
-    (5, 3, [5]), (1, 3, [1]), (20, 4000, [16, 4]), (3, 4096, []), (3, 4095, [3]),
+    (5, 3, [5]), (1, 3, [1]), (20, 4000, [3, 3, 3, 3, 3, 3, 2]), (3, 4096, []), (3, 4095, [3]),
 ])  # fmt: skip
 def test_what_is_changed_together(make, calls, count, size, expected):
     strategy = make().worker(0)
@@ -143,7 +143,7 @@ def test_what_is_changed_together(make, calls, count, size, expected):
     assert calls == [*expected, 1]  # the last is the global step
     assert applied.versions == (2,) * count
     assert applied.staleness == (0,) * count
-    assert PIECE >= 16 * 4000
+    assert 3 * 4000 <= TILE < 4 * 4000
     for v in made:
         np.testing.assert_array_equal(v, -np.ones(size))
 

@@ -97,7 +97,6 @@ def test_variables_are_keys_of_a_dict(local):
     assert {v: 1, w: 2}[w] == 2
 
 
-@defect(23, "a learning rate is fixed")
 def test_a_learning_rate_can_be_changed(local):
     w, optimizer = table(local), optimizers.SGD(0.5)
     optimizer.apply_gradients([(np.ones((100, 4)), w)]).wait()

@@ -15,6 +15,7 @@ from _cases.servers import Cluster
 from mpidist import errors
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers, schedules
 from strategy.connection import pace
+from strategy.gradients import describe_step
 from strategy.partitioners import FixedShardsPartitioner
 
 LIMIT_S = 60
@@ -350,7 +351,7 @@ OTHERWISE = {
     ),
     "optimizer": (
         lambda made: (optimizers.SGD(1.0000001), [(np.ones(3), made[0]), (np.ones(5000), made[1])]),
-        "'learning_rate': 1.0,.* and worker 1 .*'learning_rate': 1.0000001",
+        "learning rate 1.0, and worker 1 .*learning rate 1.0000001",
     ),
     "schedule": (
         lambda made: (
@@ -631,5 +632,5 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
 
 
 def own_words(strategy, variable):
-    """What a step of SGD for a variable is of."""
-    return optimizers.SGD(1.0)._in_words([(None, variable)])
+    """Return what workers compare of a step of SGD for a variable."""
+    return describe_step(optimizers.SGD(1.0), 1.0, [(None, variable)])

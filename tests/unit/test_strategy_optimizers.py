@@ -1,14 +1,24 @@
 """Optimizers as a worker makes them."""
 
+import inspect
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.errors import InvalidArgumentError
-from strategy import ParameterServerStrategy, get_variable, optimizers, partitioners, schedules
-from strategy.shared.kernels import Piece
-from strategy.shared.rules import RULES
+from strategy import (
+    IndexedSlices,
+    ParameterServerStrategy,
+    get_variable,
+    optimizers,
+    partitioners,
+    schedules,
+)
+from strategy.rules.numpy_rules import on_arrays
+from strategy.rules.rule import Update
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -22,7 +32,7 @@ def strategy():
             yield strategy
 
 
-KINDS = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Ftrl")
+KINDS = tuple(optimizers.BY_NAME)
 
 
 @pytest.mark.parametrize("value", [0, -0.1, float("nan")])
@@ -32,9 +42,9 @@ KINDS = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Ftrl")
         *[
             (kind, name)
             for kind in KINDS
-            for name in ("learning_rate", "clipnorm", "global_clipnorm")
+            for name in ("learning_rate", "clipnorm", "global_clipnorm", "clipvalue")
         ],
-        *[(kind, "epsilon") for kind in KINDS if kind not in ("SGD", "Ftrl")],
+        *[(kind, "epsilon") for kind in KINDS if kind not in ("SGD", "Ftrl", "Lion")],
     ],
 )
 def test_what_must_be_positive(kind, name, value):
@@ -70,13 +80,13 @@ def test_what_must_not_be_negative(kind, name, value):
 def test_what_must_be_a_part(kind, name, value):
     with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\)"):
         getattr(optimizers, kind)(**{name: value})
-    assert getattr(optimizers, kind)(**{name: 0}).values[name] == 0
+    assert getattr(optimizers, kind)(**{name: 0}).hyperparameters[name] == 0
 
 
 def test_other_arguments_that_cannot_be():
     with pytest.raises(ValueError, match="nesterov needs a momentum"):
         optimizers.SGD(nesterov=True)
-    for name in ("", "a:b", "a/b"):
+    for name in ("a:b", "a/b"):
         with pytest.raises(ValueError, match="needs a name without"):
             optimizers.SGD(name=name)
     with pytest.raises(TypeError, match="must be a function"):
@@ -86,24 +96,23 @@ def test_other_arguments_that_cannot_be():
             optimizers.Function(print, slots)
 
 
-def test_values_and_repr():
+def test_hyperparameters_and_repr():
     adam = optimizers.Adam(1e-2)
-    assert adam.values == {
-        "learning_rate": 1e-2,
+    assert adam.hyperparameters == {
         "beta_1": 0.9,
         "beta_2": 0.999,
         "epsilon": 1e-7,
         "weight_decay": 0,
+        "amsgrad": 0,
     }
-    adam.values["beta_1"] = 5
     assert repr(adam) == (
-        "Adam(learning_rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-07, weight_decay=0)"
+        "Adam(learning_rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-07, weight_decay=0, "
+        "amsgrad=0)"
     )
     assert repr(optimizers.SGD()) == (
         "SGD(learning_rate=0.01, momentum=0, nesterov=0, weight_decay=0)"
     )
     decay = schedules.PolynomialDecay(0.1, 5)
-    assert "learning_rate" not in optimizers.SGD(decay).values
     assert repr(optimizers.SGD(decay)).startswith(f"SGD(learning_rate={decay!r}, momentum=0")
 
 
@@ -117,7 +126,7 @@ def test_one_optimizer_on_several_strategies():
             first.apply_gradients([(np.ones(2), v)])
             optimizer.apply_gradients([(np.ones(2), v)])
             other.apply_gradients([(np.ones(2), v)])
-            np.testing.assert_array_equal(v, np.full(2, -1.25 - first.values["learning_rate"]))
+            np.testing.assert_array_equal(v, np.full(2, -1.25 - first.learning_rate))
 
 
 def test_gradients_of_several_strategies():
@@ -155,12 +164,11 @@ def test_every_kind_on_a_server(strategy, kind, size):
     optimizer = getattr(optimizers, kind)(0.1)
     start, grads = np.linspace(-1, 1, size), [np.linspace(2, -1, size), np.linspace(-1, 3, size)]
     v = get_variable("v", size, np.float64, start)
-    rule = RULES[kind](optimizer.values)
-    slots = [np.full(size, rule.initial.get(name, 0.0)) for name in rule.slots]
+    apply, initial = on_arrays(optimizer.formula()), optimizer.initial()
+    slots = [np.full(size, initial.get(name, 0.0)) for name in optimizer.slots()]
     for step, grad in enumerate(grads, 1):
         optimizer.apply_gradients([(grad, v)])
-        scratch = [np.empty(size) for _ in range(rule.scratch)]
-        rule.update(Piece(start, grad, slots, scratch, optimizer.values, step))
+        apply(Update(start, grad, slots, optimizer.numbers(0.1, step)))
     np.testing.assert_allclose(v, start, rtol=1e-12)
 
 
@@ -269,9 +277,38 @@ def test_each_gradient_is_scaled_down_to_a_norm(strategy, num_shards):
     np.testing.assert_allclose(np.array(large), -grads[1] / 15, rtol=1e-12)
 
 
-def test_only_one_norm_is_bounded():
-    with pytest.raises(ValueError, match="clipnorm or global_clipnorm"):
-        optimizers.Adam(clipnorm=1.0, global_clipnorm=1.0)
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_elements_are_clipped_to_a_value(strategy, num_shards):
+    partitioner = partitioners.fixed_size_partitioner(num_shards)
+    v = get_variable("v", (6, 5), np.float64, "zeros", partitioner=partitioner)
+    grad = np.random.default_rng(7).normal(size=(6, 5))
+    given = grad.copy()
+    sgd = optimizers.SGD(1.0, clipvalue=0.5)
+    sgd.apply_gradients([(given, v)])
+    sgd.apply_gradients([(IndexedSlices(grad[:2], [1, 3]), v)])
+    expected = -np.clip(grad, -0.5, 0.5)
+    expected[[1, 3]] -= np.clip(grad[:2], -0.5, 0.5)
+    np.testing.assert_array_equal(v, expected)
+    np.testing.assert_array_equal(given, grad)
+
+
+def test_only_one_limit_is_given():
+    names = ("clipnorm", "global_clipnorm", "clipvalue")
+    for pair in itertools.combinations(names, 2):
+        with pytest.raises(ValueError, match="give clipnorm, global_clipnorm or clipvalue"):
+            optimizers.Adam(**dict.fromkeys(pair, 1.0))
+
+
+def test_arguments_are_named_in_signatures():
+    for kind in (*optimizers.BY_NAME.values(), optimizers.Function):
+        parameters = inspect.signature(kind).parameters
+        assert {"learning_rate", "clipnorm", "global_clipnorm", "clipvalue", "name"} <= set(
+            parameters
+        )
+        assert not {"args", "kwargs"} & set(parameters)
+    assert list(inspect.signature(optimizers.SGD).parameters)[:3] == [
+        "learning_rate", "momentum", "nesterov",
+    ]  # fmt: skip
 
 
 def test_norms_of_large_and_endless_gradients(strategy):
@@ -286,7 +323,7 @@ def test_norms_of_large_and_endless_gradients(strategy):
 
 
 def test_keywords_that_are_unknown():
-    for kind, name in (("SGD", "lr"), ("Adam", "betas"), ("AdamW", "eps"), ("Ftrl", "clipvalue")):
+    for kind, name in (("SGD", "lr"), ("Adam", "betas"), ("AdamW", "eps"), ("Ftrl", "decay")):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             getattr(optimizers, kind)(**{name: 0.1})
 
@@ -424,12 +461,41 @@ def test_an_update_that_fails_keeps_the_others_in_step(transport):
             np.testing.assert_array_equal(v, np.full(size, -7 - 100 * count))
 
 
-def test_the_learning_rate_is_not_set():
+@pytest.mark.parametrize("size", [5, 600_000])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_learning_rate_can_be_set(strategy, size, momentum):
+    v = get_variable("v", size, np.float64, "zeros")
+    sgd, velocity, expected = optimizers.SGD(1.0, momentum), 0.0, 0.0
+    for rate in (1.0, 0.25, 0.25, 2.0):
+        sgd.learning_rate = rate
+        sgd.apply_gradients([(np.ones(size), v)])
+        velocity = velocity * momentum + 1.0
+        expected -= velocity * rate
+    np.testing.assert_array_equal(v, np.full(size, expected))
+    assert sgd.learning_rate == 2.0
+
+
+def test_learning_rates_that_cannot_be_set():
     sgd = optimizers.SGD(0.25)
-    assert sgd.learning_rate == 0.25
-    with pytest.raises(AttributeError):
-        sgd.learning_rate = 1.0
+    for rate in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="learning_rate must be positive"):
+            sgd.learning_rate = rate
+    with pytest.raises(TypeError, match="learning_rate must be a number, not 'x'"):
+        sgd.learning_rate = "x"
     with pytest.raises(TypeError, match="learning_rate must be a number, not 'x'"):
         optimizers.SGD("x")
     decay = schedules.ExponentialDecay(1.0, 10, 0.5)
-    assert optimizers.SGD(decay).learning_rate is decay
+    with pytest.raises(TypeError, match="for a schedule make another optimizer"):
+        sgd.learning_rate = decay
+    assert sgd.learning_rate == 0.25
+    scheduled = optimizers.SGD(decay)
+    assert scheduled.learning_rate is decay
+    with pytest.raises(TypeError, match="for a schedule make another optimizer"):
+        scheduled.learning_rate = 0.5
+
+
+def test_other_arguments_cannot_be_set():
+    adam = optimizers.Adam()
+    for name in ("beta_1", "clipnorm", "name"):
+        with pytest.raises(AttributeError, match=f"for another {name} make another optimizer"):
+            setattr(adam, name, 0.5)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
+from strategy.optimizers import BY_NAME
+from strategy.rules.numpy_rules import on_arrays
+from strategy.rules.rule import ADD, ASSIGN, SUB, Kind, Rule, Update
 from strategy.server.row_changes import change_rows
-from strategy.shared.kernels import ADD, ASSIGN, SUB, Piece
-from strategy.shared.rules import RULES
 
 # Each kind with the numbers that lead to different steps.
 CONFIGURATIONS = [
@@ -31,6 +32,16 @@ CONFIGURATIONS = [
     optimizers.Adam(0.01, beta_2=0.5, epsilon=0.1, weight_decay=0.1),
     optimizers.AdamW(0.01, weight_decay=0.1),
     optimizers.AdamW(0.01, weight_decay=0.0),
+    optimizers.Adam(0.01, amsgrad=True),
+    optimizers.AdamW(0.01, beta_2=0.6, amsgrad=True),
+    optimizers.Adadelta(1.0),
+    optimizers.Adadelta(0.5, rho=0.5, epsilon=1e-3, weight_decay=0.1),
+    optimizers.Adamax(0.01),
+    optimizers.Adamax(0.01, beta_1=0.5, beta_2=0.8, epsilon=1e-3, weight_decay=0.1),
+    optimizers.Nadam(0.01),
+    optimizers.Nadam(0.01, beta_1=0.999, momentum_decay=0.5, weight_decay=0.1),
+    optimizers.Lion(0.01),
+    optimizers.Lion(0.01, beta_1=0.5, beta_2=0.8, weight_decay=0.1),
     optimizers.Ftrl(0.1),
     optimizers.Ftrl(0.1, l1=0.1, l2=0.2, l2_shrinkage=0.01, beta=0.5),
 ]
@@ -67,9 +78,9 @@ def rmsprop(p, grads, learning_rate, rho, momentum, epsilon, centered, weight_de
     return p
 
 
-def adam(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay, decoupled=False):
+def adam(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay, amsgrad, decoupled=False):
     """Algorithm 1 of arXiv 1412.6980; decoupled: algorithm 2 of arXiv 1711.05101."""
-    m = v = 0.0
+    m = v = largest = 0.0
     for t, g in enumerate(grads, 1):
         if decoupled:
             p = p - learning_rate * weight_decay * p
@@ -77,8 +88,58 @@ def adam(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay, decoupl
             g = g + weight_decay * p
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g**2
-        m_hat, v_hat = m / (1 - beta_1**t), v / (1 - beta_2**t)
+        largest = np.maximum(largest, v) if amsgrad else v
+        m_hat, v_hat = m / (1 - beta_1**t), largest / (1 - beta_2**t)
         p = p - learning_rate * m_hat / (np.sqrt(v_hat) + epsilon)
+    return p
+
+
+def adadelta(p, grads, learning_rate, rho, epsilon, weight_decay):
+    """Algorithm 1 of arXiv 1212.5701."""
+    squares = deltas = 0.0
+    for g in grads:
+        g = g + weight_decay * p
+        squares = rho * squares + (1 - rho) * g**2
+        delta = -np.sqrt(deltas + epsilon) / np.sqrt(squares + epsilon) * g
+        deltas = rho * deltas + (1 - rho) * delta**2
+        p = p + learning_rate * delta
+    return p
+
+
+def adamax(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
+    """Algorithm 2 of arXiv 1412.6980."""
+    m = u = 0.0
+    for t, g in enumerate(grads, 1):
+        g = g + weight_decay * p
+        m = beta_1 * m + (1 - beta_1) * g
+        u = np.maximum(beta_2 * u, np.abs(g) + epsilon)
+        p = p - learning_rate / (1 - beta_1**t) * m / u
+    return p
+
+
+def nadam(p, grads, learning_rate, beta_1, beta_2, epsilon, momentum_decay, weight_decay):
+    """The table of torch's documentation."""
+    m, v, product = 0.0, 0.0, 1.0
+    for t, g in enumerate(grads, 1):
+        g = g + weight_decay * p
+        mu, following = (
+            beta_1 * (1 - 0.5 * 0.96 ** (step * momentum_decay)) for step in (t, t + 1)
+        )
+        product *= mu
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g**2
+        m_hat = following * m / (1 - product * following) + (1 - mu) * g / (1 - product)
+        p = p - learning_rate * m_hat / (np.sqrt(v / (1 - beta_2**t)) + epsilon)
+    return p
+
+
+def lion(p, grads, learning_rate, beta_1, beta_2, weight_decay):
+    """Program 1 of arXiv 2302.06675."""
+    m = 0.0
+    for g in grads:
+        step = np.sign(beta_1 * m + (1 - beta_1) * g)
+        m = beta_2 * m + (1 - beta_2) * g
+        p = p - learning_rate * (step + weight_decay * p)
     return p
 
 
@@ -100,8 +161,16 @@ REFERENCES = {
     "RMSprop": rmsprop,
     "Adam": adam,
     "AdamW": lambda *args, **values: adam(*args, **values, decoupled=True),
+    "Adadelta": adadelta,
+    "Adamax": adamax,
+    "Nadam": nadam,
+    "Lion": lion,
     "Ftrl": ftrl,
 }
+
+
+def test_every_optimizer_has_a_case():
+    assert {type(optimizer).__name__ for optimizer in CONFIGURATIONS} == set(BY_NAME)
 
 
 def random(seed, size, dtype=np.float64):
@@ -112,37 +181,52 @@ def kind_of(optimizer):
     return type(optimizer).__name__
 
 
+def numpy_rule(optimizer):
+    slots = optimizer.slots(), optimizer.initial()
+    return Rule(on_arrays(optimizer.formula()), Kind.OPTIMIZER, *slots)
+
+
+def numba_rule(optimizer):
+    from strategy.rules.numba_rules import element_by_element
+
+    slots = optimizer.slots()
+    apply = element_by_element(optimizer.formula(), len(slots))
+    return Rule(apply, Kind.OPTIMIZER, slots, optimizer.initial())
+
+
 def slots_of(rule, size, dtype):
     return [np.full(size, rule.initial.get(name, 0.0), dtype) for name in rule.slots]
 
 
-def update(rule, param, grad, values, slots=(), step=1, cuts=()):
+def update(rule, param, grad, numbers=(), slots=(), cuts=()):
     """Apply a rule to the pieces between the cuts; the gradient must stay as it is."""
     edges = [0, *sorted(cuts), param.size]
     grad.flags.writeable = False
     for start, stop in itertools.pairwise(edges):
         part = slice(start, stop)
-        scratch = [np.full(stop - start, np.nan, param.dtype) for _ in range(rule.scratch)]
-        parts = [slot[part] for slot in slots]
-        rule.update(Piece(param[part], grad[part], parts, scratch, values, step))
+        rule.apply(Update(param[part], grad[part], [slot[part] for slot in slots], numbers))
 
 
-def trained(rule, values, dtype, steps=20, size=500, first=()):
+def trained(optimizer, dtype, steps=20, size=500, first=(), make=numpy_rule):
     """The variable, which begins with given values, and the slots after some steps."""
+    rule = make(optimizer)
     param, slots = random(3, size, dtype), slots_of(rule, size, dtype)
     param[: len(first)] = first
     for step in range(1, steps + 1):
-        update(rule, param, random(10 + step, size, dtype), values, slots, step)
+        numbers = optimizer.numbers(optimizer.learning_rate, step)
+        update(rule, param, random(10 + step, size, dtype), numbers, slots)
     return [param, *slots]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-5)])
 @CASES
 def test_references(optimizer, dtype, tolerance):
-    kind = kind_of(optimizer)
-    param, *_ = trained(RULES[kind](optimizer.values), optimizer.values, dtype)
+    param, *_ = trained(optimizer, dtype)
     start, *grads = [random(seed, 500, dtype).astype(float) for seed in (3, *range(11, 31))]
-    expected = REFERENCES[kind](start, grads, **optimizer.values)
+    reference = REFERENCES[kind_of(optimizer)]
+    expected = reference(
+        start, grads, learning_rate=optimizer.learning_rate, **optimizer.hyperparameters
+    )
     np.testing.assert_allclose(param, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -150,76 +234,91 @@ def test_references(optimizer, dtype, tolerance):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @CASES
 def test_compiled_rules_give_the_bits_of_numpy(optimizer, dtype):
-    from strategy.shared.fused import fused
-
-    kind, values = kind_of(optimizer), optimizer.values
     with np.errstate(invalid="ignore"):
         results = [
-            trained(make(values), values, dtype, first=(np.inf, -np.inf, np.nan))
-            for make in (RULES[kind], lambda v: fused(kind, v))
+            trained(optimizer, dtype, first=(np.inf, -np.inf, np.nan), make=make)
+            for make in (numpy_rule, numba_rule)
         ]
     for plain, compiled in zip(*results, strict=True):
         np.testing.assert_array_equal(plain, compiled)
 
 
+TORCH = [
+    (optimizers.SGD(0.1, weight_decay=0.1), "SGD", {"weight_decay": 0.1}),
+    (optimizers.SGD(0.1, momentum=0.9), "SGD", {"momentum": 0.9}),
+    (
+        optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        "SGD",
+        {"momentum": 0.9, "nesterov": True},
+    ),
+    (optimizers.Adagrad(0.1), "Adagrad", {"initial_accumulator_value": 0.1, "eps": 1e-7}),
+    (
+        optimizers.RMSprop(0.1, 0.9, 0.5, 1e-3, True),
+        "RMSprop",
+        {"alpha": 0.9, "momentum": 0.5, "eps": 1e-3, "centered": True},
+    ),
+    (optimizers.Adam(0.1, weight_decay=0.01), "Adam", {"eps": 1e-7, "weight_decay": 0.01}),
+    (optimizers.Adam(0.1, amsgrad=True), "Adam", {"eps": 1e-7, "amsgrad": True}),
+    (optimizers.AdamW(0.1, weight_decay=0.2), "AdamW", {"eps": 1e-7, "weight_decay": 0.2}),
+    (
+        optimizers.Adadelta(0.1, weight_decay=0.1),
+        "Adadelta",
+        {"rho": 0.95, "eps": 1e-7, "weight_decay": 0.1},
+    ),
+    (optimizers.Adamax(0.1, weight_decay=0.1), "Adamax", {"eps": 1e-7, "weight_decay": 0.1}),
+    (optimizers.Nadam(0.1), "NAdam", {"eps": 1e-7}),
+    (
+        optimizers.Nadam(0.1, momentum_decay=0.1, weight_decay=0.1),
+        "NAdam",
+        {"eps": 1e-7, "momentum_decay": 0.1, "weight_decay": 0.1},
+    ),
+]
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize(
-    ("optimizer", "name", "options"),
-    [
-        (optimizers.SGD(0.1, weight_decay=0.1), "SGD", {"lr": 0.1, "weight_decay": 0.1}),
-        (optimizers.SGD(0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
-        (
-            optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-            "SGD",
-            {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-        ),
-        (
-            optimizers.Adagrad(0.1),
-            "Adagrad",
-            {"lr": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-7},
-        ),
-        (
-            optimizers.RMSprop(0.1, 0.9, 0.5, 1e-3, True),
-            "RMSprop",
-            {"lr": 0.1, "alpha": 0.9, "momentum": 0.5, "eps": 1e-3, "centered": True},
-        ),
-        (
-            optimizers.Adam(0.1, weight_decay=0.01),
-            "Adam",
-            {"lr": 0.1, "eps": 1e-7, "weight_decay": 0.01},
-        ),
-        (
-            optimizers.AdamW(0.1, weight_decay=0.2),
-            "AdamW",
-            {"lr": 0.1, "eps": 1e-7, "weight_decay": 0.2},
-        ),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize(("optimizer", "name", "options"), TORCH, ids=repr)
 def test_torch_takes_the_same_steps(optimizer, name, options):
     import torch
 
-    param, *_ = trained(RULES[name](optimizer.values), optimizer.values, np.float64)
+    param, *_ = trained(optimizer, np.float64, steps=100)
     theirs = torch.tensor(random(3, 500))
-    peer = getattr(torch.optim, name)([theirs], **options)
-    for step in range(20):
+    peer = getattr(torch.optim, name)([theirs], lr=0.1, **options)
+    for step in range(100):
         theirs.grad = torch.tensor(random(11 + step, 500))
         peer.step()
-    np.testing.assert_allclose(param, theirs.numpy(), rtol=1e-9, atol=1e-9)
+    tolerance = 1e-6 if name == "NAdam" else 1e-9  # which keeps a product in float32
+    np.testing.assert_allclose(param, theirs.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_keras_takes_the_same_steps_of_lion(monkeypatch, weight_decay):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    import keras
+
+    param, *_ = trained(optimizers.Lion(0.01, weight_decay=weight_decay), np.float64, steps=100)
+    theirs = keras.Variable(random(3, 500), dtype="float64")
+    peer = keras.optimizers.Lion(0.01, weight_decay=weight_decay or None)
+    peer.build([theirs])
+    for step in range(100):
+        grad = keras.ops.convert_to_tensor(random(11 + step, 500), dtype="float64")
+        peer.apply([grad], [theirs])
+    np.testing.assert_allclose(param, keras.ops.convert_to_numpy(theirs), rtol=1e-6, atol=1e-6)
 
 
 def test_the_first_step_of_adam_has_the_length_of_the_learning_rate():
-    grad, rule = np.array([1e-3, -5.0, 70.0]), RULES["Adam"](optimizers.Adam(0.01).values)
-    param = np.zeros(3)
-    update(rule, param, grad, optimizers.Adam(0.01).values, slots_of(rule, 3, float))
+    adam, grad = optimizers.Adam(0.01), np.array([1e-3, -5.0, 70.0])
+    param, rule = np.zeros(3), numpy_rule(adam)
+    update(rule, param, grad, adam.numbers(0.01, 1), slots_of(rule, 3, float))
     np.testing.assert_allclose(param, -0.01 * np.sign(grad), rtol=1e-3)
 
 
 def test_ftrl_leaves_weights_of_little_use_at_zero():
-    rule, values = RULES["Ftrl"], optimizers.Ftrl(0.1, l1=1.0).values
-    param, slots = np.zeros(2), slots_of(rule(values), 2, float)
+    ftrl = optimizers.Ftrl(0.1, l1=1.0)
+    rule, param = numpy_rule(ftrl), np.zeros(2)
+    slots = slots_of(rule, 2, float)
     for step in range(1, 4):
-        update(rule(values), param, np.array([0.1, 1.0]), values, slots, step)
+        update(rule, param, np.array([0.1, 1.0]), ftrl.numbers(0.1, step), slots)
     assert param[0] == 0
     assert param[1] < 0
 
@@ -230,7 +329,7 @@ def test_plain_changes(dtype):
     param, change = (rng.integers(0, 100, 50).astype(dtype) for _ in range(2))
     for rule, expected in ((ASSIGN, change), (ADD, param + change), (SUB, param - change)):
         result = param.copy()
-        update(rule, result, change, {})
+        update(rule, result, change)
         np.testing.assert_array_equal(result, expected)
 
 
@@ -244,13 +343,13 @@ def test_plain_changes(dtype):
 )
 def test_pieces_give_the_bits_of_the_whole(optimizer, size, step, dtype, data):
     cuts = data.draw(st.lists(st.integers(0, size), max_size=5))
-    rule = RULES[kind_of(optimizer)](optimizer.values)
+    rule, numbers = numpy_rule(optimizer), optimizer.numbers(0.1, step)
     grad = random(7, size, dtype)
     results = []
     for use in ((), cuts):
         param = random(8, size, dtype)
         slots = [abs(random(9, size, dtype)) for _ in rule.slots]
-        update(rule, param, grad, optimizer.values, slots, step, use)
+        update(rule, param, grad, numbers, slots, use)
         results.append([param, *slots])
     for whole, pieces in zip(*results, strict=True):
         np.testing.assert_array_equal(whole, pieces)
@@ -262,13 +361,13 @@ def test_rows_of_any_width_take_little_memory(width):
     tables = [np.zeros((rows, width), np.float32) for _ in range(3)]
     flat = [np.zeros(rows * width, np.float32) for _ in tables]
     ids, grad = np.arange(rows), np.ones(rows * width, np.float32)
-    rule = RULES["Adam"](optimizer.values)
-    for step in (1, 2):
-        update(rule, flat[0], grad, optimizer.values, flat[1:], step)
-    change_rows(rule, tables, ids, grad, optimizer.values, 1)  # compiles
+    rule, numbers = numpy_rule(optimizer), [optimizer.numbers(0.01, step) for step in (1, 2)]
+    for step in range(2):
+        update(rule, flat[0], grad, numbers[step], flat[1:])
+    change_rows(rule, tables, ids, grad, numbers[0])  # compiles
     tracemalloc.start()
     try:
-        change_rows(rule, tables, ids, grad, optimizer.values, 2)
+        change_rows(rule, tables, ids, grad, numbers[1])
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,6 +10,7 @@ from _cases.servers import Cluster, variable
 
 from mpidist import errors, host_memory
 from strategy import get_variable, optimizers
+from strategy.connection.connection import definition
 from strategy.partitioners import FixedShardsPartitioner
 from strategy.proto import parameter_server_pb2 as pb
 
@@ -323,10 +324,14 @@ def test_what_a_server_refuses(make):
             call("Push", pb.PushRequest(connection=0, sequence=sequence))
     with pytest.raises(errors.UnimplementedError, match=r"ps 0 has no optimizer 'Magic'.*Adam"):
         call("Configure", pb.OptimizerDef(kind="Magic"))
-    with pytest.raises(errors.InvalidArgumentError, match="Ftrl needs a value of 'l1'"):
-        call("Configure", pb.OptimizerDef(kind="Ftrl"))
+    for values, problem in (
+        ({"l1": -1.0}, "Ftrl: l1 must not be negative"),
+        ({"l3": 1.0}, "Ftrl: .* unexpected keyword argument 'l3'"),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match=problem):
+            call("Configure", pb.OptimizerDef(kind="Ftrl", name="Ftrl", values=values))
     rules = [
-        pb.ConfigureReply.FromString(call("Configure", optimizer._describe()).body).rule
+        pb.ConfigureReply.FromString(call("Configure", definition(optimizer)).body).rule
         for optimizer in (optimizers.SGD(), optimizers.Adam(), optimizers.SGD())
     ]
     assert rules[0] == rules[2] != rules[1]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
+from strategy.rules.numpy_rules import on_arrays
+from strategy.rules.rule import ADD, ASSIGN, Kind, Rule
 from strategy.server.owned_shard import OwnedShard
-from strategy.shared.kernels import ADD, ASSIGN, Rule
-from strategy.shared.rules import RULES
 from strategy.shared.shard import BLOCK_BYTES, Layout, SharedShard
 
 sizes_near_blocks = st.builds(
@@ -36,8 +36,8 @@ def blocks_of(flat):
     return (flat[start : start + step].copy() for start in range(0, max(flat.size, 1), step))
 
 
-def change(owned, rule, value, kind="change", values=None):
-    owned.apply(kind, rule, values or {}, blocks_of(np.broadcast_to(value, owned.layout.size)))
+def change(owned, rule, value, kind="change", numbers=()):
+    owned.apply(kind, rule, numbers, blocks_of(np.broadcast_to(value, owned.layout.size)))
 
 
 @settings(deadline=None, max_examples=25)
@@ -46,8 +46,8 @@ def test_all_sizes_near_block_boundaries(size):
     owned, shared, _ = make((size,))
     assert shared.layout.blocks == max(-(-size * 4 // BLOCK_BYTES), 1)
     first, second = (np.random.default_rng(s).random(size, np.float32) for s in (0, 1))
-    owned.apply("assign", ASSIGN, {}, blocks_of(first))
-    owned.apply("add", ADD, {}, blocks_of(second))
+    owned.apply("assign", ASSIGN, (), blocks_of(first))
+    owned.apply("add", ADD, (), blocks_of(second))
     out, by_blocks = np.full(size, np.nan, np.float32), np.full(size, np.nan, np.float32)
     assert shared.try_read(out) == owned.version == 2
     shared.read_blocks(by_blocks)
@@ -60,7 +60,7 @@ def test_all_sizes_near_block_boundaries(size):
 def test_shapes(shape):
     owned, shared, _ = make(shape, np.int64)
     value = np.arange(owned.layout.size).reshape(shape)
-    owned.apply("assign", ASSIGN, {}, blocks_of(value.reshape(-1)))
+    owned.apply("assign", ASSIGN, (), blocks_of(value.reshape(-1)))
     out = np.full(shape, -1)
     assert shared.try_read(out) == 1
     np.testing.assert_array_equal(out, value)
@@ -70,7 +70,7 @@ def test_shapes(shape):
 def test_one_block_at_a_time_is_odd_while_it_changes():
     owned, shared, _ = make((2 * BLOCK_BYTES // 4 + 7,))
     seen = []
-    rule = Rule((), 0, 1000, lambda piece: seen.append(tuple(shared.versions)))
+    rule = Rule(lambda update: seen.append(tuple(shared.versions)), Kind.FUNCTION)
     change(owned, rule, np.float32(1))
     assert list(dict.fromkeys(seen)) == [(1, 0, 0), (2, 1, 0), (2, 2, 1)]
     assert list(shared.versions) == [2, 2, 2]
@@ -84,7 +84,7 @@ def test_between_blocks_nothing_is_odd():
             assert not (shared.versions & 1).any()
             yield block
 
-    owned.apply("add", ADD, {}, gradient())
+    owned.apply("add", ADD, (), gradient())
     assert owned.version == 1
 
 
@@ -174,14 +174,15 @@ def test_readers_beside_a_writer_see_whole_versions_only():
 
 def test_slots_and_steps_by_kind():
     owned, _, _ = make((10,))
-    numbers = optimizers.Adam().values | optimizers.SGD().values
-    adam, steps = RULES["Adam"](numbers), []
-    rule = Rule(adam.slots, adam.scratch, adam.piece, lambda piece: steps.append(piece.step))
+    adam, sgd = optimizers.Adam(), optimizers.SGD()
+    steps = []
+    rule = Rule(lambda update: steps.append(update.numbers), Kind.OPTIMIZER, adam.slots())
     assert not owned.slot("Adam/m").any()
-    for _ in range(3):
-        change(owned, rule, np.float32(1), "Adam", numbers)
-    change(owned, RULES["SGD"](numbers), np.float32(1), "SGD", numbers)
-    assert steps == [1, 2, 3]
+    for step in (1, 2, 3):
+        change(owned, rule, np.float32(1), "Adam", (step,))
+    plain = Rule(on_arrays(sgd.formula()), Kind.OPTIMIZER)
+    change(owned, plain, np.float32(1), "SGD", sgd.numbers(0.1, 1))
+    assert steps == [(1,), (2,), (3,)]
     assert owned.steps == {"Adam": 3, "SGD": 1}
     assert set(owned.slots) == {"Adam/m", "Adam/v"}
     assert all(slot.shape == (10,) for slot in owned.slots.values())
@@ -191,9 +192,10 @@ def test_slots_and_steps_by_kind():
 def test_an_optimizer_over_several_blocks_and_pieces_equals_numpy():
     size = 2 * BLOCK_BYTES // 8 + 3
     owned, _, _ = make((size,), np.float64)
-    numbers = optimizers.Adam(0.1, 0.9, 0.99, 1e-8).values
+    adam = optimizers.Adam(0.1, 0.9, 0.99, 1e-8)
+    rule = Rule(on_arrays(adam.formula()), Kind.OPTIMIZER, adam.slots())
     grad = np.random.default_rng(0).standard_normal(size)
-    owned.apply("Adam", RULES["Adam"](numbers), numbers, blocks_of(grad))
+    owned.apply("Adam", rule, adam.numbers(0.1, 1), blocks_of(grad))
     np.testing.assert_allclose(owned.data, -0.1 * grad / (abs(grad) + 1e-8), rtol=1e-10)
     np.testing.assert_allclose(owned.slot("Adam/m"), 0.1 * grad, rtol=1e-12)
     np.testing.assert_allclose(owned.slot("Adam/v"), 0.01 * grad**2, rtol=1e-12)

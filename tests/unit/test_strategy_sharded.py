@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from mpidist import errors
 from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
 from strategy.connection.change import push_all
+from strategy.gradients import gradient_changes
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
 from strategy.shared import inline
 
@@ -293,7 +294,7 @@ def test_slots_that_only_some_parts_have(make, tmp_path, dtype, then):
     strategy = make(servers=2).worker(0)
     v = sharded(strategy, "v", 1, "rows", dtype)
     optimizer = optimizers.Adagrad(0.5, initial_accumulator_value=0.25)
-    push_all(v.changes(np.ones(SHAPE, dtype), optimizer._rule)[:1]).wait()
+    push_all(gradient_changes(optimizer, 0.5, np.ones(SHAPE, dtype), v)[:1]).wait()
     path = strategy.save(str(tmp_path))
     first = v.parts[0].stop
     del strategy

@@ -1,0 +1,226 @@
+"""The way of gradients from an optimizer to the connections of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpidist import Work
+from strategy.connection.change import Change, global_norm
+from strategy.connection.compression import Compressor, Residuals
+from strategy.connection.connection import Connection
+from strategy.connection.nan_policy import NanPolicy
+from strategy.connection.pace import Pace
+from strategy.described import described
+from strategy.gpus import leaving, usable_elsewhere
+from strategy.optimizers import Applied, Optimizer
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.reductions import PerReplica, reduced
+from strategy.replicas import get_replica_context
+from strategy.schedules import Schedule
+from strategy.slices import IndexedSlices
+from strategy.variable import Variable
+
+Pairs = Sequence[tuple[Any, Variable]]
+
+_ONE = np.ones((), np.int64)
+
+
+@dataclass(frozen=True)
+class _ReplicaGradients:
+    """The gradients of one replica and their variables; not a list, which would be taken apart."""
+
+    pairs: Pairs
+
+
+class GradientPusher:
+    """Pushes the gradients of a worker.
+
+    Args:
+        strategy: The strategy, which replicas are compared with.
+        global_step: The variable that each push advances by one.
+        nan: What happens to gradients with NaN or infinite elements.
+        compressor: Makes gradients smaller on their way.
+        pace: How pushes wait for those of other workers.
+    """
+
+    def __init__(
+        self,
+        strategy: object,
+        global_step: Variable,
+        nan: NanPolicy,
+        compressor: Compressor,
+        pace: Pace,
+    ) -> None:
+        self._strategy = strategy
+        self._global_step = global_step
+        self._nan = nan
+        self._compressor = compressor
+        self._pace = pace
+
+    def push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
+        """Push gradients, or the means of all replicas' gradients.
+
+        Args:
+            optimizer: The optimizer.
+            pairs: Gradients and their variables, at least one pair.
+
+        Returns:
+            A Work whose result is :class:`Applied`.
+        """
+        if any(var.strategy is not self._strategy for _, var in pairs):
+            raise ValueError("all variables of one apply_gradients must belong to one strategy")
+        names = [var.name for _, var in pairs]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"variables come twice: {twice}; add their gradients first")
+        context = get_replica_context()
+        if context is not None and context.strategy is not self._strategy:
+            raise ValueError(
+                f"variable {names[0]!r} does not belong to the strategy that runs this step: was "
+                "it made outside of strategy.scope()?"
+            )
+        if context is not None and context.num_replicas_in_sync > 1:
+            own = _ReplicaGradients([(usable_elsewhere(grad), var) for grad, var in pairs])
+            work: Work = context.merge_call(partial(self._push_means, optimizer), (own,))
+            return work
+        return self._push(optimizer, pairs)
+
+    def _push_means(self, optimizer: Optimizer, _: object, each: PerReplica) -> Work:
+        """Push the means of the replicas' gradients."""
+        names = [[var.name for _, var in replica.pairs] for replica in each.values]
+        if any(own != names[0] for own in names):
+            raise ValueError(f"replicas have gradients of different variables: {names}")
+        variables = [var for _, var in each.values[0].pairs]
+        grads = [[grad for grad, _ in replica.pairs] for replica in each.values]
+        means = [reduced("mean", PerReplica(own)) for own in zip(*grads, strict=True)]
+        return self._push(optimizer, list(zip(means, variables, strict=True)))
+
+    def _push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
+        rate = optimizer.learning_rate  # another thread may set it
+        pairs = [(_to_host(grad, var), var) for grad, var in pairs]  # all, before any is awaited
+        divided = [gradient_changes(optimizer, rate, grad, var) for grad, var in pairs]
+        changes = [change for parts in divided for change in parts]
+        if not self._nan.allows(changes):
+            return self._pace.pass_over().then(lambda _: Applied((), (), contributed=False))
+        _clip(optimizer, divided)
+        counts = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
+        residuals = self._compressor.apply(changes)
+        try:
+            if optimizer.subtracts_rate_alone and self._pace.alone and not callable(rate):
+                for change in changes:
+                    change.scale_ahead(rate)
+            changes.append(Change(self._global_step.remotes[0], pb.ADD, _ONE))
+            work = self._pace.push(changes, lambda: describe_step(optimizer, rate, pairs))
+        except BaseException:
+            self._compressor.undo(residuals)
+            raise
+        if residuals.after:
+            work.add_done_callback(partial(_undo_uncounted, self._compressor, residuals))
+        changes[0].remote.connection.metrics.values["steps"] += 1
+        return work.then(lambda results: _applied(results, counts))
+
+
+def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) -> str:
+    """Return the variables and the optimizer of a step, in a text that is the same on all workers.
+
+    Workers in mode ``"sync"`` compare it.
+    """
+    names = [
+        f"rows of {var.name}" if isinstance(grad, IndexedSlices) else var.name
+        for grad, var in pairs
+    ]
+    shown = described(rate) if callable(rate) else repr(rate)
+    return (
+        f"{names} for {type(optimizer).__name__} {optimizer.name!r} with "
+        f"{optimizer.hyperparameters}, learning rate {shown}"
+    )
+
+
+def gradient_changes(
+    optimizer: Optimizer, rate: float | Schedule, grad: Any, variable: Variable
+) -> list[Change]:
+    """Return the checked changes of a variable's parts; see :meth:`Variable.changes`."""
+    shape = () if isinstance(grad, int | float | complex) else getattr(grad, "shape", None)
+    if shape == () and variable.shape:
+        raise ValueError(
+            f"the gradient of variable {variable.name!r} is a number, and the variable has shape "
+            f"{variable.shape}"
+        )
+
+    def rule_of(connection: Connection) -> int:
+        return connection.rule_of(optimizer)
+
+    with _naming(variable):
+        changes = variable.changes(grad, rule_of)
+    for change in changes:
+        change.rate = 0.0 if callable(rate) else rate
+    return changes
+
+
+def _to_host(grad: Any, variable: Variable) -> Any:
+    """Start to download a gradient on a GPU. Return others as they are."""
+    with _naming(variable):
+        return leaving(grad)
+
+
+def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
+    """Apply the limits of the optimizer to gradients. Those of one variable come together."""
+    if optimizer.clipvalue is not None:
+        for parts in divided:
+            for change in parts:
+                change.data = np.clip(change.data, -optimizer.clipvalue, optimizer.clipvalue)
+    if optimizer.clipnorm is not None:
+        for parts in divided:
+            _scale_down(parts, optimizer.clipnorm)
+    if optimizer.global_clipnorm is not None:
+        _scale_down([change for parts in divided for change in parts], optimizer.global_clipnorm)
+
+
+def _scale_down(changes: Sequence[Change], limit: float) -> None:
+    norm = global_norm(changes)
+    if norm > limit:
+        for change in changes:
+            change.scale = limit / norm
+
+
+@contextmanager
+def _naming(variable: Variable) -> Iterator[None]:
+    """Add the name of the variable to a TypeError about its gradient."""
+    try:
+        yield
+    except TypeError as error:
+        error.add_note(f"It is the gradient of variable {variable.name!r}.")
+        raise
+
+
+def _undo_uncounted(compressor: Compressor, residuals: Residuals, push: Work) -> None:
+    """Undo the compression of gradients whose push has failed, or came too late for its step."""
+    if push.error is not None or push.result() is None:
+        compressor.undo(residuals)
+
+
+def _applied(
+    pairs: Sequence[tuple[int, int]] | None, variables: Sequence[tuple[Variable, int]]
+) -> Applied:
+    """Return the result of a push.
+
+    Args:
+        pairs: Version and staleness of each part; the last pair is of the global step. None if the
+            push came too late.
+        variables: The variables, each with the number of its parts.
+    """
+    if pairs is None:
+        return Applied((), (), contributed=False)
+    versions, staleness, begin = [], [], 0
+    for variable, count in variables:
+        own = pairs[begin : begin + count]
+        versions.append(variable.version_of([version for version, _ in own]))
+        staleness.append(max([late for _, late in own]))
+        begin += count
+    return Applied(tuple(versions), tuple(staleness))

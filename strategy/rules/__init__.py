@@ -1,0 +1,1 @@
+"""Update rules: arithmetic on arrays, without messages and threads."""
