@@ -169,7 +169,7 @@ def push_all(
     whole = gather_works("push", works)
     whole.add_done_callback(lambda _: _tell_once(works))
     return whole.then(
-        lambda results: in_order([pair for result in results for pair in result], order)
+        lambda results: _in_order([pair for result in results for pair in result], order)
     )
 
 
@@ -190,7 +190,7 @@ def _tell_once(works: Sequence[Work]) -> None:
         other.__context__ = problems[0]
 
 
-def in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
+def _in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
     """Local. What belongs to some places, in the order of these."""
     result = [None] * len(pairs)
     for position, pair in zip(order, pairs, strict=True):

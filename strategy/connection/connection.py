@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, task_metrics
 from mpidist.config import config as settings
-from strategy.connection.change import Change, in_order
+from strategy.connection.change import Change
 from strategy.connection.line import LOOK_S, Line
 from strategy.connection.parcel import Parcel
 from strategy.connection.pulls import Pulls
@@ -193,7 +193,7 @@ class Connection(Line):
     ) -> Work:
         """Local. Send changes to variables of this server.
 
-        They are applied in order, but for those that the worker makes itself, which come last.
+        They are applied in order.
 
         The arrays may be used again when the call returns.
 
@@ -221,15 +221,13 @@ class Connection(Line):
             try:
                 call = self.start("Push", push, parcel.inline)
                 parcel.stream()
-                if parcel.is_long:
-                    self._host.endpoint.notify(self.address, "ps/Resume")
             except BaseException:  # Ctrl-C too
                 self._broken = True
                 self._give_up()
                 raise
             remotes = [change.remote for change in changes]
             gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
-            work = call.then(lambda reply: self._applied(reply, parcel.order, remotes, gradients))
+            work = call.then(lambda reply: self._applied(reply, remotes, gradients))
             self._under_way.append(work)
         self.metrics.note("push", begin)
         return work
@@ -324,13 +322,12 @@ class Connection(Line):
     def _applied(
         self,
         reply: Reply,
-        order: Sequence[int],
         remotes: Sequence[Remote],
         gradients: Sequence[bool],
     ) -> list[tuple[int, int]]:
         """What has become of a push: version and staleness of each of its changes."""
         answer = pb.PushReply.FromString(reply.body)
-        pairs = in_order(list(zip(answer.versions, answer.staleness, strict=True)), order)
+        pairs = list(zip(answer.versions, answer.staleness, strict=True))
         for remote, (version, _) in zip(remotes, pairs, strict=True):
             remote.known = max(remote.known, version)
         values = self.metrics.values

@@ -196,7 +196,7 @@ class PushRequest(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushEntry(_message.Message):
-    __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places", "scaled", "learning_rate", "in_place")
+    __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places", "scaled", "learning_rate")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -206,7 +206,6 @@ class PushEntry(_message.Message):
     PLACES_FIELD_NUMBER: _ClassVar[int]
     SCALED_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
     variable: int
     rule: int
     seen: int
@@ -216,8 +215,7 @@ class PushEntry(_message.Message):
     places: bool
     scaled: bool
     learning_rate: float
-    in_place: bool
-    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ..., wire: _Optional[str] = ..., places: bool = ..., scaled: bool = ..., learning_rate: _Optional[float] = ..., in_place: bool = ...) -> None: ...
+    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ..., wire: _Optional[str] = ..., places: bool = ..., scaled: bool = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("versions", "staleness")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from strategy.server.ledger import FoundRule, Ledger
 from strategy.server.means import mean_of_blocks
 from strategy.server.owned_shard import OwnedShard
 from strategy.server.scratch import Scratch
-from strategy.server.turns import all_at_once, can_follow, one_by_one
 from strategy.shared.blocks import Blocks
 from strategy.shared.staging import RingBrokenError
 
@@ -41,7 +40,6 @@ class Applier:
         self,
         batch: Sequence[Given],
         replies: Sequence[pb.PushReply],
-        answer: Callable[[], None],
         refusal: str = "",
     ) -> Iterator[None]:
         """Local. Apply pushes, or drop them.
@@ -49,8 +47,6 @@ class Applier:
         Args:
             batch: Alike but for what is in them.
             replies: Versions and staleness are added to these.
-            answer: Called when the replies are whole, and nothing is left but what the worker
-                itself does in its turn: it knows when that is done, and nobody sees it half done.
             refusal: Why they are dropped, if they are.
 
         Yields:
@@ -65,33 +61,8 @@ class Applier:
             yield from self._drop(batch)
             raise errors.AbortedError(refusal)
         yield from self._check_alike(batch)
-        ledger, given = self._ledger, batch[0]
         each = list(zip(*(given.push.entries for given in batch), strict=True))
-        own = [entries[0] for entries in each if entries[0].in_place]  # they are the last
-        others = each[: len(each) - len(own)]
-        turns = all_at_once(ledger, given, own) if can_follow(ledger, others, own) else None
         since = max(given.arrived for given in batch)
-        problem = yield from self._apply_others(batch, others, replies, since)
-        turns = turns or all_at_once(ledger, given, own)
-        if turns is None:
-            problem = (yield from one_by_one(ledger, given, own, replies[0], since)) or problem
-        else:
-            problem = problem or turns.problem
-            replies[0].MergeFrom(turns.reply)
-            if problem is None:
-                answer()
-            yield from turns.over
-        if problem is not None:
-            raise problem
-
-    def _apply_others(
-        self,
-        batch: Sequence[Given],
-        each: Sequence[Sequence[pb.PushEntry]],
-        replies: Sequence[pb.PushReply],
-        since: float,
-    ) -> Generator[None, None, BaseException | None]:
-        """Make the changes that no worker makes itself; returns the first error."""
         problem: BaseException | None = None
         place = 0
         while place < len(each):
@@ -119,7 +90,8 @@ class Applier:
             for reply in replies:
                 reply.versions.extend(versions)
             place += len(changed)
-        return problem
+        if problem is not None:
+            raise problem
 
     def _change_joint(
         self,
@@ -186,9 +158,7 @@ class Applier:
         for given in batch:
             for entry in given.push.entries[first:end]:
                 shard = self._ledger.variable(entry).shard
-                if entry.in_place:
-                    yield from _drained([given.lend(granted=False)])
-                elif entry.rows:
+                if entry.rows:
                     given.rows(entry, shard)
                 else:
                     yield from _drained([given.dense(entry, shard)])

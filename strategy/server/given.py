@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +62,6 @@ class Given:
         else:
             blocks = in_blocks(self.inline.values(wire, layout.size))
         return blocks if wire == layout.dtype else widened(blocks, layout.dtype)
-
-    def lend(self, turns: int = 1, *, granted: bool) -> Iterator[None]:
-        """Give the worker turns, in which it makes changes itself if that is granted."""
-        return self.connection.opened_ring().lend(turns, granted=granted)
 
     def rows(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[Array, Array]:
         """Numbers of rows, and what is for them, flat."""

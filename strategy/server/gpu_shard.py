@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from mpidist import errors
 from mpidist.gpu import Pinned, StagingStream
 from strategy.checkpoints.carried import Stored
 from strategy.rules.rule import Kind, Rule, Update
@@ -71,12 +70,6 @@ class GpuShard(OwnedShard):
         """
         with self._gpu.told():
             yield from super().applying(name, rule, numbers, blocks)
-
-    def lend(self, name: str, rule: Rule) -> Callable[[], None]:
-        """Local. FailedPreconditionError: a worker sees a copy, and not the values."""
-        raise errors.FailedPreconditionError(
-            f"variable {self.name!r} lies on {self._gpu}: no worker can change it in place"
-        )
 
     def slots_on_host(self) -> Mapping[str, Array]:
         """Local. See :meth:`OwnedShard.slots_on_host`; copies.

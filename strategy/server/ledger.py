@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from mpidist import TaskMetrics, errors
+from mpidist import TaskMetrics
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rules.rule import Rule
 from strategy.server.catalogue import Catalogue
@@ -64,20 +64,6 @@ class Ledger:
         """Local. See :meth:`Rules.find`."""
         return self._rules.find(entry, self.variable(entry).shard)
 
-    def rule_in_place(self, entry: pb.PushEntry) -> FoundRule:
-        """Local. The same, of a change that a worker makes itself.
-
-        Raises:
-            FailedPreconditionError: The variable lies on a GPU: the worker sees a copy of it.
-        """
-        shard = self.variable(entry).shard
-        if shard.gpu is not None:
-            raise errors.FailedPreconditionError(
-                f"variable {shard.name!r} lies on GPU {shard.gpu} of its server: a worker cannot "
-                "change it itself"
-            )
-        return self.rule(entry)
-
     def may_join(self, entry: pb.PushEntry) -> bool:
         """Local. Whether the rule of a change may be called for several variables at once."""
         return self._rules.may_join(entry.rule)
@@ -101,7 +87,7 @@ class Ledger:
 
     def count_streamed(self, entries: Sequence[pb.PushEntry], shard: OwnedShard) -> None:
         """Local. Note how much comes of changes of a shard by other ways than a message."""
-        streamed = sum([entry.staged or entry.in_place for entry in entries])
+        streamed = sum([entry.staged for entry in entries])
         self._values["in_bytes"] += streamed * shard.layout.data_bytes
 
     def tell_waiting(self, variable: ServedVariable) -> None:

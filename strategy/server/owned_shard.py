@@ -119,25 +119,6 @@ class OwnedShard(SlottedShard):
         sync()
         version[0] += 1
 
-    def lend(self, name: str, rule: Rule) -> Callable[[], None]:
-        """Local. Let a worker change the whole shard once, by :meth:`SharedShard.change`.
-
-        Args:
-            name: See :meth:`applying`.
-            rule: What the worker does; it keeps nothing beside the variable.
-
-        Returns:
-            To be called when the worker has, or will not. The versions of all blocks advance.
-        """
-        self._arrays(name, rule, self.flat)  # forgets copies in float32, which differ from now on
-        after = self._version_of[0] + 2
-
-        def end() -> None:
-            self.versions[:] = after  # they are, but where the worker has not come to the end
-            self.steps[name] = self.steps.get(name, 0) + 1
-
-        return end
-
     def apply_rows(
         self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
     ) -> None:

@@ -90,7 +90,7 @@ class Pushes:
                 f"{self._who} got push {push.sequence} of connection {push.connection}, of worker "
                 f"{connection.worker}, and expected {expected}"
             )
-        if any(entry.staged or entry.in_place for entry in push.entries):
+        if any(entry.staged for entry in push.entries):
             connection.opened_ring()  # refused before it takes its number and holds variables
         connection.sequence = expected
         given = Given(push, connection, [request], Disclosed(iter(request.buffers)))
@@ -343,19 +343,15 @@ class Pushes:
         self, batch: Sequence[Given], problem: str, then: Callable[[], None]
     ) -> Iterator[None]:
         replies = [pb.PushReply() for _ in batch]
-
-        def answer() -> None:
-            for given, reply in zip(batch, replies, strict=True):
-                given.answer(reply.SerializeToString())
-
         try:
             with self._metrics.timed("apply"):
-                yield from self._busy(self._applier.apply(batch, replies, answer, problem))
+                yield from self._busy(self._applier.apply(batch, replies, problem))
         except (Exception, SystemExit) as error:
             for given in batch:
                 given.answer(error)
         else:
-            answer()
+            for given, reply in zip(batch, replies, strict=True):
+                given.answer(reply.SerializeToString())
         for given in batch:
             connection = given.connection
             connection.unfinished.popleft()

@@ -125,22 +125,6 @@ class SharedShard:
             unchanged = self._version_of[0] == before
         return before >> 1 if unchanged else None
 
-    def change(self, update: Callable[[slice], None]) -> None:
-        """Local. Change the values where they lie, as the only one who may.
-
-        Args:
-            update: Changes a part of ``flat``; called for one block after the other.
-        """
-        step = BLOCK_BYTES // self.layout.dtype.itemsize
-        for block in range(self.layout.blocks):
-            self._version_of[block] += 1
-            self._sync()
-            try:
-                update(slice(block * step, (block + 1) * step))
-            finally:
-                self._sync()
-                self._version_of[block] += 1
-
     def read_blocks(self, out: Array) -> None:
         """Local. Copy the shard block by block; blocks may belong to different versions.
 

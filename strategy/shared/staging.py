@@ -33,13 +33,10 @@ STAGED_BYTES = 16384
 POOL_BYTES = 64 << 20
 # Seconds that the server waits for a block before it does something else meanwhile.
 PATIENCE_S = 0.05
-# The same for turns; a worker whose turns last longer tells it when they are over.
-TURN_S = 0.01
 # How often a worker that waits asks whether the server is still there, in seconds.
 _LOOK_S = 0.5
-# The two counters lie on cache lines of their own, before the slots; with the server's lies what it
-# says of a turn.
-FILLED, EMPTIED, REFUSED, COUNTER_BYTES = 0, 64, 72, 128
+# The two counters lie on cache lines of their own, before the slots.
+FILLED, EMPTIED, COUNTER_BYTES = 0, 64, 128
 
 
 def slots_for(workers: int) -> int:
@@ -119,9 +116,9 @@ class Ring:
         peer: str = "the other side",
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._filled, self._emptied, self._refused = (
+        self._filled, self._emptied = (
             memory[offset + place : offset + place + 8].view(np.int64).data
-            for place in (FILLED, EMPTIED, REFUSED)
+            for place in (FILLED, EMPTIED)
         )
         start = offset + COUNTER_BYTES
         self._slots = [
@@ -177,50 +174,14 @@ class Ring:
         step = BLOCK_BYTES // np.dtype(dtype).itemsize
         for start in range(0, size, step):
             count = self._emptied[0]
-            yield from self._until_filled(count, PATIENCE_S)
+            yield from self._until_filled(count)
             slot = self._slots[count % len(self._slots)]
             yield slot.view(dtype)[: min(step, size - start)]
             self._sync()
             self._emptied[0] = count + 1
 
-    def lend(self, turns: int = 1, *, granted: bool) -> Iterator[None]:
-        """Local. The server lets the worker have turns, as if it gave and took as many blocks.
-
-        Args:
-            turns: How many.
-            granted: Whether the worker may change what its turns are about.
-
-        Returns:
-            Gives None as long as they last and the server may do something else meanwhile; raises
-            RingBrokenError if the worker is gone, or has said that they will not end.
-        """
-        count = self._emptied[0]
-        self._refused[0] = not granted
-        self._sync()
-        self._emptied[0] = count + turns
-        return self._until_filled(count + turns - 1, TURN_S)
-
-    def turn(self) -> bool:
-        """Local. The worker waits for its turn, which lasts until :meth:`end_turn`.
-
-        Returns:
-            Whether it may change what the turn is about.
-
-        Raises:
-            RingBrokenError: The server is gone.
-        """
-        count = self._filled[0]
-        if self._emptied[0] <= count:
-            self._wait_for_room(count + 1)
-        self._sync()
-        return not self._refused[0]
-
-    def end_turn(self) -> None:
-        """Local. The worker has done what it does in its turn."""
-        self._sync()
-        self._filled[0] += 1
-
-    def _until_filled(self, count: int, patience_s: float) -> Iterator[None]:
+    def _until_filled(self, count: int) -> Iterator[None]:
+        patience_s = PATIENCE_S
         while self._filled[0] <= count and not self._is_filled(count, patience_s):
             patience_s = 0.0  # whoever asks again has something else to do meanwhile
             yield None

@@ -146,8 +146,7 @@ def test_pushes_over_several_servers_keep_their_order(make, near):
         np.testing.assert_array_equal(v, np.full(v.shape, n - 2))
 
 
-@pytest.mark.parametrize("way", ["staged", "in_place"])
-def test_a_streamed_push_of_a_connection_without_a_ring(make, way):
+def test_a_streamed_push_of_a_connection_without_a_ring(make):
     cluster = make()
     v = variable(cluster.worker(0), "v", 3)
 
@@ -158,7 +157,7 @@ def test_a_streamed_push_of_a_connection_without_a_ring(make, way):
 
     asked = pb.AttachRequest(worker=1, workers=2, shared=False, mode=pb.Mode(name="async"))
     number = pb.AttachReply.FromString(ask("ps/Attach", asked).body).connection
-    streamed = pb.PushEntry(variable=0, rule=pb.ADD, **{way: True})
+    streamed = pb.PushEntry(variable=0, rule=pb.ADD, staged=True)
     push = pb.PushRequest(entries=[streamed], connection=number, sequence=1)
     for _ in range(2):  # the refused push has taken no sequence number
         with pytest.raises(errors.FailedPreconditionError, match="a connection without a ring"):
