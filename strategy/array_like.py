@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,22 @@ class ArrayLike(NDArrayOperatorsMixin):
             f"use {instead}"
         )
 
+    @abstractmethod
+    def gather(self, indices: Any) -> Any:
+        """Pull some rows, all of one version."""
+
     def __getitem__(self, key: Any) -> Any:
+        row, *rest = key if isinstance(key, tuple) and key else (key,)
+        if self.shape and isinstance(row, int | np.integer) and not isinstance(row, bool):
+            number = row + len(self) if -len(self) <= row < 0 else row
+            return self.gather(number)[tuple(rest)]
         return self.read_value()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read_value())
+
+    # Operators compare elements, and a dict compares keys by identity first.
+    __hash__ = object.__hash__
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise self._not_in_place("[...] =", "assign(...), or scatter_update(...) for rows")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpidist import ClusterSpec, Server, Work, launched
-from mpidist.cluster_resolver import ClusterResolver
+from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from strategy.checkpoints.lock import checkpoint_lock_of
 from strategy.connection.compression import Compressor, parse
 from strategy.connection.connection import Connection
@@ -175,6 +175,9 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         self._gpus_per_worker = gpus
         self._nan = nan
         self._compression = parse(compression)
+        self._resolver: ClusterResolver | None = None
+        if isinstance(cluster_resolver, ClusterResolver):
+            self._resolver = cluster_resolver
         spec = given_spec(cluster_resolver, cluster_spec)
         host = server or Server.current()
         if host is None and task_type is None:
@@ -256,6 +259,17 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         for connection in connections:
             connection.siblings, connection.pushing_to_all = connections, lock
         return connections
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver that was given, or one of the cluster and the task of this process."""
+        if self._resolver is None:
+            self._resolver = SimpleClusterResolver(
+                self._host.cluster_spec,
+                task_type=self._host.job_name,
+                task_id=self._host.task_index,
+            )
+        return self._resolver
 
     @property
     def is_chief(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from _cases.servers import Cluster
 
 import mpidist
-from mpidist.cluster_resolver import mpi
+from mpidist.cluster_resolver import SimpleClusterResolver, mpi
 from mpidist.config import config as settings
 from mpidist.errors import FailedPreconditionError
 from strategy import (
@@ -173,3 +173,13 @@ def test_the_norm_of_gradients_of_any_dtype(strategy, dtype):
     gradient = np.array([large, large * 4 / 3]).astype(dtype)
     optimizers.SGD(1.0, global_clipnorm=1.0).apply_gradients([(gradient, v)]).wait()
     np.testing.assert_allclose(v, [-0.6, -0.8], rtol=1e-6 if dtype == ">f4" else 1e-12)
+
+
+def test_the_cluster_resolver_of_a_strategy():
+    spec = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
+    resolver = SimpleClusterResolver(mpidist.ClusterSpec(spec), task_type="worker", task_id=0)
+    with mpidist.Server(spec, "worker", 0):
+        assert ParameterServerStrategy(resolver).cluster_resolver is resolver
+        made = ParameterServerStrategy().cluster_resolver
+    assert made.cluster_spec() == mpidist.ClusterSpec(spec)
+    assert (made.task_type, made.task_id) == ("worker", 0)

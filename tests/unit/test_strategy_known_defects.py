@@ -67,7 +67,6 @@ def test_closed_strategies_leave_nothing_on_the_ps():
     assert handles <= 0
 
 
-@defect(23, "each row is a pull")
 def test_iteration_over_a_variable_pulls_it_once(local, monkeypatch):
     w, pulls, read = table(local), [], Variable.read_value
 
@@ -80,7 +79,6 @@ def test_iteration_over_a_variable_pulls_it_once(local, monkeypatch):
     assert len(pulls) <= 1
 
 
-@defect(23, "a row pulls the whole variable")
 def test_a_row_does_not_pull_the_whole_variable(local, monkeypatch):
     w = table(local)
 
@@ -88,10 +86,16 @@ def test_a_row_does_not_pull_the_whole_variable(local, monkeypatch):
         raise AssertionError("the whole variable is pulled")
 
     monkeypatch.setattr(Variable, "read_value", whole)
-    np.testing.assert_array_equal(w[3], np.zeros(4))
+    w.scatter_update([3, -1 % 100], np.arange(8.0).reshape(2, 4))
+    np.testing.assert_array_equal(w[3], np.arange(4.0))
+    np.testing.assert_array_equal(w[-1], np.arange(4.0, 8.0))
+    assert w[np.int64(3), 2] == w[3][2] == 2.0
+    assert isinstance(w[3, 2], np.float64)
+    for row in (100, -101):
+        with pytest.raises(IndexError, match=f"rows 0 to 99, and none {row}"):
+            w[row]
 
 
-@defect(23, "variables have no hash")
 def test_variables_are_keys_of_a_dict(local):
     v, w = table(local, "v"), table(local, "w")
     assert {v: 1, w: 2}[w] == 2
