@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpidist import Work
+from mpidist import Work, errors
 from strategy.described import described
 from strategy.rules.numpy_rules import Formula
 from strategy.schedules import Schedule
@@ -244,7 +244,7 @@ def _pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Any, Any]]:
     for number, pair in enumerate(pairs):
         parts = tuple(pair) if isinstance(pair, tuple | list) else (pair,)
         if len(parts) != 2 or (parts[0] is not None and not hasattr(parts[1], "changes")):
-            got = " and ".join(type(part).__name__ for part in parts)
+            got = " and ".join(map(errors.type_name, parts))
             raise TypeError(
                 "apply_gradients needs a list of pairs of a gradient and its variable, in this "
                 f"order; number {number} of what it got is {got}"
