@@ -140,9 +140,13 @@ class Member(ABC):
 
     def _give_up(self) -> None:
         """Let go of the servers, and of their memory; in local mode end them."""
+        if self._closed:
+            return
         self._closed = True
         for remote in self._variables.remotes.values():
             remote.connection, remote.shared = _CLOSED, None
+        for connection in self._connections:
+            connection.detach()
         self._connections[:] = [_CLOSED] * len(self._connections)
         if self._own_host is not None:
             self._own_host.close()

@@ -42,10 +42,13 @@ class Cut:
         return self._targets is not None and sequence <= self._targets.get(key, 0)
 
     def is_reached(self, applied: Mapping[Key, int]) -> bool:
-        """Local. Whether all has been applied that is to be saved."""
+        """Return whether all pushes that are to be saved were applied.
+
+        Closed connections, which are not in ``applied``, have no pushes left.
+        """
         targets = self._targets
         return targets is not None and all(
-            applied.get(key, 0) >= sequence for key, sequence in targets.items()
+            applied.get(key, sequence) >= sequence for key, sequence in targets.items()
         )
 
 

@@ -244,6 +244,12 @@ class Connection(Line):
                 push = pb.PushRequest(connection=self.number, sequence=self._sequence, sent=sent)
                 self.start("Push", push)
 
+    def detach(self) -> None:
+        """Tell the server that the strategy was closed. All pushes have been applied."""
+        with contextlib.suppress(errors.Error):  # the server has ended
+            body = pb.AttachReply(connection=self.number).SerializeToString()
+            self._host.endpoint.notify(self.address, "ps/Detach", body)
+
     def _give_up(self) -> None:
         """Tell the server, which waits for the rest of a push, that it does not come."""
         body = pb.AttachReply(connection=self.number).SerializeToString()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from mpidist import Request, errors
 from strategy.proto import parameter_server_pb2 as pb
@@ -15,10 +15,10 @@ class Agreement:
 
     Args:
         index: Of the ps task.
-        connections: Of its workers, by their numbers; there will be more.
+        connections: The connections of workers by number; the catalogue adds and removes some.
     """
 
-    def __init__(self, index: int, connections: Sequence[ServedConnection]) -> None:
+    def __init__(self, index: int, connections: Mapping[int, ServedConnection]) -> None:
         self._index = index
         self._connections = connections
         self._order: dict[tuple[int, int], tuple[str, list[int]]] = {}  # by strategy and ordinal
@@ -49,12 +49,16 @@ class Agreement:
             if not workers:
                 del self._order[place]
 
+    def forget_strategy(self, strategy: int) -> None:
+        """Forget the order of creation of a strategy that all workers have closed."""
+        self._order = {place: made for place, made in self._order.items() if place[0] != strategy}
+
     def check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
         """Local. InvalidArgumentError unless a variable that is there is what a worker creates."""
         known = variable.shard.layout
         here = (known.shape, known.dtype, variable.ordinal)
         there = (new.shape, new.dtype, asked.ordinal)
-        first = self._connections[variable.creator].worker
+        first = variable.creating_worker
         if here != there:
             raise errors.InvalidArgumentError(
                 f"worker {asked.worker} creates variable {asked.name!r} as number {there[2]}, "

@@ -48,7 +48,8 @@ class Catalogue:
     def __init__(self, host: Host, index: int) -> None:
         self.variables: list[ServedVariable] = []
         self.by_name: dict[str, ServedVariable] = {}
-        self.connections: list[ServedConnection] = []
+        self.connections: dict[int, ServedConnection] = {}
+        self._attached = 0
         self._host = host
         self._index = index
         self._memory = Memory(host)
@@ -78,23 +79,36 @@ class Catalogue:
     def attach(self, request: Request) -> Reply:
         """Local. A worker opens a connection."""
         asked = pb.AttachRequest.FromString(request.body)
-        for other in self.connections:
+        for other in self.connections.values():
             if other.strategy == asked.strategy and other.mode != asked.mode:
                 mine, its = asked.mode, other.mode
                 raise errors.InvalidArgumentError(
                     f"worker {asked.worker} has mode {mode_in_words(mine, its)}, and worker "
                     f"{other.worker} {mode_in_words(its, mine)}: all workers must have the same"
                 )
-        gpu = self._gpus.wanted(asked, self.connections)
+        gpu = self._gpus.wanted(asked, self.connections.values())
         slots = slots_for(asked.workers) if asked.shared else 0
         connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots, gpu)
-        reply = pb.AttachReply(connection=len(self.connections), chunk_bytes=BLOCK_BYTES)
-        self.connections.append(connection)
+        reply = pb.AttachReply(connection=self._attached, chunk_bytes=BLOCK_BYTES)
+        self.connections[self._attached] = connection
+        self._attached += 1
         # Where there is no room for the ring, there may be when the first variable needs it.
         with contextlib.suppress(errors.ResourceExhaustedError):
             self._make_ring(connection)
         connection.tell(reply)
         return Reply(reply.SerializeToString())
+
+    def detach(self, number: int) -> None:
+        """Forget a connection without pushes, and free its ring."""
+        connection = self.connections.pop(number)
+        if connection.place is not None:
+            self._memory.free(connection.place)
+        if not self.has_strategy(connection.strategy):
+            self.agreement.forget_strategy(connection.strategy)
+
+    def has_strategy(self, strategy: int) -> bool:
+        """Return whether a worker has a connection of a strategy."""
+        return any(one.strategy == strategy for one in self.connections.values())
 
     def create(self, request: Request) -> Reply:
         """Local. A worker creates a variable: the first one makes it, the others find it."""
@@ -117,7 +131,8 @@ class Catalogue:
                     "'shared' cannot reach it; use 'auto'"
                 )
             if variable.abandoned:
-                variable.abandoned, variable.creator = False, asked.connection
+                variable.abandoned = False
+                variable.creator, variable.creating_worker = asked.connection, asked.worker
             elif variable.shard.version == 0 and asked.connection != variable.creator:
                 variable.waiting.append(request)
                 return LATER
@@ -130,7 +145,8 @@ class Catalogue:
             variable.abandoned = True
             return
         following = variable.waiting.pop(0)
-        variable.creator = pb.CreateRequest.FromString(following.body).connection
+        asked = pb.CreateRequest.FromString(following.body)
+        variable.creator, variable.creating_worker = asked.connection, asked.worker
         following.reply(self.created(variable, following, must_initialize=True).body)
 
     def created(self, variable: ServedVariable, request: Request, must_initialize: bool) -> Reply:
@@ -229,7 +245,7 @@ class Catalogue:
         connection, kind = self.connections[asked.connection], self._kind(asked)
         try:
             # What is left of a one-sided segment might not do for the rings of the others.
-            for each in self.connections if kind else (connection,):
+            for each in self.connections.values() if kind else (connection,):
                 if each.mode.one_sided == kind and each.lacks_ring(layout):
                     self._make_ring(each)
             return self._memory.carve(*lengths, one_sided=kind)
@@ -274,7 +290,8 @@ class Catalogue:
         else:
             shard = self._gpus.shard(self._gpu_of(asked), given, values)
         number = len(self.variables)
-        variable = ServedVariable(number, asked.ordinal, asked.connection, shard, place)
+        creator = (asked.connection, asked.worker)
+        variable = ServedVariable(number, asked.ordinal, *creator, shard, place)
         self.variables.append(variable)
         self.by_name[asked.name] = variable
         # There was no room for it when they promised, and none can be made by now, or need be.
@@ -292,7 +309,7 @@ class Catalogue:
             task = workers_of(self._host.cluster_spec)[connection.worker]
             worker = (f"worker {connection.worker}", lambda: self._host.has_left(*task))
             connection.ring = Ring(*ends, self._host.memory.sync, pump, *worker)
-            connection.untold = place
+            connection.place = connection.untold = place
 
     def _growth_bytes(self, asked: pb.CreateRequest) -> int:
         """How long a segment to make for a variable; 0 if there cannot be one."""
@@ -300,7 +317,7 @@ class Catalogue:
         needed = needed_bytes(*self._lengths(asked, layout))
         rings = [
             needed_bytes(ring_bytes(connection.slots))
-            for connection in self.connections
+            for connection in self.connections.values()
             if connection.lacks_ring(layout) and connection.mode.one_sided == kind
         ]
         needed += max(rings, default=0)

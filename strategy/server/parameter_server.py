@@ -30,9 +30,16 @@ class ParameterServer:
         who = f"ps {index}"
         self._rules = Rules(who)
         self._metrics = task_metrics("ps", index)
-        self._pushes = Pushes(who, self._catalogue, self._rules, self._metrics, self._remind)
-        self._reads = Reads(who, self._catalogue, self._pushes, self._metrics)
         self._timekeeper = Timekeeper(self._catalogue, host)
+        self._pushes = Pushes(
+            who,
+            self._catalogue,
+            self._rules,
+            self._metrics,
+            self._remind,
+            self._timekeeper.forget,
+        )
+        self._reads = Reads(who, self._catalogue, self._pushes, self._metrics)
         workers = len(workers_of(host.cluster_spec))
         self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics, workers)
         self._endpoint = host.endpoint
@@ -40,6 +47,7 @@ class ParameterServer:
             "ps",
             {
                 "Attach": self._catalogue.attach,
+                "Detach": self._pushes.detach,
                 "Announce": self._catalogue.agreement.announce,
                 "Retract": self._catalogue.agreement.retract,
                 "CreateVariable": self._catalogue.create,

@@ -52,6 +52,7 @@ class Pushes:
         rules: Its rules.
         metrics: What the server has done so far.
         remind: Has :meth:`resume` called on the thread that serves.
+        forget_strategy: Called with the number of a strategy after all workers have closed it.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Pushes:
         rules: Rules,
         metrics: TaskMetrics,
         remind: Callable[[], None],
+        forget_strategy: Callable[[int], None],
     ) -> None:
         self._who = who
         self._catalogue = catalogue
@@ -73,6 +75,7 @@ class Pushes:
         self._later: list[tuple[float, Callable[[], None]]] = []  # since when, and what
         self._put_off: list[tuple[int, Callable[[], None]]] = []
         self._reminder = Reminder(remind, _RESUME_S)
+        self._forget_strategy = forget_strategy
 
     def close(self) -> None:
         """Local. Resume nothing any more."""
@@ -100,6 +103,22 @@ class Pushes:
         self._metrics.values["queued"] += 1
         self._go_on(connection)
         return LATER
+
+    def detach(self, request: Request) -> None:
+        """Forget the connection of a strategy that a worker has closed, after its last push."""
+        number = pb.AttachReply.FromString(request.body).connection
+        self._catalogue.connections[number].is_closed = True
+        self._forget_if_closed(number)
+        self._after()  # a save may have waited for pushes of this connection
+
+    def _forget_if_closed(self, number: int) -> None:
+        connection = self._catalogue.connections[number]
+        if not connection.is_closed or connection.unfinished:
+            return
+        self._catalogue.detach(number)
+        if not self._catalogue.has_strategy(connection.strategy):
+            self._steps.pop(connection.strategy, None)
+            self._forget_strategy(connection.strategy)
 
     def hold(self, request: Request) -> Reply:
         """Take up no more pushes until a save says which ones it wants."""
@@ -238,10 +257,10 @@ class Pushes:
             put_off, self._put_off = self._put_off, []
             for variable, begin in put_off:
                 self.when_free(variable, begin)
-        for connection in self._catalogue.connections:
+        for connection in list(self._catalogue.connections.values()):
             self._go_on(connection)
         cut = self._cut
-        applied = {one.key: one.applied for one in self._catalogue.connections}
+        applied = {one.key: one.applied for one in self._catalogue.connections.values()}
         if cut is not None and cut.is_reached(applied):
             self._cut = None
             cut.then()
@@ -358,6 +377,7 @@ class Pushes:
             self._metrics.values["steps"] += 1
             self._metrics.values["queued"] -= 1
             connection.applied, connection.sent = given.push.sequence, tuple(given.push.sent)
+            self._forget_if_closed(given.push.connection)
         then()
         if len(batch) > 1 or self._cut is not None:
             self._after()
@@ -375,7 +395,7 @@ class Pushes:
 
     def _last_pushes(self) -> bytes:
         reply = pb.HoldReply()
-        for connection in self._catalogue.connections:
+        for connection in self._catalogue.connections.values():
             reply.last.add(
                 worker=connection.worker, strategy=connection.strategy, sent=connection.sent
             )

@@ -26,6 +26,7 @@ class ServedVariable:
         ordinal: How many variables its creator created before.
         creator: The connection that gives the first value. Several strategies of a worker, in
             threads, have one each.
+        creating_worker: Index of its worker.
         shard: Its contents.
         place: Where its versions and its data lie.
         waiting: Requests of workers that wait for its first value.
@@ -35,6 +36,7 @@ class ServedVariable:
     identity: int
     ordinal: int
     creator: int
+    creating_worker: int
     shard: OwnedShard
     place: Place
     waiting: list[Request] = field(default_factory=list)
@@ -52,7 +54,9 @@ class ServedConnection:
         slots: Of the ring that it wants; 0 if it wants none.
         gpu: On which GPU of the server what optimizers can change is to lie; None for the host.
         ring: The ring, if it has one.
-        untold: Where the ring lies, until the worker is told.
+        place: Where the ring lies.
+        untold: The same, until the worker is told.
+        is_closed: True after the worker has closed the strategy.
         sequence: Of the last push.
         unfinished: Pushes that wait for those of other workers, and those that came after them.
         applied: Sequence of the last push that has been applied.
@@ -66,7 +70,9 @@ class ServedConnection:
     slots: int
     gpu: int | None = None
     ring: Ring | None = None
+    place: Place | None = None
     untold: Place | None = None
+    is_closed: bool = False
     sequence: int = 0
     unfinished: deque[Any] = field(default_factory=deque)
     applied: int = 0

@@ -183,8 +183,9 @@ def test_targets_are_what_anybody_has_said():
     assert not cut.is_reached({one: 9})
     cut.aim({one: 5, two: 1}, print)
     assert [cut.allows(one, 5), cut.allows(one, 6), cut.allows((2, 0), 1)] == [True, False, False]
-    assert not cut.is_reached({one: 5})
+    assert not cut.is_reached({one: 5, two: 0})
     assert cut.is_reached({one: 5, two: 1})
+    assert cut.is_reached({one: 5})  # a closed connection has applied all its pushes
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt, MemoryError])

@@ -433,7 +433,7 @@ def test_what_follows_a_step_that_fails_is_applied(make):
         server = cluster.parameter_servers[0]._catalogue
 
         def behind():  # the other has pushed, and assigned behind it
-            return [len(one.unfinished) for one in server.connections] == [0, 2]
+            return [len(one.unfinished) for one in server.connections.values()] == [0, 2]
 
         def enclosing(*_):
             until(behind)

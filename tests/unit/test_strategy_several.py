@@ -89,3 +89,49 @@ def test_without_shared_memory_there_is_no_ring(server):
     assert lines["p2p"]._ring is None
     assert lines["auto"]._ring is not None
     assert lines["p2p"].number != lines["auto"].number
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_closed_strategies_leave_the_others_alone(transport):
+    """Strategies come and go while another one trains and saves."""
+    strategy, shared, own = make(transport, "own")
+    sgd = optimizers.SGD(1.0)
+    for count in range(1, 31):
+        with ParameterServerStrategy(transport=transport) as other, other.scope():
+            v = [get_variable(f"all/{size}", size, "f8", 0.0) for size in SIZES][-1]
+            sgd.apply_gradients([(np.full(v.shape, -1.0), v)])
+        sgd.apply_gradients([(np.full(v.shape, -1.0), v) for v in (*shared, *own)]).wait(30)
+        np.testing.assert_array_equal(shared[-1], np.full(SIZES[-1], 2.0 * count))
+    for v in (*shared[:-1], *own):
+        np.testing.assert_array_equal(v, np.full(v.shape, 30.0))
+    strategy.close()
+
+
+def test_strategies_close_while_another_saves(tmp_path):
+    """A save neither waits for the pushes of closed strategies nor loses them."""
+    strategy, shared, _ = make("auto", "own")
+    stop, problems = threading.Event(), []
+
+    def come_and_go():
+        try:
+            while not stop.is_set():
+                with ParameterServerStrategy() as other, other.scope():
+                    v = get_variable("all/10", SIZES[0], "f8", 0.0)
+                    optimizers.SGD(1.0).apply_gradients([(np.full(v.shape, -1.0), v)])
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        path = strategy.save(str(tmp_path))
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not problems
+    before = int(strategy.global_step)
+    strategy.restore(path)
+    assert int(strategy.global_step) <= before
+    np.testing.assert_array_equal(shared[0], np.full(SIZES[0], float(strategy.global_step)))
