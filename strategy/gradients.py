@@ -33,8 +33,9 @@ _ONE = np.ones((), np.int64)
 
 @dataclass(frozen=True)
 class _ReplicaGradients:
-    """The gradients of one replica and their variables; not a list, which would be taken apart."""
+    """The gradients of one replica; not a tuple, which a merge call would take apart."""
 
+    optimizer: Optimizer
     pairs: Pairs
 
 
@@ -86,20 +87,21 @@ class GradientPusher:
                 "it made outside of strategy.scope()?"
             )
         if context is not None and context.num_replicas_in_sync > 1:
-            own = _ReplicaGradients([(usable_elsewhere(grad), var) for grad, var in pairs])
-            work: Work = context.merge_call(partial(self._push_means, optimizer), (own,))
+            moved = [(usable_elsewhere(grad), var) for grad, var in pairs]
+            own = _ReplicaGradients(optimizer, moved)
+            work: Work = context.merge_call(self._push_means, (own,))
             return work
         return self._push(optimizer, pairs)
 
-    def _push_means(self, optimizer: Optimizer, _: object, each: PerReplica) -> Work:
-        """Push the means of the replicas' gradients."""
+    def _push_means(self, _: object, each: PerReplica) -> Work:
+        """Push the means of the replicas' gradients, by the optimizer of the first."""
         names = [[var.name for _, var in replica.pairs] for replica in each.values]
         if any(own != names[0] for own in names):
             raise ValueError(f"replicas have gradients of different variables: {names}")
         variables = [var for _, var in each.values[0].pairs]
         grads = [[grad for grad, _ in replica.pairs] for replica in each.values]
         means = [reduced("mean", PerReplica(own)) for own in zip(*grads, strict=True)]
-        return self._push(optimizer, list(zip(means, variables, strict=True)))
+        return self._push(each.values[0].optimizer, list(zip(means, variables, strict=True)))
 
     def _push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
         rate = optimizer.learning_rate  # another thread may set it

@@ -563,19 +563,6 @@ def test_shapes_of_little(compiling_xp, shape):
     assert_equal(on_both(train, workers=1))
 
 
-def test_a_worker_that_would_change_the_copy_itself_is_refused(compiling_xp):
-    with served(GPU, workers=1) as worker:
-        v = variable(worker(), "v", 6 * BLOCK, 1.0, "f4")
-        (remote,) = v.remotes
-        remote.gpu = None
-        with pytest.raises(errors.FailedPreconditionError, match="'v' lies on GPU 0"):
-            optimizers.SGD(0.5).apply_gradients([(v.numpy(), v)]).wait()
-        remote.gpu = 0
-        np.testing.assert_array_equal(v.numpy(), np.ones(6 * BLOCK))
-        optimizers.SGD(0.5).apply_gradients([(v.numpy(), v)]).wait()
-        np.testing.assert_array_equal(v.numpy(), np.full(6 * BLOCK, 0.5))
-
-
 @pytest.mark.parametrize("nan", ["skip", "pass"])
 def test_gradients_that_are_not_finite(compiling_xp, nan):
     def train(worker):
