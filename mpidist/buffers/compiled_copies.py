@@ -1,4 +1,4 @@
-"""Copies with prefetching and non-temporal stores, compiled by numba; extra ``fast``."""
+"""Copies by non-temporal stores, and of rows, compiled by numba; extra ``fast``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from mpidist.buffers.compiling import compiled, compiled_fence
 
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # rows to prefetch; measured with rows of 256 bytes: 4 are too few, 32 no better
-# Distance of the prefetch in bytes: the next page, because the hardware stops at the end of a page.
-# A sixth faster (measured); half of it is too little, more is no better.
-_PAGE_AHEAD = 4096
 
 
 def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
@@ -63,7 +60,6 @@ def _copy_bytes(to: Any, whence: Any) -> None:
     for i in range(begin):
         to[i] = whence[i]
     for offset in range(begin, begin + lines * _LINE, _LINE):
-        _prefetch(source + np.uintp(offset + _PAGE_AHEAD))
         _copy_line(address + np.uintp(offset), source + np.uintp(offset))
     _fence()
     for i in range(begin + lines * _LINE, to.size):

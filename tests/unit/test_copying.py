@@ -14,6 +14,7 @@ from mpidist.buffers.compiling import can_compile
 from mpidist.buffers.copying import copy_array, put_rows, take_rows
 
 pytest.importorskip("numba")
+from mpidist.buffers import compiled_copies
 from mpidist.buffers.compiled_copies import copy_past_caches, put_compiled, take_ahead
 
 LARGE = copying.LARGE_BYTES
@@ -21,14 +22,14 @@ LARGE = copying.LARGE_BYTES
 
 @pytest.fixture
 def used(monkeypatch):
-    """Which arrays have been copied past the caches."""
+    """The targets of copies past the caches."""
     targets = []
 
     def copy(target, source):
         targets.append(target)
         copy_past_caches(target, source)
 
-    monkeypatch.setattr(copying, "_choice", copy)
+    monkeypatch.setattr(compiled_copies, "copy_past_caches", copy)
     return targets
 
 
@@ -89,30 +90,18 @@ def test_a_target_that_is_read_only():
     assert not target.any()
 
 
-def test_whichever_is_faster(monkeypatch):
-    for slow in (copy_past_caches, np.copyto):
-        monkeypatch.setattr(copying, "_choice", None)
-        monkeypatch.setattr(copying, "_seconds", lambda copy, *_, slow=slow: float(copy is slow))
-        target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
-        copy_array(target, source)
-        assert target.all()
-        assert copying._choice is not slow
-
-
-def test_without_numba(monkeypatch):
-    monkeypatch.setattr(copying, "_choice", None)
+def test_without_numba(monkeypatch, used):
     monkeypatch.setattr(copying, "can_compile", lambda: False)
     target, source = np.zeros(LARGE, np.uint8), np.ones(LARGE, np.uint8)
     copy_array(target, source)
     assert target.all()
-    assert copying._choice is np.copyto
+    assert used == []
 
 
 def test_a_numba_that_cannot_be_imported(monkeypatch, caplog):
     def fail(name):
         raise ImportError("needs another NumPy")
 
-    monkeypatch.setattr(copying, "_choice", None)
     monkeypatch.setattr(compiling, "import_module", fail)
     can_compile.cache_clear()
     try:
