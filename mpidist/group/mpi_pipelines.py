@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist.buffers.host_view import Array
-from mpidist.group.operation import LARGEST_COUNT, RESERVED_TAGS, Op, split_counts
+from mpidist.group.operation import RESERVED_TAGS, Op, split_counts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -155,16 +155,8 @@ class PartExchange:
             op: The Op.
             requests: Holds the requests under way; not empty after an error.
         """
-        rank = self._rank
         if op.name == "all_gather":
             self._gather_in_ring(op, requests)
-        elif op.name == "gather" or (op.name == "scatter" and rank != op.root):
-            self._send_or_receive(op, rank)
-        elif op.name == "all_to_all" and self._size == 2:
-            other = 1 - rank
-            given, taken = op.send_parts[other], op.recv_parts[other]
-            self._send_and_receive(given, other, taken, other, requests)
-            _copy_own_part(op, rank)
         else:
             self.start(op, requests)
             self._wait_for(requests)
@@ -183,20 +175,6 @@ class PartExchange:
                 _start(requests, comm.Isend, op.send_parts[target], target)
         _copy_own_part(op, rank)
 
-    def _send_or_receive(self, op: Op, rank: int) -> None:
-        """Send or receive one part after the other, which is cheaper than requests."""
-        _copy_own_part(op, rank)
-        move = self._comm.Recv if op.recv_parts else self._comm.Send
-        failure = None
-        for other, part in (op.recv_parts or op.send_parts).items():
-            for segment in split_counts(part) if other != rank else ():
-                try:
-                    move(segment, other, _PART_TAG)
-                except self._error as error:  # messages left over would match the next operation
-                    failure = failure or error
-        if failure is not None:
-            raise failure
-
     def _gather_in_ring(self, op: Op, requests: list[MPI.Request]) -> None:
         # In a ring each part crosses the network between two nodes once, however many ranks they
         # have (Thakur, Rabenseifner and Gropp 2005, section 4.1).
@@ -208,19 +186,10 @@ class PartExchange:
             given = op.recv_parts[rank]
         for step in range(1, size):
             taken = op.recv_parts[(rank - step) % size]
-            self._send_and_receive(given, right, taken, left, requests)
+            _start(requests, self._comm.Irecv, taken, left)
+            _start(requests, self._comm.Isend, given, right)
+            self._wait_for(requests)
             given = taken
-
-    def _send_and_receive(
-        self, given: Array, target: int, taken: Array, source: int, requests: list[MPI.Request]
-    ) -> None:
-        comm = self._comm
-        if max(given.size, taken.size) <= LARGEST_COUNT:
-            comm.Sendrecv(given, target, _PART_TAG, taken, source, _PART_TAG)
-            return
-        _start(requests, comm.Irecv, taken, source)
-        _start(requests, comm.Isend, given, target)
-        self._wait_for(requests)
 
     def _wait_for(self, requests: list[MPI.Request]) -> None:
         """Wait for all requests, also after one has failed, and raise the first error."""

@@ -86,20 +86,26 @@ def test_broadcasts_of_which_one_is_in_odd_memory_become_one(group):
 def test_what_an_error_leaves_is_not_taken_for_the_next(group, monkeypatch):
     """A root that fails in the middle takes what the others send it, and refuses to go on."""
     rank = group.rank()
-    receive = group._submission._backend._parts._comm.Recv
     failing = [True]
+
+    class Request:
+        def __init__(self, request):
+            self.request = request
+
+        def Wait(self):
+            from mpi4py import MPI
+
+            self.request.Wait()
+            if failing:
+                failing.clear()
+                raise MPI.Exception(MPI.ERR_TRUNCATE)
 
     class Comm:
         def __getattr__(self, name):
             return getattr(group.comm, name)
 
-        def Recv(self, *arguments):
-            receive(*arguments)
-            if failing:
-                from mpi4py import MPI
-
-                failing.clear()
-                raise MPI.Exception(MPI.ERR_TRUNCATE)
+        def Irecv(self, *arguments):
+            return Request(group.comm.Irecv(*arguments))
 
     monkeypatch.setattr(group._submission._backend._parts, "_comm", Comm())
     given = np.full(20_000, 10.0 + rank)

@@ -20,7 +20,7 @@ def test_collective(world, collective):
 @pytest.mark.parametrize("collective", BY_PARTS, ids=lambda c: c.__name__)
 def test_parts_as_messages_in_segments(world, monkeypatch, collective, timeout):
     monkeypatch.setattr("mpidist.group.process_group.MIN_MESSAGE_BYTES", 1)
-    for module in ("operation", "mpi_backend", "mpi_pipelines", "process_group"):
+    for module in ("operation", "mpi_backend", "process_group"):
         monkeypatch.setattr(f"mpidist.group.{module}.LARGEST_COUNT", 7)
     monkeypatch.setattr("mpidist.group.operation._SEGMENT_COUNT", 5)
     monkeypatch.setattr("mpidist.group.mpi_pipelines._MIN_SENT_AS_COPY_BYTES", 40)
