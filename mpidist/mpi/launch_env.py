@@ -11,14 +11,6 @@ _MARKS = (
     ("PMI_RANK", "hydra"),
     ("PMI_FD", "hydra"),
 )
-# Prefixes of the variables by which launchers and batch systems tell a process its place in a job,
-# or a launcher its hosts, and prefixes of those among them that users set.
-_PLACES = (
-    *("PMI_", "PMI2_", "PMIX_", "PMIX2_", "HYDI_", "HYDRA_", "MPI_LOCAL", "OMPI_", "OPAL_USER_"),
-    *("PRTE_", "MV2_COMM_WORLD_", "SLURM_", "PALS_", "FLUX_", "PBS_", "LSB_", "JSM_", "MPIDIST_"),
-)
-_SETTINGS = ("OMPI_MCA_", "SLURM_CONF", "MPIDIST_SECRET")
-_OF_OMPI_JOBS = ("orte_", "ess", "plm", "ras", "pmix", "num_procs", "initial_wdir", "PREFIXES")
 _OWN_LAUNCHER = (
     "Start the script with the mpiexec of the library that mpi4py loads: the one beside this "
     "Python, or the one that its MPI module puts first in PATH; mpidist run takes these"
@@ -54,25 +46,6 @@ def rank_hint(env: Mapping[str, str]) -> int | None:
 def local_size_hint(env: Mapping[str, str]) -> int | None:
     """Return the number of ranks on this host that the launcher announces, or None."""
     return _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
-
-
-def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for processes on this host that do not belong to this job.
-
-    Args:
-        env: Usually ``os.environ``.
-
-    Returns:
-        A new environment, without the variables of launchers, batch systems and ``mpidist run``.
-        Settings of the MPI library's transports stay.
-    """
-
-    def stays(name: str) -> bool:
-        if name.startswith(tuple(f"OMPI_MCA_{word}" for word in _OF_OMPI_JOBS)):
-            return False
-        return not name.startswith(_PLACES) or name.startswith(_SETTINGS)
-
-    return {name: text for name, text in env.items() if stays(name)}
 
 
 def start_settings(env: Mapping[str, str], library: str) -> dict[str, str]:

@@ -42,10 +42,6 @@ class World:
         size: Number of ranks.
         hosts: Host name of each rank.
         nodes: Node number of each rank, equal for ranks that can share memory.
-        vendor: ``"MPICH"``, ``"Open MPI"``, ...
-        version: Version of the MPI library.
-        thread_level: Always ``"multiple"``; a world with less is refused.
-        launcher: See :func:`mpidist.mpi.launch_env.launcher_of`.
         comm: Duplicate of MPI_COMM_WORLD, from which process groups are made.
         messages: Carries endpoint messages.
         node: The ranks of this node.
@@ -59,10 +55,6 @@ class World:
     size: int
     hosts: tuple[str, ...]
     nodes: tuple[int, ...]
-    vendor: str
-    version: tuple[int, ...]
-    thread_level: str
-    launcher: str | None
     comm: MPI.Intracomm
     messages: MPI.Intracomm
     node: MPI.Comm
@@ -149,24 +141,18 @@ def _make_world(hooks: bool) -> World:
     first_ranks = sorted({first for _, first, _ in facts})
     own_host, own_first, _ = facts[comm.rank]
     on_node = [rank for rank, (_, first, _) in enumerate(facts) if first == own_first]
-    vendor, version = MPI.get_vendor()
-    launcher = launcher_of(os.environ)
     shutdown = Shutdown(
         records.Identity(comm.rank, os.getpid(), own_host),
         comm.Dup(),
         finalize=owned,
         # Without a launcher no rank waits for this one, and a prompt must survive an error.
-        hooks=hooks and (launcher is not None or comm.size > 1),
+        hooks=hooks and (launcher_of(os.environ) is not None or comm.size > 1),
     )
     result = World(
         rank=comm.rank,
         size=comm.size,
         hosts=tuple(host for host, _, _ in facts),
         nodes=tuple(first_ranks.index(first) for _, first, _ in facts),
-        vendor=vendor,
-        version=version,
-        thread_level="multiple",
-        launcher=launcher,
         comm=comm,
         messages=comm.Dup(),
         node=node,
