@@ -1,19 +1,18 @@
 """Metrics of the tasks of this process, and a timeline of their work.
 
 Once a second a rank writes the metrics of its tasks into the run folder, where ``mpidist top``
-reads them. If ``MPIDIST_TIMELINE`` names a folder, the rank writes a timeline there: events of
+reads them. If ``MPIDIST_TIMELINE`` names a folder, the rank draws a timeline there: events of
 Chrome's Trace Event Format, as an array without an end, which Perfetto opens.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,7 +84,10 @@ def task_metrics(job: str, index: int) -> TaskMetrics:
     name = f"{job} {index}"
     if launcher_of(os.environ) is None:  # no world begins a timeline
         start_timeline(os.getpid())
-    return _tasks.setdefault(name, TaskMetrics(name))
+    if name not in _tasks:
+        _tasks[name] = TaskMetrics(name)
+        _name_timeline()
+    return _tasks[name]
 
 
 def snapshot() -> dict[str, dict[str, float]]:
@@ -98,7 +100,7 @@ def snapshot() -> dict[str, dict[str, float]]:
 
 
 class Timeline:
-    """The timeline of this process, and its file.
+    """The timeline of this process.
 
     Args:
         folder: Folder of the file. It is made if it does not exist.
@@ -108,54 +110,21 @@ class Timeline:
     def __init__(self, folder: str, rank: int) -> None:
         self._path = os.path.join(folder, f"timeline-{rank}.json")
         self._rank = rank
-        self._events: deque[dict[str, Any]] = deque()  # threads add while another removes
-        self._named: set[str] = set()
-        self._before: dict[str, dict[str, float]] = {}
-        self._writing = threading.Lock()
         self._failed = False
         os.makedirs(folder, exist_ok=True)
-        with open(self._path, "w") as file:
-            file.write("[\n")
+        # Each event is one write, so threads do not mix lines, and a killed rank loses none.
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        os.write(self._file, b"[\n")
 
     def add(self, event: dict[str, Any]) -> None:
-        """Keep an event until the next write. Process and thread are filled in."""
-        self._events.append({**event, "tid": threading.get_native_id()})
-
-    def write(self) -> None:
-        """Append the events since the last write, and the changes of the metrics.
-
-        Staleness is the mean over the changes since the last write, as in ``mpidist top``.
-        """
-        with self._writing:
-            events = [self._events.popleft() for _ in range(len(self._events))]
-            events += self._counters()
-            lines = [json.dumps({"pid": self._rank, **event}) + ",\n" for event in events]
-            try:
-                with open(self._path, "a") as file:
-                    file.writelines(lines)
-            except OSError as error:
-                if not self._failed:
-                    logger.warning("the timeline has gaps: cannot write %s: %s", self._path, error)
-                self._failed = True
-
-    def _counters(self) -> Iterator[dict[str, Any]]:
-        now, before = snapshot(), self._before
-        self._before = now
-        name = ", ".join(now) or f"rank {self._rank}"
-        if name not in self._named:
-            self._named.add(name)
-            yield {"name": "process_name", "ph": "M", "args": {"name": name}}
-        for task, values in now.items():
-            drawn = {
-                what: value if what == "queued" else value - before.get(task, {}).get(what, 0.0)
-                for what, value in values.items()
-            }
-            if "staleness" in drawn:  # without changes there is no mean
-                total, count = drawn.pop("staleness"), drawn.get("changes")
-                drawn |= {"staleness": total / count} if count else {}
-            for what, value in drawn.items():
-                args = {what: value}
-                yield {"name": f"{task}: {what}", "ph": "C", "ts": 1e6 * time.time(), "args": args}
+        """Append an event. Process and thread are filled in."""
+        line = json.dumps({"pid": self._rank, "tid": threading.get_native_id(), **event}) + ",\n"
+        try:
+            os.write(self._file, line.encode())
+        except OSError as error:
+            if not self._failed:
+                logger.warning("the timeline has gaps: cannot write %s: %s", self._path, error)
+            self._failed = True
 
 
 _timeline: Timeline | None = None
@@ -170,18 +139,11 @@ def start_timeline(rank: int) -> None:
         _timeline = Timeline(config.timeline, rank)
     except OSError as error:
         logger.warning("no timeline is drawn: MPIDIST_TIMELINE=%s: %s", config.timeline, error)
-    else:
-        atexit.register(write_timeline)
-        os.register_at_fork(after_in_child=_forget_timeline)
+    _name_timeline()
 
 
-def _forget_timeline() -> None:
-    global _timeline
-    _timeline = None
-    atexit.unregister(write_timeline)
-
-
-def write_timeline() -> None:
-    """Append the events since the last write, if there is a timeline."""
-    if _timeline is not None:
-        _timeline.write()
+def _name_timeline() -> None:
+    """Name the timeline after the tasks of this process."""
+    if _timeline is not None and _tasks:
+        args = {"name": ", ".join(_tasks)}
+        _timeline.add({"name": "process_name", "ph": "M", "args": args})

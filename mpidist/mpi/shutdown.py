@@ -1,4 +1,4 @@
-"""How a rank leaves, how a job ends, and every hook that mpidist sets in a process.
+"""How a rank leaves, how a job ends, and the hooks that this needs.
 
 * A rank whose script ends sends a leave note to every other rank. The note has the number of
   collectives that the rank took part in, by group. The rank sleeps until all ranks have left. Then
@@ -7,37 +7,8 @@
 * An uncaught exception in any thread ends the job through MPI_Abort, with its traceback and the
   name of the rank. Without this hook the other ranks wait until their watchdogs notice.
 
-These are all the changes that mpidist makes outside its own objects. The first four are the hooks
-that ``MPIDIST_HOOKS=0`` and ``init_process_group(hooks=False)`` turn off. They are set when MPI
-starts, and only in a process that a launcher has started. docs/hooks.md tells users about them.
-
-===================================  ================================  ============================
-Change                               Module                            Purpose
-===================================  ================================  ============================
-``sys.excepthook``                   :mod:`mpidist.mpi.shutdown`       end the job
-``threading.excepthook``             :mod:`mpidist.mpi.shutdown`       end the job
-line buffering of ``sys.stdout``     :mod:`mpidist.mpi.shutdown`   whole lines for the launcher
-SIGINT is ignored                    :mod:`mpidist.mpi.shutdown`       a second Ctrl-C does not stop
-                                                                       the end of a failed rank
-``atexit``                           :mod:`mpidist.mpi.shutdown`       leave, finalize MPI
-``atexit``                           :mod:`mpidist.mpi.metrics`        write the timeline, if any
-``atexit``                           :mod:`mpidist.rpc.tcp`            send the last messages
-``faulthandler``                     :mod:`mpidist.mpi.shutdown`       end a process whose MPI_Abort
-                                                                       hangs
-``os.register_at_fork``              :mod:`mpidist.mpi.fork`           errors in forked children
-``os.register_at_fork``              :mod:`mpidist.mpi.metrics`        no timeline in children
-``os.register_at_fork``              :mod:`mpidist.rpc`                shared memory of the parent
-``os.register_at_fork``              :mod:`mpidist.work`               no futures of the parent
-``os.register_at_fork``              :mod:`mpidist.gpu`                check CUDA anew in children
-``HOME``                             :mod:`mpidist.mpi.world`          Open MPI ends without it
-``UCX_TLS``                          :mod:`mpidist.mpi.shared_memory`  MPICH in a small /dev/shm
-``MPIR_CVAR_CH4_NETMOD``             :mod:`mpidist.mpi.launch_env`     MPICH under srun
-``FI_PROVIDER``                      :mod:`mpidist.mpi.launch_env`     MPICH under srun
-``CUDA_VISIBLE_DEVICES``             :mod:`mpidist.cluster_resolver`   the GPUs of a Slurm task
-``mpi4py.rc.initialize``             :mod:`mpidist.mpi.world`          MPI starts when it is needed
-files of MPI in /dev/shm             :mod:`mpidist.mpi.shared_memory`  unlinked: no job leaves any
-``mallopt``                          :mod:`mpidist.rpc.tcp`            keep freed memory
-===================================  ================================  ============================
+docs/hooks.md lists every change that mpidist makes outside its own objects. The hooks that can be
+turned off are set when MPI starts, and only in a process that a launcher has started.
 """
 
 from __future__ import annotations
@@ -61,7 +32,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist.errors import UnavailableError
-from mpidist.mpi import fork, metrics, records
+from mpidist.mpi import fork, records
 from mpidist.mpi.backoff import Backoff
 from mpidist.mpi.pending import pending_ops
 from mpidist.mpi.watchdog import Watchdog
@@ -223,7 +194,6 @@ def end_job(
         sys.stderr.write(f"{text}mpidist: {identity} ends the job: {reason}\n")
         sys.stderr.flush()
     records.write_failure(identity, reason, trace, code)
-    metrics.write_timeline()
     for descriptor in (1, 2):
         wait_until_read(descriptor)
     # Python 3.12 and later start no thread during the interpreter's shutdown; this one is in C.

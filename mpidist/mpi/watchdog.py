@@ -101,11 +101,10 @@ class Watchdog:
         return True
 
     def _write_metrics(self) -> None:
-        """Write the metrics of this rank's tasks, and its timeline."""
+        """Write the metrics of this rank's tasks."""
         tasks = metrics.snapshot()
         if tasks:  # a rank without a Server has none
             records.write_metrics(self._identity, tasks)
-        metrics.write_timeline()
 
     def _watch(self) -> None:
         from mpi4py import MPI

@@ -99,15 +99,33 @@ def test_a_timeline_that_cannot_be_drawn(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(metrics, "_timeline", None)
     metrics.start_timeline(0)
     assert "no timeline is drawn: MPIDIST_TIMELINE=" in caplog.text
-    metrics.write_timeline()
+    metrics.task_metrics("worker", 0).note("step", 0.0)
 
 
-def test_numbers_of_any_kind(tmp_path, monkeypatch):
+def test_a_timeline_has_the_names_of_the_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "config", Config(timeline=str(tmp_path)))
+    monkeypatch.setattr(metrics, "_timeline", None)
+    monkeypatch.setattr(metrics, "_tasks", {"ps 0": metrics.TaskMetrics("ps 0")})
+    metrics.start_timeline(3)
+    metrics.task_metrics("worker", 1)
+    events = events_of(tmp_path / "timeline-3.json")
+    assert [event["args"]["name"] for event in events] == ["ps 0", "ps 0, worker 1"]
+
+
+def test_a_timeline_on_a_full_disk(monkeypatch, caplog, tmp_path):
+    timeline = metrics.Timeline(str(tmp_path), 0)
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(timeline, "_file", full.fileno())
+        timeline.add({"name": "step"})
+        timeline.add({"name": "step"})
+    assert caplog.text.count("the timeline has gaps: cannot write") == 1
+
+
+def test_numbers_of_any_kind(monkeypatch):
     monkeypatch.setattr(metrics, "_tasks", {})
     values = metrics.task_metrics("worker", 0).values
     values["loss"] += np.float32(1.5)
     values["steps"] += np.int64(2)
-    metrics.Timeline(str(tmp_path), 0).write()
     now = metrics.snapshot()
     assert json.loads(json.dumps(now)) == {"worker 0": {"loss": 1.5, "steps": 2.0}}
 
@@ -126,20 +144,6 @@ sys.exit(0)
     subprocess.run([sys.executable, "-c", source], env=env, check=True, timeout=60)
     (path,) = tmp_path.iterdir()
     assert [event["name"] for event in events_of(path)].count("step") == 1
-
-
-def test_staleness_in_a_timeline_is_a_mean(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "_tasks", {})
-    task = metrics._tasks["ps 0"] = metrics.TaskMetrics("ps 0")
-    timeline = metrics.Timeline(str(tmp_path), 0)
-    for changes, staleness in ((10, 15), (20, 60), (0, 0), (4, 2)):
-        task.values["changes"] += changes
-        task.values["staleness"] += staleness
-        timeline.write()
-    events = list(events_of(tmp_path / "timeline-0.json"))
-    drawn = [e["args"]["staleness"] for e in events if e["name"] == "ps 0: staleness"]
-    assert drawn == [1.5, 3.0, 0.5]
-    assert [e["args"]["changes"] for e in events if e["name"] == "ps 0: changes"] == [10, 20, 0, 4]
 
 
 def test_a_rank_without_numbers(tmp_path):
