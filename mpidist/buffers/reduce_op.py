@@ -224,21 +224,15 @@ def to_reduce_into(
         and target.flags.writeable
     ):
         return source, target, cast("ReduceOp", op), None
-    check_usable(source, write=False)
     check_usable(target, write=True)
-    if source.dtype != target.dtype:
-        raise ValueError(f"a reduction of {source.dtype} cannot write into {target.dtype}")
-    dtype = _reducing_dtype(source.dtype, op)
-    send = np.require(np.asarray(source), dtype, ("C", "A"))
-    if isinstance(op, PremulSum):
-        send, op = op.times(send), ReduceOp.SUM
-    recv = target
-    if dtype != target.dtype or not target.flags.carray:
-        recv = np.empty(target.shape, dtype)
-    on_complete = with_upload(
-        target, copy_back(target, recv, count if op is ReduceOp.AVG else None)
-    )
-    return _as_numbers(send), _as_numbers(recv), _mpi_reduction(op, dtype), on_complete
+    if dtype != target.dtype:
+        raise ValueError(f"a reduction of {dtype} cannot write into {target.dtype}")
+    divisor = count if op is ReduceOp.AVG else None
+    send, mpi_op, _ = to_reduce(source, op, count, write=False)
+    recv = result = _as_numbers(target)
+    if recv.dtype != send.dtype or not recv.flags.carray:
+        recv, result = np.empty(target.shape, send.dtype), target
+    return send, recv, mpi_op, with_upload(target, copy_back(result, recv, divisor))
 
 
 def _as_numbers(array: Array) -> Array:
