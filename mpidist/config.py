@@ -28,14 +28,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
+from typing import Any
 
 PER_NODE, COLOCATED = "per_node", "colocated"
 """Values of a job layout in place of a number of tasks."""
-_SWITCH = ("0", "1")
 _DEBUG = ("info", "off", "detail")
-_HOOKS = ("1", "0")
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ class Config:
     stall_abort_s: float = float("inf")
     arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
-    debug: str = "info"
+    debug: str = _DEBUG[0]
     gpu_mpi: bool = False
-    hooks: str = "1"
+    hooks: bool = True
     secret: str | None = field(default=None, repr=False)
 
     @property
@@ -75,46 +74,34 @@ class Config:
             ValueError: A number does not parse or is not positive, or a word is unknown. The
                 message names the variable.
         """
+        values = {}
+        for setting in fields(cls):
+            variable = f"MPIDIST_{setting.name.upper()}"
+            if text := env.get(variable):
+                values[setting.name] = _parse(variable, text, setting.default)
+        return cls(**values)
 
-        def number(name: str, default: float) -> float:
-            text = env.get(name, "")
-            if not text:
-                return default
-            try:
-                value = float(text)
-            except ValueError:
-                raise ValueError(f"{name}={text!r} is not a number; unset it or give one") from None
-            if not value > 0:
-                raise ValueError(f"{name}={text!r} must be positive")
-            return value
 
-        def whole(name: str, default: int) -> int:
-            value = number(name, default)
-            if not 1 <= value < 1 << 63:
-                raise ValueError(f"{name}={env[name]!r} must be at least 1, and finite")
-            return int(value)
-
-        def one_of(name: str, known: tuple[str, ...]) -> str:
-            text = (env.get(name) or known[0]).lower()
-            if text not in known:
-                raise ValueError(f"{name}={env[name]!r} is none of {', '.join(known)}")
-            return text
-
-        return cls(
-            run_dir=env.get("MPIDIST_RUN_DIR") or None,
-            timeline=env.get("MPIDIST_TIMELINE") or None,
-            jobs=env.get("MPIDIST_JOBS") or None,
-            start_timeout_s=number("MPIDIST_START_TIMEOUT_S", cls.start_timeout_s),
-            call_timeout_s=number("MPIDIST_CALL_TIMEOUT_S", cls.call_timeout_s),
-            stall_s=number("MPIDIST_STALL_S", cls.stall_s),
-            stall_abort_s=number("MPIDIST_STALL_ABORT_S", cls.stall_abort_s),
-            arena_bytes=whole("MPIDIST_ARENA_BYTES", cls.arena_bytes),
-            credit_bytes=whole("MPIDIST_CREDIT_BYTES", cls.credit_bytes),
-            debug=one_of("MPIDIST_DEBUG", _DEBUG),
-            gpu_mpi=one_of("MPIDIST_GPU_MPI", _SWITCH) == "1",
-            hooks=one_of("MPIDIST_HOOKS", _HOOKS),
-            secret=env.get("MPIDIST_SECRET") or None,
-        )
+def _parse(name: str, text: str, default: Any) -> Any:
+    """Return the value of a variable, of the type of its default; None stands for text."""
+    if default is None:
+        return text
+    if isinstance(default, bool | str):
+        known = _DEBUG if isinstance(default, str) else ("0", "1")
+        if text.lower() not in known:
+            raise ValueError(f"{name}={text!r} is none of {', '.join(known)}")
+        return text.lower() if isinstance(default, str) else text == "1"
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a number; unset it or give one") from None
+    if not value > 0:
+        raise ValueError(f"{name}={text!r} must be positive")
+    if isinstance(default, float):
+        return value
+    if not 1 <= value < 1 << 63:
+        raise ValueError(f"{name}={text!r} must be at least 1, and finite")
+    return int(value)
 
 
 @cache

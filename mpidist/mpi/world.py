@@ -108,7 +108,7 @@ def world(hooks: bool | None = None) -> World:
     fork.check_mpi()
     with _starting:
         if _world is None:
-            wanted = config.hooks == "1" if hooks is None else hooks
+            wanted = config.hooks if hooks is None else hooks
             _refuse(foreign_step(os.environ))
             with watched_start():  # this call returns after all ranks have made it
                 _world = _make_world(wanted)
