@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from mpidist.config import config
 from mpidist.mpi import metrics, records
@@ -62,7 +59,7 @@ class Watchdog:
         self._reported: set[tuple[int, float]] = set()  # id and time of first observation
         self._wrote_waits = False
         self._calls_sent = 0.0
-        self._sending: list[tuple[Any, Any]] = []
+        self._sending: list[MPI.Request] = []
         # Call and time of arrival, by rank, number of the group and number of the collective.
         self._calls: dict[tuple[int, int, int], tuple[str, float]] = {}
         self._stop = threading.Event()
@@ -81,24 +78,26 @@ class Watchdog:
 
     def send_notes(self) -> list[MPI.Request]:
         """Send a leave note to every other rank. Return the requests of the messages."""
-        counts = sorted(self._pending.counts.items())
-        note = np.array(counts, np.int64).reshape(-1)
+        counts = dict(self._pending.counts)
         others = [rank for rank in range(self._control.size) if rank != self._control.rank]
-        return [self._control.Isend(note, dest=rank, tag=_LEAVE_TAG) for rank in others]
+        return [self._control.isend(counts, rank, _LEAVE_TAG) for rank in others]
 
     def read_note(self) -> bool:
         """Read one leave note. Return False if none has arrived."""
+        received = self._receive(_LEAVE_TAG)
+        if received is None:
+            return False
+        rank, self._counts_of_left[received[0]] = received
+        self.left[rank] = time.monotonic()
+        return True
+
+    def _receive(self, tag: int) -> tuple[int, Any] | None:
+        """Return the sender and the object of a message that has arrived, or None."""
         from mpi4py import MPI
 
         status = MPI.Status()
-        message = self._control.Improbe(tag=_LEAVE_TAG, status=status)
-        if message is None:
-            return False
-        note = np.empty(status.Get_count(MPI.INT64_T), np.int64)
-        message.Recv(note)
-        self._counts_of_left[status.source] = {int(g): int(n) for g, n in note.reshape(-1, 2)}
-        self.left[status.source] = time.monotonic()
-        return True
+        message = self._control.improbe(tag=tag, status=status)
+        return None if message is None else (status.source, message.recv())
 
     def _write_metrics(self) -> None:
         """Write the metrics of this rank's tasks."""
@@ -167,7 +166,7 @@ class Watchdog:
             place = operation.group_number, operation.sequence
             if sends:
                 self._calls_sent = now
-                self._send_call(operation.members, pickle.dumps((*place, call)))
+                self._send_call(operation.members, (*place, call))
             for rank in operation.members:
                 other, arrived = self._calls.get((rank, *place), ("", 0.0))
                 if other not in ("", call) and now - arrived < _CALL_IS_NEW_S:
@@ -177,27 +176,19 @@ class Watchdog:
                         _stacks(),
                     )
 
-    def _send_call(self, members: Sequence[int], note: bytes) -> None:
-        from mpi4py import MPI
-
-        self._sending = [(request, data) for request, data in self._sending if not request.Test()]
+    def _send_call(self, members: Sequence[int], note: tuple[int, int, str]) -> None:
+        self._sending = [request for request in self._sending if not request.Test()]
         for rank in members:
             if rank != self._control.rank:
-                request = self._control.Isend([note, MPI.BYTE], dest=rank, tag=_CALLS_TAG)
-                self._sending.append((request, note))
+                self._sending.append(self._control.isend(note, rank, _CALLS_TAG))
 
     def _receive_calls(self, now: float) -> None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while (message := self._control.Improbe(tag=_CALLS_TAG, status=status)) is not None:
-            note = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([note, MPI.BYTE])
-            group, sequence, call = pickle.loads(note)
+        while (received := self._receive(_CALLS_TAG)) is not None:
+            rank, (group, sequence, call) = received
             self._calls = {
                 key: entry for key, entry in self._calls.items() if now - entry[1] < _CALL_IS_NEW_S
             }
-            self._calls[status.source, group, sequence] = call, now
+            self._calls[rank, group, sequence] = call, now
 
     def _check(self, operation: PendingOp, since: float, now: float) -> None:
         gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
