@@ -337,13 +337,6 @@ class _Following(Work):
             yield
 
 
-def completed(name: str, value: Any = None) -> Work:
-    """Return a work that has ended with a value."""
-    work = Work(name)
-    work.complete(value)
-    return work
-
-
 def gather_works(name: str, works: list[Work]) -> Work:
     """Return one handle for several works, with the list of their results.
 

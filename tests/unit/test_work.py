@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 from mpidist import Work
 from mpidist.errors import DeadlineExceededError, NotFoundError
-from mpidist.work import completed, gather_works, seconds
+from mpidist.work import gather_works, seconds
 
 LIMIT_S = 30
+
+
+def completed(name, value):
+    work = Work(name)
+    work.complete(value)
+    return work
 
 
 class Polled:
