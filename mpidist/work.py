@@ -211,27 +211,7 @@ class Work:
             transform: Runs on the thread that completes this work, and must not block. Its
                 exception becomes the error of the new work.
         """
-
-        def ended(work: Work) -> None:
-            if work._error is not None:
-                following.complete(error=work._error)
-                return
-            try:
-                following.complete(transform(work._value))
-            except BaseException as error:  # of a signal handler, too
-                following.complete(error=error)
-                if not isinstance(error, Exception):
-                    raise
-
-        def drive(following: Work, deadline: float) -> None:
-            self.block(deadline)
-            if self._done:  # perhaps on another thread, which ends the new work next
-                following.wait_for_event(deadline)
-
-        following = _Following(self.name, drive, [self])
-        following.limit = self.limit
-        self.add_done_callback(ended)
-        return following
+        return _Following(self.name, [self], lambda: transform(self._value))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -315,13 +295,43 @@ class WorkFuture(Future[Any]):
 
 
 class _Following(Work):
-    """A Work that ends with other works. Testing it tests them."""
+    """A Work that ends after other works. Testing it tests them.
 
-    def __init__(
-        self, name: str, drive: Callable[[Work, float], None], parts: Sequence[Work]
-    ) -> None:
-        super().__init__(name, drive)
+    Args:
+        name: The name of the whole, for messages.
+        parts: The works. The first error among them, in order, becomes the error of the whole.
+        result: Returns the result once all parts have ended without an error.
+    """
+
+    def __init__(self, name: str, parts: Sequence[Work], result: Callable[[], Any]) -> None:
+        super().__init__(name, self._drive_parts)
         self._parts = parts
+        self._result = result
+        self._ended = itertools.count(1)
+        limit: float | None = 0.0
+        for part in parts:
+            limit = None if limit is None or part.limit is None else max(limit, part.limit)
+            part.add_done_callback(self._part_ended)
+        self.limit = limit
+
+    def _part_ended(self, _: Work) -> None:
+        # Testing the other works here would end them in nested calls.
+        if next(self._ended) < len(self._parts):
+            return
+        result = self._result
+        del self._result  # it may keep much memory
+        value = error = None
+        for part in self._parts:
+            error = part._error if error is None else error
+        try:
+            if error is None:
+                value = result()
+        except BaseException as failure:  # of a signal handler, too
+            self.complete(error=failure)
+            if not isinstance(failure, Exception):
+                raise
+        else:
+            self.complete(value, error)
 
     def is_completed(self) -> bool:
         if not self._done:
@@ -336,6 +346,13 @@ class _Following(Work):
                 stack.enter_context(part.waiting())
             yield
 
+    def _drive_parts(self, _: Work, deadline: float) -> None:
+        for part in self._parts:
+            if not part.is_completed():
+                part.block(deadline)
+        if all(part.is_completed() for part in self._parts):
+            self.wait_for_event(deadline)  # perhaps another thread ends it next
+
 
 def gather_works(name: str, works: list[Work]) -> Work:
     """Return one handle for several works, with the list of their results.
@@ -344,29 +361,9 @@ def gather_works(name: str, works: list[Work]) -> Work:
         name: The name of the whole, for messages.
         works: The works. The first error among them, in order, becomes the error of the whole.
     """
-
-    def drive(whole: Work, deadline: float) -> None:
-        for part in works:
-            if not part.is_completed():
-                part.block(deadline)
-        if all(part.is_completed() for part in works):
-            whole.wait_for_event(deadline)  # another thread ends it next
-
-    ended = itertools.count(1)
-
-    def part_ended(_: Work) -> None:
-        # Testing the other works here would end them in nested calls.
-        if next(ended) == len(works):
-            error = next((p.error for p in works if p.error is not None), None)
-            whole.complete([part._value for part in works], error)
-
-    whole = _Following(name, drive, works)
-    limits = [part.limit for part in works if part.limit is not None]
-    whole.limit = max(limits) if len(limits) == len(works) > 0 else None
+    whole = _Following(name, works, lambda: [part._value for part in works])
     if not works:
         whole.complete([])
-    for part in works:
-        part.add_done_callback(part_ended)
     return whole
 
 
