@@ -56,7 +56,7 @@ class Watchdog:
         self._identity = identity
         self._end_job = end_job
         self._counts_of_left: dict[int, dict[int, int]] = {}
-        self._reported: set[tuple[int, float]] = set()  # id and time of first observation
+        self._looked = 0.0
         self._wrote_waits = False
         self._calls_sent = 0.0
         self._sending: list[MPI.Request] = []
@@ -133,13 +133,11 @@ class Watchdog:
         self._wrote_waits = bool(long)
 
     def _check_all(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
-        before, self._reported = self._reported, set()
+        before, self._looked = self._looked, now
         for operation, since in pending:
             self._check(operation, since, now)
-            if now - since > config.stall_s:
-                self._reported.add((id(operation), since))
-                if (id(operation), since) not in before:
-                    self._report(operation, now - since)
+            if before - since <= config.stall_s < now - since:
+                self._report(operation, now - since)
 
     def _report(self, operation: PendingOp, waited_s: float) -> None:
         logger.warning(

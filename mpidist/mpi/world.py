@@ -109,7 +109,6 @@ def world(hooks: bool | None = None) -> World:
     with _starting:
         if _world is None:
             wanted = config.hooks if hooks is None else hooks
-            _refuse(foreign_step(os.environ))
             with watched_start():  # this call returns after all ranks have made it
                 _world = _make_world(wanted)
         elif hooks not in (None, _world.hooks):
@@ -199,12 +198,12 @@ def _start_mpi() -> bool:
             f"mpi4py finds no MPI library ({error}); install one, for example with "
             'pip install "mpidist[mpich]", or load the cluster\'s MPI module'
         ) from error
+    vendor = MPI.get_vendor()[0]
+    _refuse(foreign_step(os.environ, vendor))
     owned = not MPI.Is_initialized()
     if owned:
         local = local_size_hint(os.environ) or 1
         usable = shared_memory.usable_bytes()
-        vendor = MPI.get_vendor()[0]
-        _refuse(foreign_step(os.environ, vendor))
         _refuse(unspoken_launcher(os.environ, vendor, has_loaded("libpmix")))
         # Open MPI ends a process without HOME.
         os.environ.setdefault("HOME", home_folder())
@@ -220,7 +219,7 @@ def _start_mpi() -> bool:
             "mpi4py itself, leave mpi4py.rc.thread_level at 'multiple'"
         )
     if MPI.Comm.Get_parent() == MPI.COMM_NULL:
-        problem = foreign_launcher(os.environ, MPI.get_vendor()[0], MPI.COMM_WORLD.size)
+        problem = foreign_launcher(os.environ, vendor, MPI.COMM_WORLD.size)
         if problem is not None:
             shared_memory.unlink_mpi_files()
             if owned:
