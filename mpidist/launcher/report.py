@@ -5,8 +5,7 @@ File                   Written by              When
 =====================  ======================  =======================================
 ``rank-<r>.json``      the runtime             MPI starts; job and task become known
 ``failure-<r>.json``   the runtime, or runner  before the rank ends the job
-``metrics-<r>.json``   the runtime             every second, if a task has metrics
-``waits-<r>.json``     the runtime             every second, while it waits for long
+``state-<r>.json``     the runtime             every second: metrics, and long waits
 ``exit-<r>.json``      the wrapper             the rank has ended
 ``end.json``           ``mpidist run``         the job is over
 =====================  ======================  =======================================
@@ -38,7 +37,7 @@ _BARE_STATUS_DELAY_S = 1.0
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _MOST_WAITS = 8
 _END = "end.json"
-_RECORD = re.compile(r"(rank|failure|exit|metrics|waits)-(\d+)\.json")
+_RECORD = re.compile(r"(rank|failure|exit|state)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def read_records(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
 
     Args:
         folder: The run folder. If it does not exist (any more), there are no records.
-        kind: ``rank``, ``failure``, ``metrics``, ``waits`` or ``exit``.
+        kind: ``rank``, ``failure``, ``state`` or ``exit``.
     """
     found = {}
     with contextlib.suppress(FileNotFoundError):
@@ -249,7 +248,7 @@ def _waits(folder: Path, layout: Layout) -> list[str]:
     """Return lines about the operations in which ranks were waiting when the job was ended."""
     left = successful_ranks(folder)
     lines = []
-    for rank, record in sorted(read_records(folder, "waits").items()):
+    for rank, record in sorted(read_records(folder, "state").items()):
         task = task_name(folder, layout, rank)
         name = task if task == f"rank {rank}" else f"{task} (rank {rank})"
         if rank not in left:

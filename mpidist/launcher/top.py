@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MIB = 1 << 20
-_SILENT_S = 5.0  # ranks write metrics once a second
+_SILENT_S = 5.0  # ranks write their state once a second
 _LONGEST_S = 86400.0
 _COLUMNS = (
     "task", "rank", "host", "pid", "state",
@@ -60,7 +60,7 @@ class Snapshot:
         exits: Records of the ranks that have ended.
         failures: Records of the ranks that have recorded a failure.
         over: Whether ``mpidist run`` has recorded the end of the job.
-        times: Times at which ranks wrote metrics, in seconds since the epoch.
+        times: Times at which ranks wrote their state, in seconds since the epoch.
         tasks: Metrics by name, by rank and task.
     """
 
@@ -86,7 +86,7 @@ class Snapshot:
             snapshot = cls(ranks, exits, failures, is_over(folder))
             for record in (*ranks.values(), *exits.values(), *failures.values()):
                 _check(record)
-            kind = "metrics"
+            kind = "state"
             for rank, record in read_records(folder, kind).items():
                 snapshot.times[rank] = float(record["time"])
                 for task, values in record["tasks"].items():

@@ -91,12 +91,8 @@ def task_metrics(job: str, index: int) -> TaskMetrics:
 
 
 def snapshot() -> dict[str, dict[str, float]]:
-    """Return the metrics of all tasks of this process, as floats, by job and index."""
-    now = {name: dict(task.values) for name, task in list(_tasks.items())}
-    return {
-        name: {str(what): float(value) for what, value in values.items()}
-        for name, values in now.items()
-    }
+    """Return the metrics of all tasks of this process, by job and index."""
+    return {name: dict(task.values) for name, task in list(_tasks.items())}
 
 
 class Timeline:

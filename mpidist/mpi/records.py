@@ -48,26 +48,19 @@ def write_failure(identity: Identity, reason: str, trace: str, code: int) -> Non
     _write(f"failure-{identity.rank}.json", {**asdict(identity), **facts})
 
 
-def write_metrics(identity: Identity, tasks: dict[str, dict[str, float]]) -> None:
-    """Write ``metrics-<rank>.json``: the metrics of the rank's tasks, and the time.
+def write_state(
+    identity: Identity, tasks: dict[str, dict[str, float]], waits: list[tuple[str, float]]
+) -> None:
+    """Write ``state-<rank>.json``: the activity of the rank, and the time.
 
     Args:
         identity: The rank.
-        tasks: Metrics by name, by job and index.
-    """
-    _write(f"metrics-{identity.rank}.json", {"time": time.time(), "tasks": tasks})
-
-
-def write_waits(identity: Identity, waits: list[tuple[str, float]]) -> None:
-    """Write ``waits-<rank>.json``: the operations that have been pending for long.
-
-    Args:
-        identity: The rank.
-        waits: Operations in words, each with the time at which it was first observed, in seconds
-            since the epoch.
+        tasks: Metrics by name, by job and index of the rank's tasks.
+        waits: Operations in words that have been pending for long, each with the time at which it
+            was first observed, in seconds since the epoch.
     """
     entries = [{"what": name, "since": since} for name, since in waits]
-    _write(f"waits-{identity.rank}.json", {"time": time.time(), "waits": entries})
+    _write(f"state-{identity.rank}.json", {"time": time.time(), "tasks": tasks, "waits": entries})
 
 
 def _write(name: str, record: dict[str, Any]) -> None:
@@ -76,7 +69,7 @@ def _write(name: str, record: dict[str, Any]) -> None:
     path = os.path.join(config.run_dir, name)
     try:
         with open(path + ".new", "w") as file:
-            json.dump(record, file)
+            json.dump(record, file, default=float)  # metrics may be numbers of NumPy
         os.replace(path + ".new", path)
     except OSError as error:
         # The folder may be gone while a job ends. That must not hide the reason.

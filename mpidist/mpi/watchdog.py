@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.1
-_METRICS_PERIOD_S = 1.0
+_STATE_PERIOD_S = 1.0
 _LEAVE_TAG = 1
 _CALLS_TAG = 2
 # Seconds of waiting in a collective after which its call is compared with those of the other ranks.
@@ -57,7 +57,6 @@ class Watchdog:
         self._end_job = end_job
         self._counts_of_left: dict[int, dict[int, int]] = {}
         self._looked = 0.0
-        self._wrote_waits = False
         self._calls_sent = 0.0
         self._sending: list[MPI.Request] = []
         # Call and time of arrival, by rank, number of the group and number of the collective.
@@ -73,8 +72,7 @@ class Watchdog:
         """End the thread. From now on the caller of :meth:`read_note` reads the leave notes."""
         self._stop.set()
         self._thread.join()
-        self._write_metrics()
-        self._write_waits((), time.monotonic())  # operations may have ended since the last time
+        self._write_state((), time.monotonic())
 
     def send_notes(self) -> list[MPI.Request]:
         """Send a leave note to every other rank. Return the requests of the messages."""
@@ -99,12 +97,6 @@ class Watchdog:
         message = self._control.improbe(tag=tag, status=status)
         return None if message is None else (status.source, message.recv())
 
-    def _write_metrics(self) -> None:
-        """Write the metrics of this rank's tasks."""
-        tasks = metrics.snapshot()
-        if tasks:  # a rank without a Server has none
-            records.write_metrics(self._identity, tasks)
-
     def _watch(self) -> None:
         from mpi4py import MPI
 
@@ -114,23 +106,20 @@ class Watchdog:
                 pass
             now = time.monotonic()
             pending = self._pending.observe(now)
-            if now - written >= _METRICS_PERIOD_S:
+            if now - written >= _STATE_PERIOD_S:
                 written = now
-                self._write_metrics()
-                self._write_waits(pending, now)
+                self._write_state(pending, now)
             self._check_all(pending, now)
             self._compare_calls(pending, now)
             del pending  # a reference would keep the arrays of the operations alive
 
-    def _write_waits(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
-        long = [
+    def _write_state(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
+        waits = [
             (operation.describe(), time.time() - (now - since))
             for operation, since in pending
-            if now - since >= _METRICS_PERIOD_S
+            if now - since >= _STATE_PERIOD_S
         ]
-        if long or self._wrote_waits:
-            records.write_waits(self._identity, long)
-        self._wrote_waits = bool(long)
+        records.write_state(self._identity, metrics.snapshot(), waits)
 
     def _check_all(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         before, self._looked = self._looked, now

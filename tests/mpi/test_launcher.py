@@ -380,8 +380,8 @@ import mpidist, numpy as np
 group = mpidist.init_process_group()
 if RANK == 0:
     group.recv(np.zeros(1), 1)
-written = Path(os.environ["MPIDIST_RUN_DIR"]) / "waits-0.json"
-while not written.exists():
+written = Path(os.environ["MPIDIST_RUN_DIR"]) / "state-0.json"
+while not written.exists() or "recv from" not in written.read_text():
     time.sleep(0.01)
 tell()
 """

@@ -53,7 +53,7 @@ def test_numbers_and_timelines(tmp_path):
         ["worker", "1", "2"],
     ]
     assert [row[5] for row in rows] == ["ended"] * 3
-    numbers = [json.loads((run / f"metrics-{n}.json").read_text())["tasks"] for n in range(3)]
+    numbers = [json.loads((run / f"state-{n}.json").read_text())["tasks"] for n in range(3)]
     served, *workers = [next(iter(tasks.values())) for tasks in numbers]
     nbytes = 4 * 100_000
     for worker in workers:

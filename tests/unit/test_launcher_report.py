@@ -108,12 +108,12 @@ def test_the_library_is_loaded_only_if_it_matters(tmp_path):
 @pytest.mark.parametrize("ending", [Ending.SIGNAL, Ending.TIMEOUT])
 def test_the_waits_of_ranks_that_were_ended(tmp_path, ending):
     waits = [{"what": "recv from rank 1 of group 'world'", "since": 88.0}]
-    leave(tmp_path, "waits", 0, waits=waits, time=100.0)
-    leave(tmp_path, "waits", 1, waits=[], time=100.0)
+    leave(tmp_path, "state", 0, waits=waits, time=100.0)
+    leave(tmp_path, "state", 1, waits=[], time=100.0)
     _, lines = ended(tmp_path, 143, ending=ending)
     assert lines[0] == "rank 0 was waiting for 12 s: recv from rank 1 of group 'world'"
     assert len(lines) == 2
-    leave(tmp_path, "waits", 1, waits=waits * 9, time=100.0)
+    leave(tmp_path, "state", 1, waits=waits * 9, time=100.0)
     _, lines = ended(tmp_path, 143, ending=ending)
     assert len(lines) == 10
     assert lines[8] == "and 2 more such waits"
@@ -189,7 +189,7 @@ def test_task_name(tmp_path, record, layout, name):
 def test_clear_leaves_other_files_alone(tmp_path):
     leave_end(tmp_path, 0, 1.0, code=1)
     leave(tmp_path, "rank", 12)
-    (tmp_path / "metrics-0.json").write_text("{}")
+    (tmp_path / "state-0.json").write_text("{}")
     (tmp_path / "notes-0.json").write_text("{}")
     report.clear_records(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes-0.json"]

@@ -15,7 +15,8 @@ from mpidist.config import Config
 from mpidist.launcher import main, report
 from mpidist.launcher.timeline import events_of
 from mpidist.launcher.top import Snapshot
-from mpidist.mpi import metrics
+from mpidist.mpi import metrics, records
+from mpidist.mpi.records import Identity
 
 RANK = {"pid": 77, "host": "h", "started": 100.0}
 PS = {"rank": 0, "job": "ps", "task": 0, **RANK}
@@ -30,9 +31,9 @@ def write_job(folder, now, steps=40.0):
     write(folder, "rank-0.json", PS)
     write(folder, "rank-1.json", WORKER)
     served = {"steps": steps, "in_bytes": 3 * 2**20, "queued": 2, "busy_s": 5.0}
-    write(folder, "metrics-0.json", {"time": now, "tasks": {"ps 0": served}})
+    write(folder, "state-0.json", {"time": now, "tasks": {"ps 0": served}})
     done = {"steps": steps, "changes": 8, "staleness": 4, "waited_s": 2.5, "out_bytes": 2**20}
-    write(folder, "metrics-1.json", {"time": now, "tasks": {"worker 0": done}})
+    write(folder, "state-1.json", {"time": now, "tasks": {"worker 0": done}})
 
 
 def test_means_since_the_start_and_since_the_last_look(tmp_path):
@@ -86,7 +87,7 @@ def test_a_job_that_its_launcher_has_ended(tmp_path, capsys):
 
 def test_what_breaks_while_one_looks(tmp_path, capsys, monkeypatch):
     write_job(tmp_path, 110.0)
-    monkeypatch.setattr(time, "sleep", lambda _: write(tmp_path, "metrics-0.json", []))
+    monkeypatch.setattr(time, "sleep", lambda _: write(tmp_path, "state-0.json", []))
     assert "was not written by a rank" in fails(capsys, "top", str(tmp_path))
     write_job(tmp_path, 110.0)
     monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(tmp_path))
@@ -121,13 +122,14 @@ def test_a_timeline_on_a_full_disk(monkeypatch, caplog, tmp_path):
     assert caplog.text.count("the timeline has gaps: cannot write") == 1
 
 
-def test_numbers_of_any_kind(monkeypatch):
+def test_numbers_of_any_kind(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "_tasks", {})
+    monkeypatch.setattr(records, "config", Config(run_dir=str(tmp_path)))
     values = metrics.task_metrics("worker", 0).values
     values["loss"] += np.float32(1.5)
     values["steps"] += np.int64(2)
-    now = metrics.snapshot()
-    assert json.loads(json.dumps(now)) == {"worker 0": {"loss": 1.5, "steps": 2.0}}
+    records.write_state(Identity(0, 77, "h"), metrics.snapshot(), [])
+    assert Snapshot.of(tmp_path).tasks == {(0, "worker 0"): {"loss": 1.5, "steps": 2.0}}
 
 
 def test_a_forked_child_does_not_write_the_timeline(tmp_path):
@@ -187,8 +189,8 @@ def test_what_is_no_job(tmp_path, capsys, monkeypatch):
     (tmp_path / "rank-0.json").write_text("{")
     assert "is not the folder of a job" in fails(capsys, "top", str(tmp_path))
     write_job(tmp_path, 110.0)
-    write(tmp_path, "metrics-0.json", [])
-    assert "metrics-<rank>.json was not written by a rank" in fails(capsys, "top", str(tmp_path))
+    write(tmp_path, "state-0.json", [])
+    assert "state-<rank>.json was not written by a rank" in fails(capsys, "top", str(tmp_path))
     assert "must be positive" in fails(capsys, "top", str(tmp_path), "--interval", "0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert "no job of mpidist run is running on this host" in fails(capsys, "top")
