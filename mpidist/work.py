@@ -385,48 +385,43 @@ class _Driver:
     def reset(self) -> None:
         """Forget the works and the thread, which a forked child does not have."""
         self._lock = threading.Lock()
-        self._works: list[Work] = []
+        self._works: list[tuple[Work, ExitStack]] = []
         self._running = False
 
     def add(self, work: Work) -> None:
         """Drive a work until it has ended."""
+        waits = ExitStack()
+        waits.enter_context(work.waiting())
         with self._lock:
-            self._works.append(work)
+            self._works.append((work, waits))
             if not self._running:
                 threading.Thread(target=self._run, name="mpidist-futures", daemon=True).start()
                 self._running = True
 
     def _run(self) -> None:
-        backoff, waits = Backoff(), dict[int, ExitStack]()
+        backoff = Backoff()
         for turn in itertools.count():
             with self._lock:
-                ended = [work for work in self._works if work._done]
-                self._works = [work for work in self._works if not work._done]
-                pending = list(self._works)
+                works, self._works = self._works, []
+                for work, waits in works:
+                    if work._done:
+                        waits.close()
+                        backoff.reset()
+                    else:
+                        self._works.append((work, waits))
+                pending = [work for work, _ in self._works]
                 self._running = bool(pending)
-            for work in ended:
-                waits.pop(id(work), ExitStack()).close()
             if not pending or fork.mpi_has_ended():
                 return
-            if ended:
-                backoff.reset()
-            for work in pending:
-                if id(work) not in waits:
-                    waits[id(work)] = ExitStack()
-                    waits[id(work)].enter_context(work.waiting())
-                _drive_once(work, 0.0)
-            # Other works make progress only while a thread waits for one of them.
-            _drive_once(pending[turn % len(pending)], _SLICE_S)
+            try:
+                for work in pending:
+                    work.is_completed()  # this tests the requests of MPI
+                # Other works make progress only while a thread waits for one of them.
+                work = pending[turn % len(pending)]
+                work.block(time.monotonic() + _SLICE_S)
+            except BaseException:  # of a callback; the thread must go on
+                logger.exception("a callback of %r failed", work)
             backoff.pause()
-
-
-def _drive_once(work: Work, seconds: float) -> None:
-    """Let a work make progress. Log what its callbacks raise, because the thread must go on."""
-    try:
-        if not work.is_completed() and seconds:  # this tests the requests of MPI
-            work.block(time.monotonic() + seconds)
-    except BaseException:
-        logger.exception("a callback of %r failed", work)
 
 
 _driver = _Driver()
