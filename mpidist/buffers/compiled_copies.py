@@ -53,17 +53,10 @@ _prefetch: Any = intrinsic(_prefetch_code)
 
 
 @compiled
-def _copy_bytes(to: Any, whence: Any) -> None:
-    address, source = np.uintp(to.ctypes.data), np.uintp(whence.ctypes.data)
-    begin = min((_LINE - np.int64(address % np.uintp(_LINE))) % _LINE, to.size)
-    lines = (to.size - begin) // _LINE
-    for i in range(begin):
-        to[i] = whence[i]
-    for offset in range(begin, begin + lines * _LINE, _LINE):
-        _copy_line(address + np.uintp(offset), source + np.uintp(offset))
+def _copy_lines(to: Any, whence: Any, nbytes: Any) -> None:
+    for offset in range(0, nbytes, _LINE):
+        _copy_line(to + np.uintp(offset), whence + np.uintp(offset))
     _fence()
-    for i in range(begin + lines * _LINE, to.size):
-        to[i] = whence[i]
 
 
 @compiled
@@ -98,8 +91,12 @@ def copy_past_caches(target: NDArray[Any], source: NDArray[Any]) -> None:
         source: C-contiguous, of the same shape and dtype, not overlapping.
     """
     to, whence = (array.reshape(-1).view(np.uint8) for array in (target, source))
-    whence.flags.writeable = False  # else numba compiles for two kinds of arrays
-    _copy_bytes(to, whence)
+    begin = min(-to.ctypes.data % _LINE, to.size)
+    end = begin + (to.size - begin) // _LINE * _LINE
+    to[:begin] = whence[:begin]
+    first, source_of_first = np.uintp(to.ctypes.data + begin), np.uintp(whence.ctypes.data + begin)
+    _copy_lines(first, source_of_first, end - begin)
+    to[end:] = whence[end:]
 
 
 def take_ahead(table: NDArray[Any], ids: NDArray[np.int64], out: NDArray[Any]) -> None:
