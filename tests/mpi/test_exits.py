@@ -312,8 +312,12 @@ group.barrier()
             "all_reduce number 2 of group 'world'",
             marks=LONG,
         ),
+        (
+            "group.irecv(np.zeros(1), 1).then(str).get_future().result(60)",
+            "recv from rank 1 of group 'world'",
+        ),
     ],
-    ids=["all_reduce", "barrier", "recv", "recv any", "irecv", "async"],
+    ids=["all_reduce", "barrier", "recv", "recv any", "irecv", "async", "future"],
 )
 def test_a_rank_leaves_while_the_other_waits_for_it(run, call, what):
     ended = run(f"""
