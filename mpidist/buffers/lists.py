@@ -83,18 +83,9 @@ def as_mpi_parts(
 
 def flat_buffers(arrays: Sequence[Array], *, write: bool) -> tuple[list[Array], OnComplete]:
     """Return each array flat, as MPI can move it; see :func:`as_mpi_buffer`."""
-    parts, steps = [], []
-    for array in arrays:
-        part, on_complete = as_mpi_buffer(array, write=write)
-        parts.append(part)
-        if on_complete is not None:
-            steps.append(on_complete)
-    return flat(parts), chain_callbacks(steps) if steps else None
-
-
-def flat(arrays: Sequence[Array]) -> list[Array]:
-    """Return contiguous arrays in one dimension each."""
-    return [array if array.ndim == 1 else array.reshape(-1) for array in arrays]
+    buffers = [as_mpi_buffer(array, write=write) for array in arrays]
+    parts = [part if part.ndim == 1 else part.reshape(-1) for part, _ in buffers]
+    return parts, chain_callbacks([on_complete for _, on_complete in buffers])
 
 
 def unflatten_into(memory: Array, arrays: Sequence[Array]) -> None:
