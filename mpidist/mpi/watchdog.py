@@ -25,8 +25,6 @@ _LEAVE_TAG = 1
 _CALLS_TAG = 2
 # Seconds of waiting in a collective after which its call is compared with those of the other ranks.
 _COMPARED_AFTER_S = 5.0
-# A received call expires after less time, so calls are compared only while both ranks wait.
-_CALL_IS_NEW_S = 2.5
 _CALLS_PERIOD_S = 1.0
 
 
@@ -59,8 +57,6 @@ class Watchdog:
         self._looked = 0.0
         self._calls_sent = 0.0
         self._sending: list[MPI.Request] = []
-        # Call and time of arrival, by rank, number of the group and number of the collective.
-        self._calls: dict[tuple[int, int, int], tuple[str, float]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
 
@@ -142,40 +138,31 @@ class Watchdog:
 
         No error can be raised in threads that are inside MPI.
         """
-        self._receive_calls(now)
-        sends = now - self._calls_sent >= _CALLS_PERIOD_S
-        for operation, since in pending:
-            if not operation.sequence or now - since < _COMPARED_AFTER_S:
-                continue
-            call = operation.call()
-            if not call:
-                continue
-            place = operation.group_number, operation.sequence
-            if sends:
-                self._calls_sent = now
-                self._send_call(operation.members, (*place, call))
-            for rank in operation.members:
-                other, arrived = self._calls.get((rank, *place), ("", 0.0))
-                if other not in ("", call) and now - arrived < _CALL_IS_NEW_S:
-                    self._end_job(
-                        f"the ranks of a group call different collectives: {operation.describe()} "
-                        f"is {call} on rank {self._control.rank} and {other} on rank {rank}",
-                        _stacks(),
-                    )
-
-    def _send_call(self, members: Sequence[int], note: tuple[int, int, str]) -> None:
-        self._sending = [request for request in self._sending if not request.Test()]
-        for rank in members:
-            if rank != self._control.rank:
-                self._sending.append(self._control.isend(note, rank, _CALLS_TAG))
-
-    def _receive_calls(self, now: float) -> None:
+        calls = {
+            (operation.group_number, operation.sequence): operation
+            for operation, since in pending
+            if operation.sequence and now - since >= _COMPARED_AFTER_S
+        }
         while (received := self._receive(_CALLS_TAG)) is not None:
-            rank, (group, sequence, call) = received
-            self._calls = {
-                key: entry for key, entry in self._calls.items() if now - entry[1] < _CALL_IS_NEW_S
-            }
-            self._calls[rank, group, sequence] = call, now
+            rank, (place, other) = received
+            if place in calls and (call := calls[place].call()) not in ("", other):
+                self._end_job(
+                    "the ranks of a group call different collectives: "
+                    f"{calls[place].describe()} is {call} on rank {self._control.rank} and "
+                    f"{other} on rank {rank}",
+                    _stacks(),
+                )
+        if now - self._calls_sent < _CALLS_PERIOD_S:
+            return
+        self._calls_sent = now
+        self._sending = [request for request in self._sending if not request.Test()]
+        for place, operation in calls.items():
+            if call := operation.call():
+                self._sending += [
+                    self._control.isend((place, call), rank, _CALLS_TAG)
+                    for rank in operation.members
+                    if rank != self._control.rank
+                ]
 
     def _check(self, operation: PendingOp, since: float, now: float) -> None:
         gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
