@@ -105,7 +105,7 @@ class Watchdog:
             if now - written >= _STATE_PERIOD_S:
                 written = now
                 self._write_state(pending, now)
-            self._check_all(pending, now)
+            self._check(pending, now)
             self._compare_calls(pending, now)
             del pending  # a reference would keep the arrays of the operations alive
 
@@ -117,21 +117,30 @@ class Watchdog:
         ]
         records.write_state(self._identity, metrics.snapshot(), waits)
 
-    def _check_all(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
+    def _check(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
+        """Report long waits. End the job if an operation can never complete, or waits too long."""
         before, self._looked = self._looked, now
         for operation, since in pending:
-            self._check(operation, since, now)
-            if before - since <= config.stall_s < now - since:
-                self._report(operation, now - since)
-
-    def _report(self, operation: PendingOp, waited_s: float) -> None:
-        logger.warning(
-            "%s: %s has waited for %.0f s; the other ranks have not made the call, or are stuck "
-            "themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
-            self._identity,
-            operation.describe(),
-            waited_s,
-        )
+            waited_s = now - since
+            gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
+            if gone is not None:
+                self._end(
+                    f"{operation.describe()} waits for rank {gone}, whose script has ended; every "
+                    "rank of a group must make the same calls"
+                )
+            if waited_s > config.stall_abort_s:
+                self._end(
+                    f"{operation.describe()} has waited for {waited_s:.0f} s, the limit set by "
+                    "MPIDIST_STALL_ABORT_S"
+                )
+            if before - since <= config.stall_s < waited_s:
+                logger.warning(
+                    "%s: %s has waited for %.0f s; the other ranks have not made the call, or are "
+                    "stuck themselves (MPIDIST_DEBUG=detail tells whose collectives differ)",
+                    self._identity,
+                    operation.describe(),
+                    waited_s,
+                )
 
     def _compare_calls(self, pending: Sequence[tuple[PendingOp, float]], now: float) -> None:
         """Compare the collectives in which ranks have waited for long. End the job if they differ.
@@ -146,11 +155,10 @@ class Watchdog:
         while (received := self._receive(_CALLS_TAG)) is not None:
             rank, (place, other) = received
             if place in calls and (call := calls[place].call()) not in ("", other):
-                self._end_job(
+                self._end(
                     "the ranks of a group call different collectives: "
                     f"{calls[place].describe()} is {call} on rank {self._control.rank} and "
-                    f"{other} on rank {rank}",
-                    _stacks(),
+                    f"{other} on rank {rank}"
                 )
         if now - self._calls_sent < _CALLS_PERIOD_S:
             return
@@ -164,26 +172,12 @@ class Watchdog:
                     if rank != self._control.rank
                 ]
 
-    def _check(self, operation: PendingOp, since: float, now: float) -> None:
-        gone = missing_rank(operation, since, self.left, self._counts_of_left, now)
-        if gone is not None:
-            self._end_job(
-                f"{operation.describe()} waits for rank {gone}, whose script has ended; every "
-                "rank of a group must make the same calls",
-                _stacks(),
-            )
-        if now - since > config.stall_abort_s:
-            self._end_job(
-                f"{operation.describe()} has waited for {now - since:.0f} s, the limit set by "
-                "MPIDIST_STALL_ABORT_S",
-                _stacks(),
-            )
-
-
-def _stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
-        if ident != threading.get_ident()
-    )
+    def _end(self, reason: str) -> None:
+        """End the job, and print the stacks of all other threads."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = [
+            f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+            if ident != threading.get_ident()
+        ]
+        self._end_job(reason, "\n".join(stacks))

@@ -23,10 +23,10 @@ def test_each_long_wait_is_told_once(monkeypatch, caplog):
     operations = pending.current
     operations[1], operations[2] = wait_of("first"), wait_of("second")
     for now in range(100, 110):
-        dog._check_all(pending.observe(float(now)), float(now))
+        dog._check(pending.observe(float(now)), float(now))
     operations[1] = wait_of("third")
     for now in range(110, 120):
-        dog._check_all(pending.observe(float(now)), float(now))
+        dog._check(pending.observe(float(now)), float(now))
     told = [record.getMessage() for record in caplog.records]
     assert [text.split(" has waited")[0].split(": ")[1] for text in told] == [
         "first",
