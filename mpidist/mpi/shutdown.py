@@ -16,6 +16,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import io
@@ -52,6 +53,34 @@ _READ_POLL_S = 1e-3
 _ending = threading.Lock()  # locked for good by the thread that ends the job
 
 
+class _CExitHandler:
+    """Calls a function when C code ends the process by ``exit(3)``, until the handler is removed.
+
+    MPICH ends the process in this way after some errors, also where errors are to be returned.
+
+    Args:
+        call: The function.
+    """
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+        self._libc = ctypes.CDLL(None)
+        self._handle = ctypes.create_string_buffer(1)  # its address names the handler
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._exiting)
+        # Other C libraries cannot remove a handler, and they call it after the interpreter's end.
+        if "CS_GNU_LIBC_VERSION" in os.confstr_names:
+            self._libc["__cxa_atexit"](self._callback, None, self._handle)
+
+    def remove(self) -> None:
+        """Remove the handler. This must happen before the end of the interpreter."""
+        self._call = None
+        self._libc["__cxa_finalize"](self._handle)  # it calls the handler, and removes it
+
+    def _exiting(self, _argument: int | None) -> None:
+        if self._call is not None:
+            self._call()
+
+
 class Shutdown:
     """The hooks, the watchdog and the end of this rank.
 
@@ -82,6 +111,7 @@ class Shutdown:
         self._watchdog = Watchdog(control, pending_ops, identity, self.end_job)
         self.left = self._watchdog.left
         self._previous = sys.excepthook, threading.excepthook
+        self._c_exit: _CExitHandler | None = None
 
     def install(self) -> None:
         """Set the hooks and start the watchdog."""
@@ -92,6 +122,7 @@ class Shutdown:
                 sys.stdout.reconfigure(line_buffering=True, write_through=False)
             sys.excepthook = self._uncaught
             threading.excepthook = self._uncaught_in_thread
+            self._c_exit = _CExitHandler(self._exited_in_c)
         self._watchdog.start()
 
     def uninstall(self) -> None:
@@ -99,6 +130,8 @@ class Shutdown:
         atexit.unregister(self._leave)
         if self.hooks:
             sys.excepthook, threading.excepthook = self._previous
+        if self._c_exit is not None:
+            self._c_exit.remove()
 
     def end_job(self, reason: str, trace: str = "", code: Any = 1) -> NoReturn:
         """End the job on all ranks; see :func:`end_job`."""
@@ -131,12 +164,23 @@ class Shutdown:
             error = args.exc_type() if args.exc_value is None else args.exc_value
             self._uncaught(args.exc_type, error, args.exc_traceback)
 
+    def _exited_in_c(self) -> None:
+        operations = [operation.describe() for operation in pending_ops.current.copy().values()]
+        # MPI_Abort ends the process by exit(3), too.
+        if operations and not _ending.locked():
+            stack = "".join(traceback.format_stack()[:-2])  # without this function
+            time.sleep(_OTHERS_FIRST_S)
+            reason = f"MPI has ended the process in {', '.join(operations)}; see its message above"
+            end_job(self.identity, reason, f"Stack (most recent call last):\n{stack}")
+
     # Leaving
 
     def _leave(self) -> None:
         from mpi4py import MPI
 
         self._leaving = True
+        if self._c_exit is not None:
+            self._c_exit.remove()
         if MPI.Is_finalized():
             fork.end_mpi()
             return

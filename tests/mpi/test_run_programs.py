@@ -135,6 +135,33 @@ def test_a_failing_rank_is_named_with_its_reason_and_status(tmp_path, start, end
     assert "runner.py" not in ended.err  # no frame of the runner
 
 
+LONGER = """
+import numpy as np
+import mpidist as dist
+group = dist.init_process_group()
+for _ in range(2):
+    group.all_reduce(np.zeros(3))
+longer = np.zeros(6 if group.rank() == 1 else 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "operation"),
+    [
+        ("group.all_reduce(longer)", "all_reduce number 3 of group 'world'"),
+        ("group.send(longer, 0) if group.rank() else group.recv(longer)", "recv of group 'world'"),
+    ],
+    ids=["all_reduce", "recv"],
+)
+def test_the_operation_in_which_mpi_finds_a_longer_message_is_named(tmp_path, call, operation):
+    """MPICH ends the process in the collective, without an exception."""
+    ended = run_job(tmp_path, ("-n", "2"), LONGER + call, env={"MPIDIST_DEBUG": "off"})
+    assert ended.status == 1
+    assert last_line(ended).startswith("mpidist run: rank "), ended.err
+    assert operation in last_line(ended)
+    assert "script.py" in ended.err  # the line of the call
+
+
 @pytest.mark.parametrize("end", HARD_ENDS)
 def test_a_rank_that_fails_without_mpi(tmp_path, end):
     fail, status, reason = HARD_ENDS[end]

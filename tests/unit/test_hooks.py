@@ -16,6 +16,7 @@ SETS = {
     "sys.stdout": r"stdout\.reconfigure|sys\.stdout\s*=",
     "SIGINT": r"signal\.signal\(",
     "atexit": r"atexit\.register\(",
+    "exit(3)": r"__cxa_atexit",
     "faulthandler": r"faulthandler\.\w+\(",
     "os.register_at_fork": r"register_at_fork\(",
     "HOME": r"environ\.setdefault\(|environ\.update|putenv",
