@@ -223,27 +223,28 @@ def end_job(
         identity: This rank.
         reason: The reason; its first line is used.
         trace: A traceback or other text to print before the reason.
-        code: The argument of ``sys.exit``; see :func:`mpidist.runner.status_of`. 0 counts as 1.
+        code: The argument of ``sys.exit``; see :func:`mpidist.runner.status_of`. 0 counts as 1. If
+            it is no number, it is printed alone, as Python prints it.
         abort: Ends the job with a status.
     """
-    code = status_of(code) or 1
+    status = status_of(code) or 1
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread is ending the job
     reason = reason.strip().partition("\n")[0]
-    text = trace.rstrip() + "\n" if trace.strip() else ""
     # The script may have replaced its streams, and the job must end all the same.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"{text}mpidist: {identity} ends the job: {reason}\n")
+        text = f"{trace.rstrip()}\nmpidist: {identity} ends the job: {reason}".lstrip()
+        sys.stderr.write(f"{text if isinstance(code, int) else code}\n")
         sys.stderr.flush()
-    records.write_failure(identity, reason, trace, code)
+    records.write_failure(identity, reason, trace, status)
     for descriptor in (1, 2):
         wait_until_read(descriptor)
     # Python 3.12 and later start no thread during the interpreter's shutdown; this one is in C.
     faulthandler.dump_traceback_later(_ABORT_LIMIT_S, exit=True, file=2)
-    abort(code)
-    os._exit(code)
+    abort(status)
+    os._exit(status)
 
 
 def wait_until_read(descriptor: int) -> None:

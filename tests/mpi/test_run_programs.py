@@ -135,6 +135,17 @@ def test_a_failing_rank_is_named_with_its_reason_and_status(tmp_path, start, end
     assert "runner.py" not in ended.err  # no frame of the runner
 
 
+def test_the_text_of_an_exit_is_printed_alone(tmp_path):
+    body = "import sys\nimport mpidist as dist\ndist.init_process_group()\nsys.exit('no data')\n"
+    ended = run_job(tmp_path, ("-n", "2"), body)
+    assert ended.status == 1
+    assert last_line(ended).startswith("mpidist run: rank "), ended.err
+    assert " failed first: sys.exit('no data'); all 2 ranks were ended" in last_line(ended)
+    assert "no data" in ended.err.splitlines()
+    assert "Traceback" not in ended.err
+    assert "ends the job" not in ended.err
+
+
 LONGER = """
 import numpy as np
 import mpidist as dist
