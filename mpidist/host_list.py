@@ -124,30 +124,24 @@ def clean_lines(text: str) -> list[str]:
 def parse_host_lines(lines: Iterable[str]) -> list[tuple[str, int | None]]:
     """Return the hosts of a host file, each with its number of ranks.
 
-    See :func:`parse_host_line` for the form of a line and for errors.
-    """
-    parsed = [parse_host_line(line) for line in lines]
-    return [(host, number) for hosts, number in parsed for host in hosts]
-
-
-def parse_host_line(line: str) -> tuple[list[str], int | None]:
-    """Return the hosts of a line of a host file, and the number of ranks on each.
-
     Args:
-        line: ``a:2`` as in MPICH's files, ``a slots=2`` as in Open MPI's, or ``a``. The host may
-            be a host list. Commas at the end are ignored.
+        lines: Each ``a:2`` as in MPICH's files, ``a slots=2`` as in Open MPI's, or ``a``. The host
+            may be a host list. Commas at the end are ignored.
 
     Returns:
-        The hosts, and the number of ranks, None where the line has no number.
+        The hosts, each with the number of ranks, None where the line has no number.
 
     Raises:
-        InvalidArgumentError: The line has another form; also a ValueError.
+        InvalidArgumentError: A line has another form; also a ValueError.
     """
-    matched = _LINE.fullmatch(line)
-    if matched is None:
-        raise InvalidArgumentError(f"{line!r} is neither HOST:N nor HOST slots=N")
-    number = matched[2] or matched[3]
-    return expand_hosts(matched[1]), int(number) if number else None
+    found: list[tuple[str, int | None]] = []
+    for line in lines:
+        matched = _LINE.fullmatch(line)
+        if matched is None:
+            raise InvalidArgumentError(f"{line!r} is neither HOST:N nor HOST slots=N")
+        number = matched[2] or matched[3]
+        found += [(host, int(number) if number else None) for host in expand_hosts(matched[1])]
+    return found
 
 
 # Task counts of batch systems

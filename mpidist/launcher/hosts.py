@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import re
 import shutil
 import socket
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mpidist.errors import InvalidArgumentError
-from mpidist.host_list import clean_lines, expand_hosts, parse_host_line, split_hosts
+from mpidist.errors import OpError
+from mpidist.host_list import (
+    expand_hosts,
+    parse_counts,
+    parse_host_counts,
+    parse_host_lines,
+    read_host_lines,
+    split_hosts,
+)
 
 Slots = list[tuple[str, int | None]]
 _MOST_LOOKED_UP = 64  # each in a thread
-_SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _SCONTROL_S = 20.0
 # The variables by which launchers and mpidist find the hosts of a batch job. Without them, both
 # ignore the other variables of the batch system.
@@ -48,7 +51,7 @@ def parse_hosts(text: str) -> Slots:
         ValueError: The text has another form.
     """
     # "$(cat FILE)" can begin with a byte-order mark.
-    return _parse(split_hosts(text.removeprefix("\ufeff")), f"--hosts {text!r}")
+    return _parse(lambda: split_hosts(text.removeprefix("\ufeff")), f"--hosts {text!r}")
 
 
 def read_host_file(path: str) -> Slots:
@@ -63,21 +66,14 @@ def read_host_file(path: str) -> Slots:
     Raises:
         ValueError: The file cannot be read, names no hosts, or has a line of another form.
     """
+    return _parse(lambda: read_host_lines(path), f"--hostfile {path}")
+
+
+def _parse(lines: Callable[[], list[str]], source: str) -> Slots:
     try:
-        lines = clean_lines(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--hostfile {path} cannot be read ({error})") from None
-    return _parse(lines, f"--hostfile {path}")
-
-
-def _parse(items: Sequence[str], source: str) -> Slots:
-    found: Slots = []
-    for item in items:
-        try:
-            hosts, number = parse_host_line(item)
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from None
-        found += [(host, number) for host in hosts]
+        found = parse_host_lines(lines())
+    except OpError as error:
+        raise ValueError(f"{source}: {error}") from None
     if not found:
         raise ValueError(f"{source} names no hosts")
     return found
@@ -112,9 +108,8 @@ def assign_slots(slots: Slots, ranks: int) -> tuple[tuple[str, int], ...]:
         )
     assigned, left = [], ranks
     for host in hosts:
-        taken = min(room[host], left)
-        assigned.append((host, taken))
-        left -= taken
+        assigned.append((host, min(room[host], left)))
+        left -= assigned[-1][1]
     return tuple((host, number) for host, number in assigned if number)
 
 
@@ -139,15 +134,13 @@ def most_ranks_on_a_host(
 
 def _allocated(environ: Mapping[str, str]) -> list[int]:
     """Return the number of ranks for each host of the batch job around; [] without one."""
-    slurm = _SLURM_COUNT.findall(environ.get("SLURM_TASKS_PER_NODE", ""))
-    if slurm:
-        return [int(count) for count, times in slurm for _ in range(int(times or 1))]
-    lsf = environ.get("LSB_MCPU_HOSTS", "").split()
-    if lsf:
-        return [int(count) for count in lsf[1::2] if count.isascii() and count.isdigit()]
-    with contextlib.suppress(OSError, KeyError, UnicodeDecodeError):
-        nodes = clean_lines(Path(environ["PBS_NODEFILE"]).read_text(encoding="utf-8"))
-        return list(Counter(nodes).values())
+    with contextlib.suppress(OpError):  # the launcher reports what it cannot use
+        if "SLURM_TASKS_PER_NODE" in environ:
+            return parse_counts(environ["SLURM_TASKS_PER_NODE"])
+        if "LSB_MCPU_HOSTS" in environ:
+            return [count for _, count in parse_host_counts(environ["LSB_MCPU_HOSTS"])]
+        if "PBS_NODEFILE" in environ:
+            return list(Counter(read_host_lines(environ["PBS_NODEFILE"])).values())
     return []
 
 
@@ -158,26 +151,22 @@ def without_address(hosts: Iterable[str], limit_s: float = 3.0) -> dict[str, str
         hosts: Host names.
         limit_s: Time limit in seconds. A host without an answer by then counts as known.
     """
-    answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     names = list(dict.fromkeys(hosts))[:_MOST_LOOKED_UP]
+    problems: dict[str, str] = {}
 
     def look_up(name: str) -> None:
         try:
             socket.getaddrinfo(name, None)
         except (OSError, UnicodeError) as error:  # UnicodeError: a label that is too long
-            answers.put((name, getattr(error, "strerror", None) or str(error)))
-        else:
-            answers.put((name, ""))
+            problems[name] = getattr(error, "strerror", None) or str(error)
 
-    for name in names:
-        threading.Thread(target=look_up, args=(name,), daemon=True).start()
+    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
     deadline = time.monotonic() + limit_s
-    found = {}
-    with contextlib.suppress(queue.Empty):
-        for _ in names:
-            name, problem = answers.get(timeout=max(deadline - time.monotonic(), 0.0))
-            found[name] = problem
-    return {name: found[name] for name in names if found.get(name)}
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    return {name: problems[name] for name in names if name in problems}
 
 
 def stale_batch_job(environ: Mapping[str, str], *, needs_srun: bool) -> str:
@@ -242,7 +231,7 @@ def _scontrol_problem(job: str) -> str:
 def _is_this_host(text: str) -> bool:
     try:
         hosts = expand_hosts(text)
-    except InvalidArgumentError:
+    except OpError:
         return False
     own = socket.gethostname().partition(".")[0]
     return {host.partition(".")[0] for host in hosts} == {own}
