@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import enum
 import os
-import select
 import signal
 import socket
 import struct
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
+
+from mpidist.launcher.leftovers import descendants, end_descendants, kill, reap
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user and group id
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Signals for the ranks, such as a batch system's warning before its time limit.
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.1
-_POLL_S = 0.01
 # For the launcher, to end after a rank has failed, or for the processes that ranks have left, after
 # all ranks have ended. A launcher waits for each process that holds its pipes.
 _OVER_S = 2.0
-_INTERRUPT_S = 1.5  # for the launcher, to end after the signal of the user
-_TERMINATE_S = 1.5  # for the launcher, to end after SIGTERM
+_STEP_S = 1.5  # for the launcher, to end after a signal, before it gets the next one
 _LEAVE_S = 1.0  # for processes that the launcher has told to end before it ended itself
-_KILL_S = 2.0  # for killed processes to disappear
-
-
-class Ending(enum.Enum):
-    """Reason for the end of a job."""
-
-    ITSELF = "itself"
-    SIGNAL = "signal"
-    TIMEOUT = "timeout"
-    STUCK = "stuck"
 
 
 @dataclass(frozen=True)
@@ -48,221 +36,130 @@ class Result:
     """The end of a job.
 
     Attributes:
-        ending: The reason.
         status: Exit status of the launcher, as a shell shows it.
-        signal: The signal that this command received, or 0.
+        signal: The signal that this command received to end the job, or 0.
+        timed_out: Whether the job was ended at its time limit.
         killed: Number of processes that had to be killed because they outlived the launcher, or
             because the launcher did not end.
         alive: Number of processes that still exist.
     """
 
-    ending: Ending
     status: int
     signal: int
+    timed_out: bool
     killed: int
     alive: int
 
 
-class StandardInput:
-    """Gives the standard input of this process to rank 0.
-
-    The wrapper of rank 0 connects to a socket on this host and receives the descriptor
-    (SCM_RIGHTS, unix(7)). Nothing is copied, so rank 0 reads at full speed, and bytes that rank 0
-    leaves unread stay in the file or pipe. Launchers copy standard input instead: MPICH's ends the
-    job when 65,536 bytes stay unread, and reads a list that a shell loop needs.
-
-    Attributes:
-        name: Name of the socket, for the wrapper.
-        handle: A descriptor that is readable when the wrapper has connected; then call
-            :meth:`hand_over`.
-    """
-
-    def __init__(self) -> None:
-        # An abstract name leaves no file behind, and its length does not depend on TMPDIR: paths of
-        # sockets end after 107 bytes.
-        self.name = f"mpidist-{token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(f"\0{self.name}")
-        self._socket.listen()
-        self.handle = self._socket.fileno()
-
-    def hand_over(self) -> None:
-        """Send the descriptor to the connected wrapper, and close it here."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the wrapper was killed
-            connection, _ = self._socket.accept()
-            with connection:
-                peer = connection.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-                )
-                # Every user of the host sees abstract names.
-                if _CREDENTIALS.unpack(peer)[1] != os.geteuid():
-                    return
-                socket.send_fds(connection, [b"0"], [0])
-            # The writer of a pipe must learn that rank 0 has ended, so only rank 0 may hold it.
-            empty = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(empty, 0)
-            os.close(empty)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-
-def input_is_elsewhere() -> bool:
-    """Return whether standard input is a terminal that reads for another, foreground process."""
-    try:
-        return os.tcgetpgrp(0) != os.getpgrp()
-    except OSError:  # not the terminal that controls this process
-        return False
-
-
 @contextmanager
-def caught_signals() -> Iterator[tuple[int, list[int]]]:
-    """Collect the signals that end the job, and those for the ranks.
-
-    Signals that this command was started to ignore, as by nohup, stay ignored.
+def blocked_signals() -> Iterator[set[int]]:
+    """Block the signals that end the job, and those for the ranks, so that none is lost.
 
     Yields:
-        A descriptor that is readable after a signal, and the list of signals.
+        The signals, for :func:`run_job`. Signals that this command was started to ignore, as by
+        nohup, stay ignored.
     """
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _frame: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_FOR_RANKS)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    old = signal.set_wakeup_fd(writing)
+    caught = [n for n in (*_ENDING, *_FOR_RANKS) if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers: set[int] = {signal.SIGCHLD, *caught}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
-        yield reading, received
+        yield numbers
     finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reading)
-        os.close(writing)
-
-
-class _Launcher:
-    """The launcher while it runs, and the signals that are to end it."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        # In a session of its own, the launcher does not get Ctrl-C from the terminal: only this
-        # command does.
-        self._process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            # Launchers read all they can get, also input that belongs to a shell loop around us.
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        self.pid = self._process.pid
-        self.handle = os.pidfd_open(self.pid)
-        self.send = self._process.send_signal
-        self._due: list[tuple[float, int]] = []
-
-    def status(self) -> int | None:
-        """Return the exit status, or None while the launcher runs."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
-
-    def end(self, first: int) -> None:
-        """Plan the end: a signal now, then SIGTERM, then SIGKILL to every process."""
-        due = time.monotonic()
-        self._due = [(due, first)]
-        if first != signal.SIGTERM:
-            due += _INTERRUPT_S
-            self._due.append((due, signal.SIGTERM))
-        self._due.append((due + _TERMINATE_S, signal.SIGKILL))
-
-    def end_now(self) -> None:
-        """Plan SIGKILL for now."""
-        self._due = [(0.0, signal.SIGKILL)]
-
-    def send_due(self) -> bool:
-        """Send the planned signals that are due. Return whether SIGKILL is."""
-        while self._due and self._due[0][0] <= time.monotonic():
-            number = self._due.pop(0)[1]
-            if number == signal.SIGKILL:
-                return True
-            self.send(number)
-        return False
+        while signal.sigtimedwait(numbers, 0) is not None:
+            pass  # the job has ended
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_job(
     command: Sequence[str],
     environment: Mapping[str, str],
-    signals: tuple[int, list[int]],
+    signals: set[int],
     *,
     failed: Callable[[], bool],
     ended: Callable[[], bool],
-    timeout_s: float | None = None,
-    standard_input: StandardInput | None = None,
-    passed_on: Sequence[int] = (),
+    timeout_s: float | None,
+    standard_input: socket.socket | None,
+    passed_on: Sequence[int],
 ) -> Result:
     """Run a launcher until it and every process that it started have ended.
 
     Args:
         command: Command line of the launcher.
         environment: Environment of the launcher.
-        signals: The value of :func:`caught_signals`.
+        signals: The value of :func:`blocked_signals`.
         failed: Returns whether a rank has failed. The launcher must then end soon.
         ended: Returns whether all ranks have ended. Processes that they left are then killed, so
             that the launcher does not wait for them.
         timeout_s: Limit of the whole job; None for no limit.
-        standard_input: The standard input for rank 0; None if rank 0 gets an empty one.
+        standard_input: The value of :func:`listen_for_rank_0`; None if rank 0 gets an empty input.
         passed_on: Signals that the launcher sends on to its ranks. Others would end it.
     """
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        die_with_parent()
+
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # descendants stay ours when their own parents end
-    ending, number, over_at = Ending.ITSELF, 0, 0.0
     started = time.monotonic()
-    wakeup, received = signals
-    launcher = _Launcher(command, environment)
-    handles = [launcher.handle, wakeup]
+    # In a session of its own, the launcher does not get Ctrl-C from the terminal: only this command
+    # does. Launchers read all the input they can get, also that of a shell loop around us.
+    launcher = subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
     if standard_input is not None:
-        handles.append(standard_input.handle)
+        threading.Thread(target=_hand_over, args=(standard_input,), daemon=True).start()
+    received, timed_out, over_at = 0, False, 0.0
+    due: list[tuple[float, int]] = []  # signals for the launcher; SIGKILL is for every process
     dropped: set[int] = set()
     try:
-        while (status := launcher.status()) is None:
-            readable, _, _ = select.select(handles, [], [], _TICK_S)
-            if wakeup in readable:
-                os.read(wakeup, 64)
-            if standard_input is not None and standard_input.handle in readable:
-                standard_input.hand_over()
-            _reap(but=launcher.pid)
-            while received:
-                if received[0] in _FOR_RANKS:
-                    if (told := received.pop(0)) in passed_on:
-                        launcher.send(told)
-                    continue
-                again, number = number, received.pop(0)
-                launcher.end_now() if again else launcher.end(number)
-                ending = Ending.SIGNAL
+        while launcher.poll() is None:
+            info = signal.sigtimedwait(signals, _TICK_S)
+            number = 0 if info is None else info.si_signo
+            reap(but=launcher.pid)
             now = time.monotonic()
-            if ending is Ending.ITSELF:
-                if timeout_s is not None and now - started > timeout_s:
-                    ending = Ending.TIMEOUT
-                    launcher.end(signal.SIGTERM)
-                elif not over_at:
-                    over_at = now if failed() or ended() else 0.0
-                elif now - over_at > _OVER_S:
-                    if failed():
-                        ending = Ending.STUCK
-                        launcher.end(signal.SIGTERM)
-                    else:
-                        own = {launcher.pid, *_descendants(launcher.pid)}
-                        dropped |= _kill(set(_descendants(os.getpid())) - own)
-            if launcher.send_due():
-                break
+            if number in _FOR_RANKS:
+                if number in passed_on:
+                    launcher.send_signal(number)
+            elif number in _ENDING:
+                due = [(now, signal.SIGKILL)] if received else _steps(number, now)
+                received = number
+            elif due:
+                pass
+            elif timeout_s is not None and now - started > timeout_s:
+                timed_out = True
+                due = _steps(signal.SIGTERM, now)
+            elif not over_at:
+                over_at = now if failed() or ended() else 0.0
+            elif now - over_at > _OVER_S:
+                if failed():
+                    due = _steps(signal.SIGTERM, now)
+                else:
+                    own = {launcher.pid, *descendants(launcher.pid)}
+                    left = set(descendants(os.getpid())) - own
+                    kill(left)
+                    dropped |= left
+            if due and due[0][0] <= now:
+                number = due.pop(0)[1]
+                if number == signal.SIGKILL:
+                    break
+                launcher.send_signal(number)
     finally:
-        if launcher.status() is not None:
-            _wait_for_descendants(_LEAVE_S)
-        killed, alive = _kill_descendants()
-        os.close(launcher.handle)
-    sys.stdout.flush()
-    status = 128 + signal.SIGKILL if status is None else status
-    return Result(ending, status, number, len(dropped | killed), alive)
+        status = launcher.poll()
+        killed, alive = end_descendants(_LEAVE_S if status is not None else 0.0)
+    if status is None:
+        status = -signal.SIGKILL
+    status = status if status >= 0 else 128 - status
+    return Result(status, received, timed_out, len(dropped | killed), alive)
+
+
+def _steps(first: int, now: float) -> list[tuple[float, int]]:
+    """Return the signals that end the launcher, the last one SIGKILL, each with its time."""
+    numbers = dict.fromkeys((first, signal.SIGTERM, signal.SIGKILL))
+    return [(now + step * _STEP_S, number) for step, number in enumerate(numbers)]
 
 
 def die_with_parent() -> None:
@@ -277,72 +174,46 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number), f"prctl({option})")
 
 
-def _descendants(top: int) -> list[int]:
-    """Return the living descendants of a process, parents first."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            # The process may end meanwhile. /proc may hide processes of other users.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    # The name before the last parenthesis may hold anything.
-                    state, parent = file.read().rpartition(")")[2].split()[:2]
-                children.setdefault(int(parent), []).append((int(name), state))
-    found: list[int] = []
-    queue = [top]
-    while queue:
-        born = children.get(queue.pop(0), [])
-        found += [pid for pid, state in born if state not in "ZX"]
-        queue += [pid for pid, _ in born]
-    return found
+# The standard input of rank 0. Its wrapper connects to a socket on this host and receives the
+# descriptor (SCM_RIGHTS, unix(7)). Nothing is copied, so rank 0 reads at full speed, and bytes that
+# rank 0 leaves unread stay in the file or pipe. Launchers copy standard input instead: MPICH's ends
+# the job when 65,536 bytes stay unread, and reads a list that a shell loop needs.
 
 
-def _kill(pids: set[int]) -> set[int]:
-    """Send SIGKILL to processes, and return them.
-
-    A process that has ended keeps its number until its parent reaps it. For orphans, that parent is
-    this process, so the number does not belong to another process yet.
-    """
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return pids
+def listen_for_rank_0() -> socket.socket:
+    """Return a socket that gives the standard input of this process to rank 0."""
+    listener = socket.socket(socket.AF_UNIX)
+    # An abstract name leaves no file behind, and its length does not depend on TMPDIR: paths of
+    # sockets end after 107 bytes.
+    listener.bind(f"\0mpidist-{token_hex(16)}")
+    listener.listen()
+    return listener
 
 
-def _reap(but: int = 0) -> None:
-    """Collect the children of this process that have ended.
-
-    Args:
-        but: A child that is not collected. Once it has ended, no others are either.
-    """
-    with contextlib.suppress(ChildProcessError):  # there are no children
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid == but:
-                return
-            os.waitpid(ended.si_pid, 0)
+def name_of(listener: socket.socket) -> str:
+    """Return the name of the socket, for the wrapper."""
+    return str(listener.getsockname()[1:], "ascii")
 
 
-def _wait_for_descendants(timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    _reap()
-    while _descendants(os.getpid()) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        _reap()
+def _hand_over(listener: socket.socket) -> None:
+    """Send the descriptor to the wrapper when it connects, and close it here."""
+    while True:
+        connection, _ = listener.accept()
+        with connection, suppress(BrokenPipeError):  # the wrapper was killed
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            # Every user of the host sees abstract names.
+            if _CREDENTIALS.unpack(peer)[1] == os.geteuid():
+                socket.send_fds(connection, [b"0"], [0])
+                break
+    # The writer of a pipe must learn that rank 0 has ended, so only rank 0 may hold it.
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
 
 
-def _kill_descendants() -> tuple[set[int], int]:
-    """Kill every descendant, and the processes that they start meanwhile.
-
-    Returns:
-        The killed processes, and the number of processes that still exist.
-    """
-    deadline = time.monotonic() + _KILL_S
-    killed: set[int] = set()
-    while alive := _descendants(os.getpid()):
-        killed |= _kill(set(alive))
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_S)
-        _reap()
-    _reap()
-    return killed, len(alive)
+def input_is_elsewhere() -> bool:
+    """Return whether standard input is a terminal that reads for another, foreground process."""
+    try:
+        return os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # not the terminal that controls this process
+        return False

@@ -1,17 +1,17 @@
-"""The job and task of each rank. Pure."""
+"""The jobs, the ranks and the script of a command line, for ``mpidist run`` and ``sbatch``."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpidist.config import PER_NODE
+from mpidist.config import COLOCATED, PER_NODE
 
-FIRST_JOBS = ("ps", "worker", "data")
-"""Jobs that come first in the order of ranks, in this order."""
+_FIRST_JOBS = ("ps", "worker", "data")  # jobs that come first in the order of ranks
 _MOST_RANKS = (1 << 31) - 1  # the largest int of MPI
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_JOB = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -44,102 +44,125 @@ class Layout:
         return None
 
 
-def parse_job(text: str) -> tuple[str, int]:
-    """Parse a job name and a number of tasks, for example ``evaluator=1``.
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name jobs and numbers of tasks to a command."""
+    for name in _FIRST_JOBS:
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"tasks of the job {name}")
+    rule = parser.add_mutually_exclusive_group()
+    rule.add_argument(
+        "--ps-per-node", action="store_const", dest="rule", const=PER_NODE,
+        help="the first rank of each node is a task of ps; the others share memory with it",
+    )  # fmt: skip
+    rule.add_argument(
+        "--colocate-ps", action="store_const", dest="rule", const=COLOCATED,
+        help="the first rank of each node has a task of ps besides its own",
+    )  # fmt: skip
+    parser.add_argument(
+        "--job", action="append", default=[], metavar="NAME=N",
+        help="tasks of another job; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "-n", "-np", type=int, dest="ranks", metavar="N",
+        help="ranks in all; worker takes the ranks that other jobs leave",
+    )  # fmt: skip
 
-    Raises:
-        ValueError: The text has another form.
-    """
-    name, _, number = text.partition("=")
-    if not _NAME.fullmatch(name) or not number.isascii() or not number.isdigit():
-        raise ValueError(f"--job {text!r} is not of the form NAME=N, for example --job evaluator=1")
-    return name, int(number)
 
-
-def make_layout(
-    counts: dict[str, int | None],
-    others: Sequence[tuple[str, int]],
-    ranks: int | None,
-    rule: str | None = None,
-) -> Layout:
-    """Order the jobs, and check their numbers of tasks.
+def layout_of(namespace: argparse.Namespace, nodes: int = 1) -> Layout:
+    """Order the jobs that the options describe, and check their numbers of tasks.
 
     Args:
-        counts: Numbers of tasks of the jobs with options of their own; None where not given.
-        others: Further jobs, in order.
-        ranks: Number of ranks, if given. ``worker`` takes the ranks that other jobs leave.
-        rule: Place of the ps tasks, instead of their number: ``"per_node"`` or ``"colocated"``.
+        namespace: The options of :func:`add_job_options`. ``worker`` takes the ranks that other
+            jobs leave.
+        nodes: The least number of nodes that have ranks.
 
     Raises:
         ValueError: There are no ranks, or the numbers contradict each other.
     """
-    jobs = {name: counts[name] for name in FIRST_JOBS if counts.get(name) is not None}
-    for name, count in others:
-        if name in jobs:
-            raise ValueError(f"the job {name!r} is given twice; give its number once")
-        jobs[name] = count
-    if rule is not None:
-        _check_rule(rule, jobs, ranks)
+    ranks, rule = namespace.ranks, namespace.rule
+    given = {name: getattr(namespace, name) for name in _FIRST_JOBS}
+    jobs = {name: count for name, count in given.items() if count is not None}
+    for text in namespace.job:
+        matched = _JOB.fullmatch(text)
+        if matched is None:
+            raise ValueError(
+                f"--job {text!r} is not of the form NAME=N, for example --job evaluator=1"
+            )
+        if matched[1] in jobs:
+            raise ValueError(f"the job {matched[1]!r} is given twice; give its number once")
+        jobs[matched[1]] = int(matched[2])
     for name, number in [*jobs.items(), ("-n", ranks)]:
         if number is not None and number < 0:
             raise ValueError(f"{number} for {name} is negative; give 0 or more")
         if number is not None and number > _MOST_RANKS:
             raise ValueError(f"{number} for {name} is more than MPI can have, {_MOST_RANKS}")
-    given = {name: count for name, count in jobs.items() if count}
-    total = sum(given.values())
+    if rule is not None and "ps" in jobs:
+        raise ValueError("the tasks of ps follow the nodes: leave out their number")
+    if rule == PER_NODE and (ranks is None or "worker" in jobs):
+        raise ValueError(
+            "--ps-per-node does not know the number of nodes in advance: give the total number "
+            "of ranks with -n and leave out --worker; the remaining ranks become workers"
+        )
+    tasks: dict[str, int | str] = {name: count for name, count in jobs.items() if count}
+    total = sum(jobs.values())
     if ranks is None:
         ranks = total
-    elif (given or rule) and ranks != total:
+    elif (tasks or rule) and ranks != total:
         if "worker" in jobs or ranks < total:
             raise ValueError(f"-n {ranks} contradicts the {total} tasks of the jobs; leave out -n")
-        given["worker"] = ranks - total
+        tasks["worker"] = ranks - total
     if ranks == 0:
         raise ValueError("no rank to run; give --worker N, or -n N")
-    if given and (set(given) == {"ps"} or (rule is not None and not set(given) - {"data"})):
-        raise ValueError("the job has parameter servers and no workers; add --worker N")
-    tasks: dict[str, int | str] = dict(given)
+    if rule == PER_NODE:
+        if ranks <= nodes + total:
+            where, fewer = (f"of {nodes} nodes", ", or fewer nodes") if nodes > 1 else ("node", "")
+            raise ValueError(
+                f"-n {ranks} leaves no worker with a ps on each {where}: give -n "
+                f"{nodes + total + 1} or more{fewer}"
+            )
+        tasks["worker"] = -1
     if rule is not None:
         tasks["ps"] = rule
-        if rule == PER_NODE:
-            tasks["worker"] = -1
-    order = [*FIRST_JOBS, *(name for name, _ in others if name not in FIRST_JOBS)]
+    if "ps" in tasks and not tasks.keys() - ({"ps", "data"} if rule else {"ps"}):
+        raise ValueError("the job has parameter servers and no workers; add --worker N")
+    order = dict.fromkeys((*_FIRST_JOBS, *jobs))
     return Layout(ranks, tuple((name, tasks[name]) for name in order if name in tasks))
 
 
-def check_nodes(layout: Layout, nodes: int) -> None:
-    """Check that a ps on each node leaves ranks for workers.
+def job_words(namespace: argparse.Namespace) -> list[str]:
+    """Return the options of :func:`add_job_options` as words of a command line."""
+    given = [(f"--{name}", getattr(namespace, name)) for name in _FIRST_JOBS]
+    given += [("--job", text) for text in namespace.job]
+    given += [("-n", namespace.ranks)]
+    words = [str(word) for pair in given if pair[1] is not None for word in pair]
+    rules = {PER_NODE: ["--ps-per-node"], COLOCATED: ["--colocate-ps"]}
+    return words + rules.get(namespace.rule, [])
 
-    Args:
-        layout: The ranks and their jobs.
-        nodes: Number of nodes that have ranks.
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Add ``[-m] script [args ...]`` to a command."""
+    parser.add_argument(
+        "-m", action="store_true", dest="module",
+        help="the script is the name of a module, which runs as under python -m",
+    )  # fmt: skip
+    parser.add_argument("script", help="a Python script, or a folder or zip file with __main__.py")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def script_words(namespace: argparse.Namespace) -> list[str]:
+    """Return ``-m``, the script and its arguments as words of a command line.
+
+    A script whose name begins with a dash gets ``./`` before it, so that no command takes it for
+    an option.
 
     Raises:
-        ValueError: The ps tasks and the other jobs take all ranks.
+        ValueError: No script or module is named, or the script is missing.
     """
-    jobs = dict(layout.jobs)
-    if jobs.get("ps") != PER_NODE:
-        return
-    least = nodes + sum(count for count in jobs.values() if isinstance(count, int) and count > 0)
-    if layout.ranks <= least:
-        raise ValueError(
-            f"-n {layout.ranks} leaves no worker with a ps on each of {nodes} nodes: give -n "
-            f"{least + 1} or more, or fewer nodes"
-        )
-
-
-def _check_rule(rule: str, jobs: dict[str, int | None], ranks: int | None) -> None:
-    """Raise a ValueError if numbers of tasks contradict the rule for the ps tasks."""
-    if "ps" in jobs:
-        raise ValueError("the tasks of ps follow the nodes: leave out their number")
-    if rule == PER_NODE:
-        if ranks is None or "worker" in jobs:
-            raise ValueError(
-                "--ps-per-node does not know the number of nodes in advance: give the total number "
-                "of ranks with -n and leave out --worker; the remaining ranks become workers"
-            )
-        least = 2 + sum(count or 0 for count in jobs.values())
-        if ranks < least:
-            raise ValueError(
-                f"-n {ranks} is too small: one ps, one worker and the other jobs need at "
-                f"least {least} ranks"
-            )
+    script = namespace.script
+    if not script:
+        kind = "module" if namespace.module else "script"
+        raise ValueError(f"the name of the {kind} is empty; give one")
+    if namespace.module:
+        return ["-m", script, *namespace.args]
+    if not os.path.exists(script):
+        raise ValueError(f"no script {script!r} here; give the path of a Python file")
+    return [f"./{script}" if script.startswith("-") else script, *namespace.args]

@@ -20,16 +20,14 @@ import json
 import re
 import select
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpidist.launcher.hosts import without_address
-from mpidist.launcher.job import Ending, Result
+from mpidist.launcher.job import Result
 from mpidist.launcher.layout import Layout
-from mpidist.launcher.vendors import Launcher
 
 # When a rank on another host dies, Open MPI ends each rank that was connected to it at once, with a
 # bare status. The records of those ranks can be earlier than the record of the dead one.
@@ -37,6 +35,7 @@ _BARE_STATUS_DELAY_S = 1.0
 _TIMEOUT_STATUS = 124  # as timeout(1)
 _MOST_WAITS = 8
 _END = "end.json"
+Records = dict[int, dict[str, Any]]
 _RECORD = re.compile(r"(rank|failure|exit|state)-(\d+)\.json")
 
 
@@ -85,7 +84,7 @@ def is_over(folder: Path) -> bool:
     return (folder / _END).exists()
 
 
-def read_records(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
+def read_records(folder: Path, kind: str) -> Records:
     """Return the records of one kind by rank.
 
     Args:
@@ -138,14 +137,6 @@ def first_failure(folder: Path) -> Failure | None:
     return min(failures.values(), key=order, default=None)
 
 
-def ended_ranks(folder: Path) -> set[int]:
-    """Return the ranks that have ended."""
-    with contextlib.suppress(FileNotFoundError):
-        names = [_RECORD.fullmatch(path.name) for path in folder.iterdir()]
-        return {int(name[2]) for name in names if name and name[1] == "exit"}
-    return set()
-
-
 def successful_ranks(folder: Path) -> list[int]:
     """Return the ranks that have ended with status 0, in order."""
     exits = read_records(folder, "exit")
@@ -171,7 +162,6 @@ def report(
     folder: Path,
     layout: Layout,
     result: Result,
-    launcher: Launcher,
     hosts: Sequence[str],
     timeout_s: float | None,
 ) -> tuple[int, list[str]]:
@@ -181,17 +171,19 @@ def report(
         folder: The run folder.
         layout: The ranks and their jobs.
         result: The end of the launcher.
-        launcher: The launcher.
         hosts: The hosts that the user gave, if any.
         timeout_s: The time limit of the job.
     """
     status, reason = _reason(folder, layout, result, hosts, timeout_s)
-    lines = [_survivors(result, status)]
-    if result.ending in (Ending.SIGNAL, Ending.TIMEOUT):
+    lines = []
+    if result.alive:
+        lines.append(f"{result.alive} processes of the job cannot be killed; look for them with ps")
+    elif result.killed and status == 0:
+        number = "1 process" if result.killed == 1 else f"{result.killed} processes"
+        lines.append(f"killed {number} that the job left behind")
+    if result.signal or result.timed_out:
         lines += _waits(folder, layout)
-    elif status:
-        lines.append(_foreign_launcher(folder, launcher))
-    return status, [line for line in [*lines, reason] if line]
+    return status, [*lines, reason] if reason else lines
 
 
 def _reason(
@@ -199,10 +191,10 @@ def _reason(
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
     ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
-    if result.ending is Ending.SIGNAL:
+    if result.signal:
         name = "Ctrl-C" if result.signal == signal.SIGINT else describe_signal(result.signal)
         return 128 + result.signal, f"interrupted by {name}; {ended}"
-    if result.ending is Ending.TIMEOUT:
+    if result.timed_out:
         return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
     failure = first_failure(folder)
     if result.status and _output_is_closed() and (failure is None or _is_broken_pipe(failure)):
@@ -258,27 +250,3 @@ def _waits(folder: Path, layout: Layout) -> list[str]:
             ]
     more = [f"and {len(lines) - _MOST_WAITS} more such waits"] if len(lines) > _MOST_WAITS else []
     return lines[:_MOST_WAITS] + more
-
-
-def _survivors(result: Result, status: int) -> str:
-    """Return a line about processes that outlived the launcher, or ""."""
-    if result.alive:
-        return f"{result.alive} processes of the job cannot be killed; look for them with ps"
-    if result.killed and status == 0:
-        number = "1 process" if result.killed == 1 else f"{result.killed} processes"
-        return f"killed {number} that the job left behind"
-    return ""
-
-
-def _foreign_launcher(folder: Path, launcher: Launcher) -> str:
-    """Return a line about a launcher from PATH that is not the library's, or "".
-
-    The check takes as long as a start of the library, so it is made only if no rank has started
-    MPI.
-    """
-    beside_python = Path(launcher.path).parent == Path(sys.executable).parent
-    if beside_python or read_records(folder, "rank"):
-        return ""
-    from mpidist.launcher.doctor import mismatch  # only failed jobs need it
-
-    return mismatch(launcher)

@@ -9,11 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpidist.launcher.layout import check_nodes
-from mpidist.launcher.options import (
+from mpidist.launcher.layout import (
     add_job_options,
     add_script,
-    check_script,
     job_words,
     layout_of,
     script_words,
@@ -52,17 +50,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=lambda namespace: _run(parser, namespace))
 
 
-def _check(namespace: argparse.Namespace) -> None:
-    """Raise a ValueError for values that sbatch would refuse when the job is submitted."""
-    for name, least in (("cpus_per_task", 1), ("gpus_per_node", 0)):
-        number = getattr(namespace, name)
-        if number is not None and number < least:
-            raise ValueError(f"--{name.replace('_', '-')} {number} must be {least} or more")
-    for name in ("time", "partition", "account", "job_name"):
-        if getattr(namespace, name) == "":
-            raise ValueError(f"--{name.replace('_', '-')} is empty; leave it out, or give it")
-
-
 def batch_script(namespace: argparse.Namespace) -> str:
     """Return the text of the batch script.
 
@@ -70,16 +57,19 @@ def batch_script(namespace: argparse.Namespace) -> str:
         namespace: The options of the command.
 
     Raises:
-        ValueError: The numbers contradict each other, there are more nodes than ranks, or a ps on
-            each node leaves no rank for a worker.
+        ValueError: The numbers contradict each other, there are more nodes than ranks, a ps on
+            each node leaves no rank for a worker, or sbatch would refuse a value.
     """
-    layout = layout_of(namespace)
+    layout = layout_of(namespace, namespace.nodes)
     if not 1 <= namespace.nodes <= layout.ranks:
         raise ValueError(f"{layout.ranks} ranks do not run on {namespace.nodes} nodes")
-    check_nodes(layout, namespace.nodes)
+    for name, least in (("cpus_per_task", 1), ("gpus_per_node", 0)):
+        number = getattr(namespace, name)
+        if number is not None and number < least:
+            raise ValueError(f"--{name.replace('_', '-')} {number} must be {least} or more")
     default_name = namespace.script if namespace.module else Path(namespace.script).stem
     options: list[tuple[str, object]] = [
-        ("job-name", namespace.job_name or default_name),
+        ("job-name", default_name if namespace.job_name is None else namespace.job_name),
         ("nodes", namespace.nodes),
         ("ntasks", layout.ranks),
         ("cpus-per-task", namespace.cpus_per_task),
@@ -88,35 +78,32 @@ def batch_script(namespace: argparse.Namespace) -> str:
         ("partition", namespace.partition),
         ("account", namespace.account),
     ]
-    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
-    command = [sys.executable, "-m", "mpidist", "run", *job_words(namespace)]
-    words = [*namespace.args, namespace.script, *namespace.option, *namespace.setup]
-    given = [str(value) for _, value in options if value is not None]
-    if any(not character.isprintable() for word in [*words, *given] for character in word):
-        raise ValueError("a word has characters that are not printable, such as the end of a line")
+    given = [(name, str(value)) for name, value in options if value is not None]
+    for name, text in given:
+        if not text:
+            raise ValueError(f"--{name} is empty; leave it out, or give it")
     if any(not word.startswith("-") for word in namespace.option):
         raise ValueError(f"options of sbatch begin with a dash: {namespace.option}")
     run_folder = '--run-dir "runs/$SLURM_JOB_ID"'  # a path that every node sees
-    script = shlex.join(script_words(namespace))
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {line}" for line in [*lines, *namespace.option]),
-            "",
-            *namespace.setup,
-            f"exec {shlex.join(command)} {run_folder} {script}",
-            "",
-        ]
-    )
+    command = shlex.join([sys.executable, "-m", "mpidist", "run", *job_words(namespace)])
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={shlex.quote(text)}" for name, text in given),
+        *(f"#SBATCH {word}" for word in namespace.option),
+        "",
+        *namespace.setup,
+        f"exec {command} {run_folder} {shlex.join(script_words(namespace))}",
+    ]
+    if not all(line.isprintable() for line in lines):
+        raise ValueError("a word has characters that are not printable, such as the end of a line")
+    return "\n".join([*lines, ""])
 
 
 def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
     try:
-        _check(namespace)
         text = batch_script(namespace)
     except ValueError as error:
         parser.error(str(error))
-    check_script(parser, namespace)
     if namespace.output is not None:
         try:
             Path(namespace.output).write_text(text)

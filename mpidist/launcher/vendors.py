@@ -127,20 +127,12 @@ class Launcher:
     vendor: Vendor
 
     def command(
-        self,
-        ranks: int,
-        *,
-        cores: int,
-        root: bool,
-        variables: Sequence[str] = (),
-        slots: Sequence[tuple[str, int]] = (),
+        self, ranks: int, variables: Sequence[str] = (), slots: Sequence[tuple[str, int]] = ()
     ) -> list[str]:
         """Return the command line that starts ranks, up to the program to run.
 
         Args:
             ranks: Number of ranks.
-            cores: Number of cores that the ranks of a host may use.
-            root: Whether the user is root.
             variables: Names of environment variables that every rank must get.
             slots: Hosts in the order of their ranks, each with its number of ranks. By default the
                 launcher takes this host, the hosts of the batch job, or those of its own settings.
@@ -157,23 +149,22 @@ class Launcher:
                     "its own variables or configuration, and leave out --hosts and --hostfile"
                 )
             words += [*vendor.hosts, ",".join(f"{host}:{number}" for host, number in slots)]
-        if most_ranks_on_a_host(ranks, slots, os.environ) > cores:
+        if most_ranks_on_a_host(ranks, slots, os.environ) > len(os.sched_getaffinity(0)):
             words += vendor.oversubscribe
-        if root:
+        if os.geteuid() == 0:
             words += vendor.root
         for name in variables if vendor.pass_variable else ():
             words += [*vendor.pass_variable, name]
         return [*words, "-n", str(ranks)]
 
-    def environment(self, given: Mapping[str, str], *, ranks: int, cores: int) -> dict[str, str]:
+    def environment(self, given: Mapping[str, str], ranks: int) -> dict[str, str]:
         """Return the environment of the ranks: a new dict.
 
         Args:
             given: The environment of the user. Its values win.
-            ranks: Number of ranks that share the cores.
-            cores: Number of cores.
+            ranks: Number of ranks that share the cores of a host.
         """
-        share = str(max(1, cores // ranks))
+        share = str(max(1, len(os.sched_getaffinity(0)) // ranks))
         threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         # Ranks write to a pipe, and their output must appear at once all the same.
         ours = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(threads, share), **self.vendor.environment}

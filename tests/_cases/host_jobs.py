@@ -60,10 +60,10 @@ class Jobs:
         """
         count = count or sum(places.values())
         given = {**(env or {}), "PYTHONPATH": str(_ROOT / "tests")}
-        command = self._launcher.command(count, cores=count, root=True, variables=sorted(given))
+        command = self._launcher.command(count, sorted(given))
         flags = self._flags(self._host_file(places, count), cyclic=count > sum(places.values()))
         command = [command[0], *flags, *command[1:], sys.executable, *words]
-        environment = self._launcher.environment(os.environ, ranks=2, cores=2)
+        environment = self._launcher.environment(os.environ, 2)
         if not self.open_mpi:
             environment["UCX_TLS"] = "tcp,self"
         return self._finish(self._start(command, {**environment, **given}), timeout_s)

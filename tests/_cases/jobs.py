@@ -45,10 +45,9 @@ def run_ranks(
             error.
     """
     launcher = find_launcher()
-    cores = len(os.sched_getaffinity(0))
-    command = launcher.command(count, cores=cores, root=os.geteuid() == 0)
+    command = launcher.command(count)
     given = {**os.environ, **(env or {})}
-    environment = launcher.environment(given, ranks=count, cores=cores)
+    environment = launcher.environment(given, count)
     program = [*command, sys.executable]
     return _run(folder, program, source, environment, timeout_s, meddle, may_leave_files)
 

@@ -1,5 +1,6 @@
 """The hosts on which ``mpidist run`` starts ranks."""
 
+import os
 import socket
 import threading
 import time
@@ -115,13 +116,15 @@ def test_forms_of_lines_in_host_files(tmp_path, text, found):
 
 
 @pytest.mark.parametrize(("vendor", "flag"), [("mpich", "-hosts"), ("openmpi", "--host")])
-def test_commands(vendor, flag):
+def test_commands(vendor, flag, monkeypatch):
     launcher = Launcher("mpiexec", BY_NAME[vendor])
     slots = [("b", 2), ("a", 1)]
-    words = launcher.command(3, cores=2, root=False, slots=slots)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    words = launcher.command(3, slots=slots)
     assert words[words.index(flag) + 1] == "b:2,a:1"
     assert "--oversubscribe" not in words
-    crowded = launcher.command(3, cores=1, root=False, slots=slots)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    crowded = launcher.command(3, slots=slots)
     assert ("--oversubscribe" in crowded) == (vendor == "openmpi")
 
 
@@ -148,7 +151,7 @@ def test_how_many_ranks_share_a_host(tmp_path, monkeypatch, environ, ranks, slot
 
 def test_a_launcher_whose_way_is_not_known():
     with pytest.raises(LauncherError, match="leave out --hosts"):
-        Launcher("mpiexec", BY_NAME["intelmpi"]).command(1, cores=1, root=False, slots=[("a", 1)])
+        Launcher("mpiexec", BY_NAME["intelmpi"]).command(1, slots=[("a", 1)])
 
 
 def test_names_without_an_address(monkeypatch):

@@ -1,12 +1,19 @@
 """Which ranks a command line makes."""
 
+import argparse
+
 import pytest
 
-from mpidist.launcher.layout import Layout, make_layout, parse_job
+from mpidist.launcher.layout import Layout, layout_of
 
 
 def counts(ps=None, worker=None, data=None):
     return {"ps": ps, "worker": worker, "data": data}
+
+
+def make_layout(jobs, others, ranks, rule=None):
+    words = [f"{name}={number}" for name, number in others]
+    return layout_of(argparse.Namespace(**jobs, job=words, ranks=ranks, rule=rule))
 
 
 def test_order_is_ps_worker_data_then_as_given():
@@ -74,7 +81,7 @@ def test_ps_tasks_that_follow_the_nodes():
         ({"ps": 1}, 3, "per_node", "leave out their number"),
         ({"worker": 2}, None, "per_node", "with -n and leave out"),
         ({"worker": 2}, 4, "per_node", "leave out --worker"),
-        ({"data": 2}, 3, "per_node", "need at least 4 ranks"),
+        ({"data": 2}, 3, "per_node", "give -n 4 or more"),
         ({"data": 2}, None, "colocated", "add --worker N"),
         ({}, None, "colocated", "give --worker N, or -n N"),
     ],
@@ -87,8 +94,8 @@ def test_numbers_that_do_not_go_with_a_rule(jobs, ranks, rule, remedy):
 @pytest.mark.parametrize("text", ["chief", "chief=", "=1", "chief=-1", "chief=x", "a b=1", "1a=1"])
 def test_bad_job(text):
     with pytest.raises(ValueError, match="NAME=N"):
-        parse_job(text)
+        layout_of(argparse.Namespace(**counts(), job=[text], ranks=None, rule=None))
 
 
 def test_job():
-    assert parse_job("evaluator=1") == ("evaluator", 1)
+    assert make_layout(counts(), [("evaluator", 1)], None).jobs == (("evaluator", 1),)

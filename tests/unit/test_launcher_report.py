@@ -1,36 +1,19 @@
 """The report on a job that has ended, from the records that ranks leave."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-from mpidist.launcher import doctor, report
-from mpidist.launcher.job import Ending, Result
+from mpidist.launcher import report
+from mpidist.launcher.job import Result
 from mpidist.launcher.layout import Layout
-from mpidist.launcher.vendors import VENDORS, Launcher
 
-BY_NAME = {vendor.name: vendor for vendor in VENDORS}
-FOREIGN = Launcher("/elsewhere/mpiexec", BY_NAME["mpich"])
-OWN = Launcher(str(Path(sys.executable).with_name("mpiexec")), BY_NAME["mpich"])
+INTERRUPTED, TIMED_OUT = (15, False), (0, True)
 
 
-@pytest.fixture
-def library(monkeypatch):
-    """A function that sets the library that mpi4py loads. Before its call, a look is an error."""
-    monkeypatch.setattr(doctor, "_library", lambda: pytest.fail("the library was asked"))
-
-    def library(text):
-        finding = doctor.Finding("MPI library", doctor.OK, text)
-        monkeypatch.setattr(doctor, "_library", lambda: finding)
-
-    return library
-
-
-def ended(folder, status, launcher=OWN, hosts=(), ending=Ending.ITSELF):
-    result = Result(ending, status, 15, 0, 0)
-    return report.report(folder, Layout(2), result, launcher, hosts, 5.0)
+def ended(folder, status, hosts=(), ending=(0, False)):
+    result = Result(status, *ending, 0, 0)
+    return report.report(folder, Layout(2), result, hosts, 5.0)
 
 
 def leave(folder, kind, rank, **facts):
@@ -56,12 +39,12 @@ def unknown(monkeypatch):
 
 
 @pytest.mark.parametrize(("launcher", "status"), [(0, 0), (3, 3)])
-@pytest.mark.usefixtures("library", "unknown")
+@pytest.mark.usefixtures("unknown")
 def test_without_the_folder_the_status_of_the_launcher_counts(tmp_path, launcher, status):
     assert ended(tmp_path / "gone", launcher)[0] == status
 
 
-@pytest.mark.usefixtures("library", "unknown")
+@pytest.mark.usefixtures("unknown")
 def test_hosts_without_an_address(tmp_path):
     status, (line,) = ended(tmp_path, 255, hosts=["a", "nowhere", "b", "no"])
     assert status == 255
@@ -77,35 +60,7 @@ def test_hosts_without_an_address(tmp_path):
     assert "rank 1" in ended(tmp_path, 255, hosts=["no"])[1][0]
 
 
-def test_a_launcher_of_another_library(tmp_path, library):
-    leave_exit(tmp_path, 1, 16)
-    library("Open MPI v5.0.11, by mpi4py 4.1.2")
-    status, (first, last) = ended(tmp_path, 16, FOREIGN)
-    assert status == 16
-    assert first == (
-        "the launcher is /elsewhere/mpiexec (mpich), but the library is openmpi's: its ranks would "
-        "each be alone: put the library's own mpiexec first in PATH"
-    )
-    assert last.startswith("rank 1 (pid 7 on n1) failed first: exited with status 16")
-    library("MPICH Version: 5.0.2, by mpi4py 4.1.2")
-    assert ended(tmp_path, 16, FOREIGN) == (16, [last])
-
-
-@pytest.mark.usefixtures("library")
-def test_the_library_is_loaded_only_if_it_matters(tmp_path):
-    for ending, first in ((Ending.SIGNAL, "interrupted by"), (Ending.TIMEOUT, "the job ran")):
-        assert ended(tmp_path, 1, FOREIGN, ending=ending)[1][0].startswith(first)
-    leave_exit(tmp_path, 1, 16)
-    assert len(ended(tmp_path, 16, OWN)[1]) == 1
-    leave(tmp_path, "rank", 0)  # MPI has started
-    assert len(ended(tmp_path, 16, FOREIGN)[1]) == 1
-    (tmp_path / "rank-0.json").unlink()
-    leave_exit(tmp_path, 1, 0)
-    leave_exit(tmp_path, 0, 0)
-    assert ended(tmp_path, 0, FOREIGN) == (0, [])
-
-
-@pytest.mark.parametrize("ending", [Ending.SIGNAL, Ending.TIMEOUT])
+@pytest.mark.parametrize("ending", [INTERRUPTED, TIMED_OUT])
 def test_the_waits_of_ranks_that_were_ended(tmp_path, ending):
     waits = [{"what": "recv from rank 1 of group 'world'", "since": 88.0}]
     leave(tmp_path, "state", 0, waits=waits, time=100.0)
@@ -128,7 +83,7 @@ def test_no_failure(tmp_path):
 def test_a_folder_that_is_gone(tmp_path):
     gone = tmp_path / "gone"
     assert report.first_failure(gone) is None
-    assert (report.ended_ranks(gone), report.successful_ranks(gone)) == (set(), [])
+    assert report.successful_ranks(gone) == []
 
 
 def test_the_earliest_counts(tmp_path):

@@ -31,44 +31,59 @@ def test_unknown_version():
     assert vendor_of("slurm 23.02") is None
 
 
-def test_mpich_needs_no_flags():
-    command = Launcher("mpiexec", BY_NAME["mpich"]).command(8, cores=2, root=True, variables=["A"])
+@pytest.fixture
+def user(monkeypatch):
+    """A function that sets the number of cores, and whether the user is root."""
+
+    def user(cores, root=False):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+
+    return user
+
+
+def test_mpich_needs_no_flags(user):
+    user(cores=2, root=True)
+    command = Launcher("mpiexec", BY_NAME["mpich"]).command(8, ["A"])
     assert command == ["mpiexec", "-n", "8"]
 
 
-def test_openmpi_flags_depend_on_cores_and_user():
+def test_openmpi_flags_depend_on_cores_and_user(user):
+    user(cores=2)
     launcher = Launcher("mpiexec", BY_NAME["openmpi"])
-    plain = launcher.command(2, cores=2, root=False)
+    plain = launcher.command(2)
     assert plain == ["mpiexec", "--bind-to", "none", "-n", "2"]
-    full = launcher.command(3, cores=2, root=True, variables=["A", "B"])
+    user(cores=2, root=True)
+    full = launcher.command(3, ["A", "B"])
     assert "--oversubscribe" in full
     assert "--allow-run-as-root" in full
     assert full[-6:] == ["-x", "A", "-x", "B", "-n", "3"]
 
 
-def test_environment_keeps_what_the_user_set():
+def test_environment_keeps_what_the_user_set(user):
+    user(cores=8)
     launcher = Launcher("mpiexec", BY_NAME["openmpi"])
     given = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "rdma"}
-    environment = launcher.environment(given, ranks=3, cores=8)
+    environment = launcher.environment(given, 3)
     assert environment["OMP_NUM_THREADS"] == "7"
     assert environment["OMPI_MCA_osc"] == "rdma"
     assert environment["OPENBLAS_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"
-    assert launcher.environment({}, ranks=9, cores=8)["OMP_NUM_THREADS"] == "1"
+    assert launcher.environment({}, 9)["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_home_for_the_ranks(monkeypatch):
     launcher = Launcher("mpiexec", BY_NAME["openmpi"])
     monkeypatch.delenv("HOME")
     own = pwd.getpwuid(os.getuid()).pw_dir
-    assert launcher.environment({}, ranks=1, cores=1)["HOME"] == own
+    assert launcher.environment({}, 1)["HOME"] == own
     for given in ("", "/elsewhere"):
-        assert launcher.environment({"HOME": given}, ranks=1, cores=1)["HOME"] == given
+        assert launcher.environment({"HOME": given}, 1)["HOME"] == given
 
     def unknown(uid):
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert launcher.environment({}, ranks=1, cores=1)["HOME"] == "/"
+    assert launcher.environment({}, 1)["HOME"] == "/"
 
 
 def test_no_launcher_at_all(monkeypatch, tmp_path):
