@@ -8,16 +8,15 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mpidist.config import distribution_version
 from mpidist.dev_shm import REMEDY, SHARED_MEMORY, shared_memory_space
@@ -25,12 +24,11 @@ from mpidist.launcher.vendors import Launcher, LauncherError, find_launcher, ven
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIBRARY_S = 30.0
-_PROBE_S = 90.0
+_JOB_S = 90.0
+_PROBE_S = 120.0
 _SYSTEM_S = 10.0
 _CLEAN_UP_S = 10.0
-_PROBE, _GPU_PROBE = (
-    str(Path(__file__).absolute().with_name(name)) for name in ("probe.py", "gpu_probe.py")
-)
+_PROBE = str(Path(__file__).absolute().with_name("probe.py"))
 _LEAST_SHARED_BYTES = 4 << 20
 _SHARED_BYTES = 64 << 20  # Docker's default, which a variable or two fill
 _LIBRARY = (
@@ -39,7 +37,7 @@ _LIBRARY = (
     "from mpi4py import MPI\n"
     "print(mpi4py.__version__, MPI.Get_library_version())"
 )
-_T = TypeVar("_T")
+_ADDRESS = "import socket; print(socket.gethostbyname(socket.gethostname()))"
 _INSTALL = (
     'install one, for example pip install "mpidist[mpich]", or load the cluster\'s MPI module'
 )
@@ -95,24 +93,35 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     Args:
         env: Usually ``os.environ``.
     """
-    cores = len(os.sched_getaffinity(0))
     package = _package()
     yield package
+    cores = len(os.sched_getaffinity(0))
     yield Finding("cores", OK, f"{cores} for this process, on {socket.gethostname()}")
     library = _library()
     yield library
-    launcher, finding = _launcher(library)
-    yield finding
+    launcher = None
+    try:
+        launcher = find_launcher()
+    except LauncherError as error:
+        yield Finding("launcher", PROBLEM, "no usable launcher", str(error))
+    else:
+        yield _launcher(launcher, library)
     yield _shared_memory()
     yield _host_name()
     if package.verdict != PROBLEM:
         yield from _batch_job(env)
-        for finding in _gpus(env):
-            yield finding
+        yield from _probed(
+            "GPUs",
+            [sys.executable, "-P", _PROBE, "gpus"],
+            "look at nvidia-smi and dmesg, and check that CuPy and the driver are of the same "
+            "version of CUDA (cupy-cuda12x, cupy-cuda13x)",
+        )
     extras = [name for name in ("numba", "ml_dtypes", "torch", "cupy") if find_spec(name)]
     yield Finding("packages", OK, f"found: {', '.join(extras) or 'no optional ones'}")
     if PROBLEM not in (package.verdict, library.verdict) and launcher is not None:
-        yield from _two_ranks()
+        limit = ("--timeout", f"{_JOB_S:g}")
+        run = [sys.executable, "-m", "mpidist", "run", "-n", "2", *limit, _PROBE, "ranks"]
+        yield from _probed("two ranks", run, f"run it yourself: {shlex.join(run)}")
 
 
 def _package() -> Finding:
@@ -135,26 +144,15 @@ def _package() -> Finding:
 
 def _library() -> Finding:
     """Check the MPI library that mpi4py loads. Loading a broken one may kill the process."""
-    try:
-        done = _child([sys.executable, "-P", "-c", _LIBRARY], _LIBRARY_S)
-    except subprocess.TimeoutExpired:
-        return Finding("MPI library", PROBLEM, "it does not load in time", _INSTALL)
-    if done.returncode != 0:
-        return Finding("MPI library", PROBLEM, _last_line(done.stderr), _INSTALL)
-    version, _, text = done.stdout.strip().partition(" ")
+    shown, problem = _ask([sys.executable, "-P", "-c", _LIBRARY], _LIBRARY_S)
+    if problem:
+        return Finding("MPI library", PROBLEM, problem, _INSTALL)
+    version, _, text = shown.strip().partition(" ")
     words = " ".join(text.partition("\n")[0].partition(",")[0].split())
     return Finding("MPI library", OK, f"{words}, by mpi4py {version}")
 
 
-def _launcher(library: Finding) -> tuple[Launcher | None, Finding]:
-    try:
-        launcher = find_launcher()
-    except LauncherError as error:
-        return None, Finding("launcher", PROBLEM, "no usable launcher", str(error))
-    return launcher, _compared(launcher, library)
-
-
-def _compared(launcher: Launcher, library: Finding) -> Finding:
+def _launcher(launcher: Launcher, library: Finding) -> Finding:
     fact = f"{launcher.path} ({launcher.vendor.name})"
     vendor = vendor_of(library.fact)
     if library.verdict == OK and vendor is not None and vendor != launcher.vendor:
@@ -163,15 +161,6 @@ def _compared(launcher: Launcher, library: Finding) -> Finding:
             "its ranks would each be alone: put the library's own mpiexec first in PATH",
         )  # fmt: skip
     return Finding("launcher", OK, fact)
-
-
-def mismatch(launcher: Launcher) -> str:
-    """Return an error message if a launcher and the library that mpi4py loads differ, else "".
-
-    Loads the library, in a process of its own.
-    """
-    finding = _compared(launcher, _library())
-    return f"the launcher is {finding.fact}: {finding.remedy}" if finding.remedy else ""
 
 
 def _shared_memory() -> Finding:
@@ -185,51 +174,16 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", OK, fact)
 
 
-def _gpus(env: Mapping[str, str]) -> Iterator[Finding]:
-    from mpidist.cluster_resolver.accelerators import visible_gpus
-
-    try:
-        count = len(_in_time(lambda: visible_gpus(env)))
-    except TimeoutError as error:
-        remedy = "the driver hangs: look at dmesg, and have the host restarted"
-        yield Finding("GPUs", PROBLEM, f"they cannot be counted ({error})", remedy)
-        return
-    yield Finding("GPUs", OK, f"{count} that this process may use")
-    if find_spec("cupy") is not None:
-        yield _cupy(count)
-    elif count:
-        remedy = "pip install 'mpidist[cuda13]', or [cuda12], as the driver needs (see nvidia-smi)"
-        yield Finding("CuPy", WARNING, "none, without which arrays on GPUs cannot be sent", remedy)
-
-
-def _cupy(gpus: int) -> Finding:
-    """Copy arrays to the GPUs and back, in a process of its own because a failure may kill it."""
-    verdict = PROBLEM if gpus else WARNING
-    remedy = (
-        "look at nvidia-smi and CUDA_VISIBLE_DEVICES, and check that CuPy and the driver are of "
-        "the same version of CUDA (cupy-cuda12x, cupy-cuda13x)"
-    )
-    try:
-        done = _child([sys.executable, "-P", _GPU_PROBE], _PROBE_S)
-    except subprocess.TimeoutExpired:
-        return Finding("CuPy", verdict, "a copy to a GPU and back does not end", remedy)
-    if done.returncode != 0:
-        fact = _last_line(done.stderr) or f"its process ended with status {done.returncode}"
-        return Finding("CuPy", verdict, fact, remedy)
-    return Finding("CuPy", OK, _last_line(done.stdout))
-
-
 def _host_name() -> Finding:
     name = socket.gethostname()
-    try:
-        address = _in_time(lambda: socket.gethostbyname(name))
-    except OSError as error:  # TimeoutError, too
+    shown, problem = _ask([sys.executable, "-c", _ADDRESS], _SYSTEM_S)
+    if problem:
         return Finding(
-            "host name", WARNING, f"{name} has no address ({error})",
+            "host name", WARNING, f"{name} has no address ({problem})",
             "tasks that speak TCP across hosts need it: give it one in DNS or /etc/hosts",
         )  # fmt: skip
-    where = ", an address within this host" if address.startswith("127.") else ""
-    return Finding("host name", OK, f"{name} is {address}{where}")
+    where = ", an address within this host" if shown.startswith("127.") else ""
+    return Finding("host name", OK, f"{name} is {shown.strip()}{where}")
 
 
 def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
@@ -243,89 +197,33 @@ def _batch_job(env: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("batch job", OK, f"Slurm job {env['SLURM_JOB_ID']} on {nodes}")
 
 
-def _two_ranks() -> Iterator[Finding]:
-    """Check a job of two ranks on this host."""
-    facts = _facts_of_two_ranks("two ranks", _PROBE, _INSTALL)
-    if isinstance(facts, Finding):
-        yield facts
-    else:
-        yield from _verdicts(facts)
+def _probed(name: str, command: list[str], remedy: str) -> Iterator[Finding]:
+    """Yield the findings of a probe. A probe that fails, or finds nothing, is a problem."""
+    shown, problem = _ask(command, _PROBE_S)
+    found = [Finding(*json.loads(line)) for line in shown.splitlines() if line.startswith('["')]
+    yield from found
+    if problem or not found:
+        yield Finding(name, PROBLEM, problem or "the check prints nothing", remedy)
 
 
-def _facts_of_two_ranks(name: str, script: str, remedy: str) -> dict[str, Any] | Finding:
-    """Return the JSON object that a script prints on two ranks, or a problem with a name."""
-    command = [sys.executable, "-m", "mpidist", "run", "-n", "2", "--timeout", f"{_PROBE_S:g}"]
-    try:
-        done = _child([*command, script], 2 * _PROBE_S)
-        facts = json.loads(_last_line(done.stdout) or "null")
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        return Finding(name, PROBLEM, f"their job says nothing ({error})", remedy)
-    if done.returncode != 0 or not isinstance(facts, dict):
-        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
-        remedy = errors[-1].strip() if errors else f"run it yourself: {' '.join(command)} {script}"
-        return Finding(name, PROBLEM, _last_line(done.stderr), remedy)
-    return facts
-
-
-def _verdicts(facts: dict[str, Any]) -> Iterator[Finding]:
-    fact = f"a world of {facts['ranks']}, thread level {facts['thread_level']}"
-    if facts["ranks"] == 2:
-        yield Finding("two ranks", OK, fact)
-    else:
-        remedy = "mpiexec and the library do not belong together: install both from one place"
-        yield Finding("two ranks", PROBLEM, fact, remedy)
-    right = facts["sums_are_right"]
-    speed = f"all_reduce of 8 B in {facts['all_reduce_us']:.1f} us, broadcast of 4 MiB at "
-    yield Finding(
-        "collectives", OK if right else PROBLEM,
-        speed + f"{facts['broadcast_gib_s']:.1f} GiB/s" if right else "sums are wrong",
-        "" if right else "this MPI library adds wrongly on this machine: take another version",
-    )  # fmt: skip
-    right = facts["one_sided_is_right"]
-    yield Finding(
-        "one-sided", OK if right else PROBLEM, "put and get work" if right else "a put was lost",
-        "" if right else 'leave ParameterServerStrategy(transport="rma") out',
-    )  # fmt: skip
-    yield Finding("GPU memory", OK, facts["gpu_rule"])
-
-
-def _in_time(call: Callable[[], _T]) -> _T:
-    """Return the result of a system call; TimeoutError if it does not return in time."""
-    found: list[_T] = []
-    problems: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(call())
-        except Exception as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)  # the process does not wait if it hangs
-    thread.start()
-    thread.join(_SYSTEM_S)
-    for problem in problems:
-        raise problem
-    if not found:
-        raise TimeoutError(f"no answer within {_SYSTEM_S:g} s")
-    return found[0]
-
-
-def _child(command: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+def _ask(command: list[str], limit_s: float) -> tuple[str, str]:
+    """Run a command. Return its output, and the reason for which it failed, or ""."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, errors="replace",
     ) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=limit_s)
-        except BaseException:
+        except BaseException as error:
+            out = ""
             process.terminate()  # mpidist run then ends its ranks, and removes its files
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_CLEAN_UP_S)
+                out, _ = process.communicate(timeout=_CLEAN_UP_S)
             process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return out, f"no answer within {limit_s:g} s"
             raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    if process.returncode == 0:
+        return out, ""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    return out, lines[-1] if lines else f"its process ended with status {process.returncode}"
