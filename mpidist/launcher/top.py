@@ -8,12 +8,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpidist.launcher.report import is_over, read_records
+from mpidist.launcher.report import Records, is_over, read_records
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,23 +52,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The records in a run folder at one moment.
+    """The records in a run folder at one moment, by rank.
 
     Attributes:
-        ranks: Records of the ranks, by rank.
+        ranks: Records of the ranks that have started.
         exits: Records of the ranks that have ended.
         failures: Records of the ranks that have recorded a failure.
+        metrics: The metrics of the tasks.
         over: Whether ``mpidist run`` has recorded the end of the job.
-        times: Times at which ranks wrote their state, in seconds since the epoch.
-        tasks: Metrics by name, by rank and task.
     """
 
-    ranks: dict[int, dict[str, object]]
-    exits: dict[int, dict[str, object]]
-    failures: dict[int, dict[str, object]]
-    over: bool = False
-    times: dict[int, float] = field(default_factory=dict)
-    tasks: dict[tuple[int, str], dict[str, float]] = field(default_factory=dict)
+    ranks: Records
+    exits: Records
+    failures: Records
+    metrics: Records
+    over: bool
 
     @classmethod
     def of(cls, folder: Path) -> Snapshot:
@@ -77,124 +74,81 @@ class Snapshot:
 
         Raises:
             OSError: The folder does not exist, or cannot be read.
-            ValueError: A file was not written by a rank.
+            ValueError: A file is not JSON.
         """
-        kind = ""
         folder.stat()  # read_records() finds nothing in a folder that does not exist
-        try:
-            ranks, exits, failures = (read_records(folder, k) for k in ("rank", "exit", "failure"))
-            snapshot = cls(ranks, exits, failures, is_over(folder))
-            for record in (*ranks.values(), *exits.values(), *failures.values()):
-                _check(record)
-            kind = "state"
-            for rank, record in read_records(folder, kind).items():
-                snapshot.times[rank] = float(record["time"])
-                for task, values in record["tasks"].items():
-                    snapshot.tasks[rank, task] = {name: float(n) for name, n in values.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            file = f"a file {kind}-<rank>.json" if kind else "a file"
-            raise ValueError(f"{file} was not written by a rank ({error!r})") from None
-        return snapshot
+        kinds = ("rank", "exit", "failure", "state")
+        ranks, exits, failures, metrics = (read_records(folder, kind) for kind in kinds)
+        return cls(ranks, exits, failures, metrics, is_over(folder))
 
-    def is_over(self) -> bool:
-        """Return whether all known ranks have ended."""
-        ended = self.exits.keys() | self.failures.keys()
-        return self.over or (bool(self.ranks) and self.ranks.keys() <= ended)
+    def states(self) -> set[str]:
+        """Return the states of the ranks."""
+        return {self._state(rank) for rank in self.ranks}
 
-    def is_abandoned(self) -> bool:
-        """Return whether all ranks were on this host and are gone without a record.
-
-        The end of a rank is recorded a moment later, so only a second look is certain.
-        """
-        ended = self.exits.keys() | self.failures.keys()
-        return all(rank in ended or self._is_gone(rank) for rank in self.ranks)
-
-    def _is_gone(self, rank: int) -> bool:
-        """Return whether the process of a rank was on this host and does not exist any more."""
-        record = self.ranks.get(rank, {})
-        here = record.get("host") == socket.gethostname()
-        return here and not Path(f"/proc/{record.get('pid')}").exists()
-
-    def base_of_rates(self, last: Snapshot, base: Snapshot) -> Snapshot:
-        """Return the earlier metrics to which those of this snapshot are compared.
-
-        Args:
-            last: The snapshot before this one.
-            base: The base of that one. It stays the base of a rank that has not written since.
-        """
-        following = Snapshot(self.ranks, self.exits, self.failures, self.over)
-        for rank, now in self.times.items():
-            source = base if last.times.get(rank, now) == now else last
-            if rank in source.times:
-                following.times[rank] = source.times[rank]
-                own = {key: values for key, values in source.tasks.items() if key[0] == rank}
-                following.tasks.update(own)
-        return following
-
-    def rows(self, before: Snapshot | None, now: float) -> list[list[str]]:
-        """Return a row of texts for each task.
-
-        Args:
-            before: The base of the rates; None for the start of the ranks.
-            now: Seconds since the epoch.
-        """
-        tasks: list[tuple[int, str]] = sorted(self.tasks, key=lambda key: (key[1], key[0]))
-        without = sorted(self.ranks.keys() - {rank for rank, _ in tasks})
-        rows = [self._row(rank, task, before, now) for rank, task in tasks]
-        return rows + [self._row(rank, self._name(rank), before, now) for rank in without]
-
-    def _row(self, rank: int, task: str, before: Snapshot | None, now: float) -> list[str]:
-        record = self.ranks.get(rank, {})
-        place = [str(rank), str(record.get("host", "?")), str(record.get("pid", "?"))]
-        state = self._state(rank, now)
-        values = self.tasks.get((rank, task))
-        if values is None:
-            return [task, *place, state, *["-"] * 8]
-        earlier: dict[str, float] = {}
-        since = float(str(record.get("started", self.times[rank])))
-        if before is not None and rank in before.times:
-            earlier, since = before.tasks.get((rank, task), {}), before.times[rank]
-        seconds = max(self.times[rank] - since, 1e-9)
-
-        def change(name: str) -> float:
-            return values.get(name, 0.0) - earlier.get(name, 0.0)
-
-        def part(name: str) -> str:
-            return f"{change(name) / seconds:.0%}" if name in values else "-"
-
-        stale = change("staleness") / change("changes") if change("changes") else None
-        numbers = [
-            f"{change('steps') / seconds:,.1f}",
-            f"{change('in_bytes') / _MIB / seconds:,.1f}",
-            f"{change('out_bytes') / _MIB / seconds:,.1f}",
-            "-" if stale is None else f"{stale:.1f}",
-            f"{values['queued']:.0f}" if "queued" in values else "-",
-            *(part(name) for name in ("waited_s", "data_waited_s", "busy_s")),
-        ]
-        return [task, *place, state, *numbers]
-
-    def _name(self, rank: int) -> str:
-        record = self.ranks[rank]
-        return f"{record['job']} {record['task']}" if record.get("job") else "-"
-
-    def _state(self, rank: int, now: float) -> str:
+    def _state(self, rank: int) -> str:
         if rank in self.failures:
             return "failed"
         if rank in self.exits:
             return "ended" if self.exits[rank].get("exit_code") == 0 else "failed"
         if self.over:
             return "ended"
-        if self._is_gone(rank):
-            return "gone"
-        silent_s = now - self.times.get(rank, now)
-        return "running" if silent_s < _SILENT_S else f"silent {silent_s:.0f} s"
+        record = self.ranks.get(rank, {})
+        here = record.get("host") == socket.gethostname()
+        return "gone" if here and not Path(f"/proc/{record.get('pid')}").exists() else "running"
 
+    def rows(self, bases: Records, now: float) -> list[list[str]]:
+        """Return a row of texts for each task.
 
-def _check(record: Mapping[str, Any]) -> None:
-    """Raise an error if the record of a rank does not have its shape."""
-    float(record.get("started", 0.0))
-    if record.get("job") and "task" not in record:
-        raise KeyError("task")
+        Args:
+            bases: The earlier metrics from which the rates are computed. A rank without any has
+                the rates since its start.
+            now: Seconds since the epoch.
+
+        Raises:
+            ValueError: A file was not written by a rank.
+        """
+        try:
+            tasks = [
+                (rank, task) for rank, record in self.metrics.items() for task in record["tasks"]
+            ]
+            tasks.sort(key=lambda key: (key[1], key[0]))
+            without = sorted(self.ranks.keys() - {rank for rank, _ in tasks})
+            tasks += [(rank, self._name(rank)) for rank in without]
+            return [self._row(rank, task, bases, now) for rank, task in tasks]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a file was not written by a rank ({error!r})") from None
+
+    def _row(self, rank: int, task: str, bases: Records, now: float) -> list[str]:
+        record, state = self.ranks.get(rank, {}), self._state(rank)
+        place = [task, str(rank), str(record.get("host", "?")), str(record.get("pid", "?"))]
+        if rank not in self.metrics:
+            return [*place, state, *["-"] * 8]
+        written = self.metrics[rank]["time"]
+        if state == "running" and now - written >= _SILENT_S:
+            state = f"silent {now - written:.0f} s"
+        base = bases.get(rank, {"time": record.get("started", written), "tasks": {}})
+        seconds = max(written - base["time"], 1e-9)
+        values, earlier = self.metrics[rank]["tasks"][task], base["tasks"].get(task, {})
+
+        def change(name: str) -> float:
+            return float(values.get(name, 0.0) - earlier.get(name, 0.0))
+
+        def part(name: str) -> str:
+            return f"{change(name) / seconds:.0%}" if name in values else "-"
+
+        numbers = [
+            f"{change('steps') / seconds:,.1f}",
+            f"{change('in_bytes') / _MIB / seconds:,.1f}",
+            f"{change('out_bytes') / _MIB / seconds:,.1f}",
+            f"{change('staleness') / change('changes'):.1f}" if change("changes") else "-",
+            f"{values['queued']:.0f}" if "queued" in values else "-",
+            *(part(name) for name in ("waited_s", "data_waited_s", "busy_s")),
+        ]
+        return [*place, state, *numbers]
+
+    def _name(self, rank: int) -> str:
+        record = self.ranks[rank]
+        return f"{record['job']} {record['task']}" if record.get("job") else "-"
 
 
 def newest_folder() -> Path | None:
@@ -202,9 +156,8 @@ def newest_folder() -> Path | None:
     running = []
     for path in Path(tempfile.gettempdir()).glob("mpidist-run-*"):
         # Skipped: folders of other users, and folders that are being removed.
-        with contextlib.suppress(OSError, ValueError):
-            snapshot = Snapshot.of(path)
-            if snapshot.ranks and not (snapshot.is_over() or snapshot.is_abandoned()):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if "running" in Snapshot.of(path).states():
                 running.append((path.stat().st_mtime, path))
     return max(running, default=(0.0, None))[1]
 
@@ -218,12 +171,13 @@ def _run(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> int:
         parser.error("no job of mpidist run is running on this host; name its --run-dir")
     try:
         snapshot = Snapshot.of(folder)
+        table = _table(snapshot, {})
     except (OSError, ValueError) as error:
         parser.error(f"{folder} is not the folder of a job: {error}")
     if not snapshot.ranks:
         parser.error(f"{folder} is not the folder of a job: no rank has started in it")
     if namespace.once:
-        _console().print(_table(snapshot, None))
+        _console().print(table)
         return 0
     try:
         _watch(folder, snapshot, namespace.interval)
@@ -236,29 +190,35 @@ def _watch(folder: Path, snapshot: Snapshot, interval_s: float) -> None:
     """Print tables until the job is over."""
     from rich.live import Live
 
-    base, abandoned = Snapshot({}, {}, {}), 0  # the first rates are those since the start
+    bases: Records = {}
+    before: set[str] = set()
     console = _console()
-    with Live(_table(snapshot, None), console=console, auto_refresh=False) as live:
-        while not snapshot.is_over() and abandoned < 2:
+    with Live(_table(snapshot, bases), console=console, auto_refresh=False) as live:
+        # The end of a rank is recorded a moment later, so a rank that is gone is looked at twice.
+        while "running" in (states := snapshot.states()) or "gone" in states - before:
+            before = states
             time.sleep(interval_s)
             try:
                 following = Snapshot.of(folder)
             except FileNotFoundError:  # a temporary folder is removed at the end of the job
                 break
-            base = following.base_of_rates(snapshot, base)
-            live.update(_table(following, base), refresh=True)
+            # A rank that has not written since keeps its base.
+            for rank, record in following.metrics.items():
+                last = snapshot.metrics.get(rank, record)
+                if last != record:
+                    bases[rank] = last
+            live.update(_table(following, bases), refresh=True)
             snapshot = following
-            abandoned = abandoned + 1 if snapshot.is_abandoned() else 0
     if not console.is_terminal:
         console.print()
 
 
-def _table(snapshot: Snapshot, before: Snapshot | None) -> Table:
+def _table(snapshot: Snapshot, bases: Records) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*_COLUMNS, box=None, pad_edge=False)
-    for row in snapshot.rows(before, time.time()):
+    for row in snapshot.rows(bases, time.time()):
         table.add_row(*map(Text, row))  # a plain str could have rich's markup, in brackets
     for number, column in enumerate(table.columns):
         column.no_wrap = True

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from rich.live import Live
 
 from mpidist.config import Config
 from mpidist.launcher import main, report
@@ -39,15 +40,15 @@ def write_job(folder, now, steps=40.0):
 def test_means_since_the_start_and_since_the_last_look(tmp_path):
     write_job(tmp_path, 110.0)
     first = Snapshot.of(tmp_path)
-    ps, worker = first.rows(None, 110.5)
+    ps, worker = first.rows({}, 110.5)
     assert ps == ["ps 0", "0", "h", "77", "running", "4.0", "0.3", "0.0", "-", "2", "-", "-", "50%"]
     assert worker == [
         "worker 0", "1", "h", "77", "running", "4.0", "0.0", "0.1", "0.5", "-", "25%", "-", "-",
     ]  # fmt: skip
     write_job(tmp_path, 112.0, steps=60.0)
-    assert [row[5] for row in Snapshot.of(tmp_path).rows(first, 112.0)] == ["10.0", "10.0"]
-    assert [row[4] for row in first.rows(None, 140.0)] == ["silent 30 s"] * 2
-    assert not first.is_over()
+    assert [row[5] for row in Snapshot.of(tmp_path).rows(first.metrics, 112.0)] == ["10.0"] * 2
+    assert [row[4] for row in first.rows({}, 140.0)] == ["silent 30 s"] * 2
+    assert first.states() == {"running"}
 
 
 def test_how_ranks_end(tmp_path):
@@ -55,29 +56,36 @@ def test_how_ranks_end(tmp_path):
     write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": 0})
     write(tmp_path, "failure-1.json", {"rank": 1})
     snapshot = Snapshot.of(tmp_path)
-    assert [row[4] for row in snapshot.rows(None, 110.0)] == ["ended", "failed"]
-    assert snapshot.is_over()
+    assert [row[4] for row in snapshot.rows({}, 110.0)] == ["ended", "failed"]
+    assert snapshot.states() == {"ended", "failed"}
     write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": None, "signal": 9})
-    assert Snapshot.of(tmp_path).rows(None, 110.0)[0][4] == "failed"
+    assert Snapshot.of(tmp_path).rows({}, 110.0)[0][4] == "failed"
 
 
-def test_rates_last_until_there_are_new_numbers(tmp_path):
+def test_rates_last_until_there_are_new_numbers(tmp_path, capsys, monkeypatch):
     write_job(tmp_path, 110.0)
-    first = Snapshot.of(tmp_path)
-    base = Snapshot({}, {}, {})
-    write_job(tmp_path, 112.0, steps=60.0)
-    second = Snapshot.of(tmp_path)
-    base = second.base_of_rates(first, base)
-    assert [row[5] for row in second.rows(base, 112.0)] == ["10.0", "10.0"]
-    again = Snapshot.of(tmp_path)
-    base = again.base_of_rates(second, base)
-    assert [row[5] for row in again.rows(base, 112.5)] == ["10.0", "10.0"]
+
+    def look(step):
+        """Write new numbers before the second look, none before the third, then end the job."""
+        if looks.append(step) is None and len(looks) == 1:
+            write_job(tmp_path, 112.0, steps=60.0)
+        if len(looks) == 3:
+            report.write_end(tmp_path, 0)
+
+    looks = []
+    monkeypatch.setattr(time, "sleep", look)
+    monkeypatch.setattr(Live, "update", lambda live, table, refresh: shown.append(table))
+    shown = []
+    assert main(["top", str(tmp_path)]) == 0
+    steps = [[cell.plain for cell in table.columns[5].cells] for table in shown]
+    assert steps == [["10.0", "10.0"]] * 3
+    assert "4.0" in capsys.readouterr().out  # the first rates are those since the start
 
 
 def test_a_job_that_its_launcher_has_ended(tmp_path, capsys):
     write_job(tmp_path, 110.0)
     write(tmp_path, "exit-0.json", {"rank": 0, "exit_code": None, "signal": 9})
-    assert not Snapshot.of(tmp_path).is_over()
+    assert "running" in Snapshot.of(tmp_path).states()
     report.write_end(tmp_path, 137)
     assert main(["top", str(tmp_path)]) == 0  # and does not wait
     assert capsys.readouterr().out.count("ended") == 1
@@ -151,7 +159,7 @@ sys.exit(0)
 def test_a_rank_without_numbers(tmp_path):
     write(tmp_path, "rank-0.json", {**RANK, "rank": 0, "job": None, "task": None})
     write(tmp_path, "rank-1.json", WORKER)
-    assert Snapshot.of(tmp_path).rows(None, 110.0) == [
+    assert Snapshot.of(tmp_path).rows({}, 110.0) == [
         ["-", "0", "h", "77", "running", *["-"] * 8],
         ["worker 0", "1", "h", "77", "running", *["-"] * 8],
     ]
@@ -190,7 +198,7 @@ def test_what_is_no_job(tmp_path, capsys, monkeypatch):
     assert "is not the folder of a job" in fails(capsys, "top", str(tmp_path))
     write_job(tmp_path, 110.0)
     write(tmp_path, "state-0.json", [])
-    assert "state-<rank>.json was not written by a rank" in fails(capsys, "top", str(tmp_path))
+    assert "a file was not written by a rank" in fails(capsys, "top", str(tmp_path))
     assert "must be positive" in fails(capsys, "top", str(tmp_path), "--interval", "0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert "no job of mpidist run is running on this host" in fails(capsys, "top")
@@ -200,7 +208,7 @@ def test_what_is_no_job(tmp_path, capsys, monkeypatch):
     ("name", "content"),
     [
         ("rank-0.json", []), ("rank-0.json", {**PS, "started": None}), ("exit-0.json", []),
-        ("rank-0.json", {**PS, "started": "x"}), ("rank-0.json", {"rank": 0, "job": "w"}),
+        ("rank-0.json", {**PS, "started": "x"}), ("metrics-0.json", {"time": 1.0}),
     ],
 )  # fmt: skip
 def test_files_of_another_shape(tmp_path, capsys, name, content):
@@ -225,7 +233,7 @@ def test_a_job_whose_launcher_was_killed(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "mpidist-run-1"
     folder.mkdir()
     write(folder, "rank-0.json", {**PS, "host": host, "pid": process.pid})
-    assert Snapshot.of(folder).is_abandoned()
+    assert Snapshot.of(folder).states() == {"gone"}
     assert main(["top", "--interval", "0.01", str(folder)]) == 0  # and it ends
     assert "gone" in capsys.readouterr().out
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -233,7 +241,7 @@ def test_a_job_whose_launcher_was_killed(tmp_path, capsys, monkeypatch):
         main(["top"])
     assert "no job of mpidist run is running on this host" in capsys.readouterr().err
     write(folder, "rank-1.json", {**WORKER, "host": host, "pid": os.getpid()})
-    assert not Snapshot.of(folder).is_abandoned()
+    assert Snapshot.of(folder).states() == {"gone", "running"}
     assert main(["top", "--once"]) == 0
     assert "running" in capsys.readouterr().out
 
