@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -49,6 +48,11 @@ def hidden_packages() -> list[str]:
     return found
 
 
+def _hints(error: BaseException) -> list[str]:
+    """Return :func:`hidden_packages` for an error that a hidden package may have caused."""
+    return hidden_packages() if isinstance(error, (ImportError, AttributeError)) else []
+
+
 def explain(error: BaseException) -> None:
     """Add a note to an import error, or to a missing name, that a hidden package may have caused.
 
@@ -57,10 +61,9 @@ def explain(error: BaseException) -> None:
     """
     # An exception class of the user may refuse attributes, as frozen dataclasses do.
     with contextlib.suppress(Exception):
-        if isinstance(error, (ImportError, AttributeError)):
-            for sentence in hidden_packages():
-                if sentence not in getattr(error, "__notes__", ()):
-                    error.add_note(sentence)
+        for sentence in _hints(error):
+            if sentence not in getattr(error, "__notes__", ()):
+                error.add_note(sentence)
 
 
 def reason_of(error: BaseException) -> str:
@@ -80,8 +83,7 @@ def reason_of(error: BaseException) -> str:
         import traceback
 
         text = traceback.format_exception_only(error)[0].strip().partition("\n")[0]
-        hidden = hidden_packages() if getattr(error, "__notes__", ()) else []
-        return "; ".join([text, *(note for note in hidden if note in error.__notes__)])
+        return "; ".join([text, *_hints(error)])
     except BaseException:
         return type(error).__name__
 
@@ -149,28 +151,27 @@ class Runner:
             del error  # its traceback refers to this frame
 
     def _end(self, error: BaseException) -> BaseException:
-        """Record an exception that ends the script. Return the exception for the interpreter."""
-        forked = os.getpid() != self._pid
-        if isinstance(error, SystemExit):
-            if not forked:
-                self._in_rank(self._exit, error)
-            if isinstance(error.code, int):
-                error.code = status_of(error.code)
-            return error
-        if forked and isinstance(error, KeyboardInterrupt):
-            return error  # the interpreter prints it, and ends the process by SIGINT
-        return SystemExit(_show(error) if forked else self._in_rank(self._fail, error))
+        """Record an exception that ends the script. Return the exception for the interpreter.
 
-    def _in_rank(self, end: Callable[[Any], int], error: BaseException) -> int:
-        """Return ``end(error)``, the status. If it is not 0 and MPI runs, end the process here."""
-        status = 1
-        try:
-            status = end(error)
-        finally:
-            # Even if end() fails: the exit handler of mpi4py would wait in MPI_Finalize.
-            if status and _mpi_runs():
-                _end_now(status)
-        return status
+        If MPI runs, the process of a rank that fails ends here.
+        """
+        if os.getpid() != self._pid:  # a forked child
+            if isinstance(error, KeyboardInterrupt):
+                return error  # the interpreter prints it, and ends the process by SIGINT
+            status = None if isinstance(error, SystemExit) else _show(error)
+        else:
+            status = 1
+            try:
+                status = self._exit(error) if isinstance(error, SystemExit) else self._fail(error)
+            finally:
+                # Even if they fail: the exit handler of mpi4py would wait in MPI_Finalize.
+                if status and _mpi_runs():
+                    _end_now(status)
+        if not isinstance(error, SystemExit):
+            return SystemExit(status)
+        if isinstance(error.code, int):
+            error.code = status_of(error.code)
+        return error
 
     def _execute(self) -> None:
         main = types.ModuleType("__main__")
@@ -249,10 +250,7 @@ class Runner:
                 "rank": self._rank,
                 "pid": self._pid,
                 "host": socket.gethostname(),
-                "job": None,
-                "task": None,
                 "reason": reason.partition("\n")[0],
-                "traceback": "",
                 "exit_code": status,
                 "time": time.time(),
             }
