@@ -21,7 +21,6 @@ import re
 import select
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +36,6 @@ _MOST_WAITS = 8
 _END = "end.json"
 Records = dict[int, dict[str, Any]]
 _RECORD = re.compile(r"(rank|failure|exit|state)-(\d+)\.json")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The failure of a rank.
-
-    Attributes:
-        rank: The rank.
-        pid: Process id.
-        host: Host name.
-        reason: The reason in words.
-        exit_code: Exit status, as a shell shows it.
-        time: Time of the failure, in seconds since the epoch.
-    """
-
-    rank: int
-    pid: int
-    host: str
-    reason: str
-    exit_code: int
-    time: float
 
 
 def clear_records(folder: Path) -> None:
@@ -109,32 +87,30 @@ def describe_signal(number: int) -> str:
         return f"signal {number}"
 
 
-def first_failure(folder: Path) -> Failure | None:
-    """Return the earliest failure; None if no rank has failed by itself."""
-    failures: dict[int, Failure] = {}
-    bare: set[int] = set()  # ranks of which only a status is known
+def first_failure(folder: Path) -> dict[str, Any] | None:
+    """Return the earliest failure; None if no rank has failed by itself.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        ``rank``, ``pid``, ``host``, ``reason`` (in words), ``exit_code`` (as a shell shows it) and
+        ``time`` (in seconds since the epoch).
+    """
+    failures: Records = {}
     for rank, record in read_records(folder, "exit").items():
         number, code = record["signal"], record["exit_code"]
         if record["terminated"] or code == 0:
             continue
         if number is None:
-            bare.add(rank)
-            reason, status = f"exited with status {code}", code
+            time = record["time"] + _BARE_STATUS_DELAY_S
+            facts = {"reason": f"exited with status {code}", "time": time}
         else:
-            reason, status = f"killed by {describe_signal(number)}", 128 + number
-        place = record["pid"], record["host"]
-        failures[rank] = Failure(rank, *place, reason, status, record["time"])
+            facts = {"reason": f"killed by {describe_signal(number)}", "exit_code": 128 + number}
+        failures[rank] = {**record, **facts}
     # The rank's own reason explains the status that its wrapper sees a little later.
-    for rank, record in read_records(folder, "failure").items():
-        bare.discard(rank)
-        place = record["pid"], record["host"]
-        status = record["exit_code"] or 1
-        failures[rank] = Failure(rank, *place, record["reason"], status, record["time"])
-
-    def order(failure: Failure) -> float:
-        return failure.time + _BARE_STATUS_DELAY_S * (failure.rank in bare)
-
-    return min(failures.values(), key=order, default=None)
+    failures |= read_records(folder, "failure")
+    return min(failures.values(), key=lambda failure: failure["time"], default=None)
 
 
 def successful_ranks(folder: Path) -> list[int]:
@@ -200,10 +176,10 @@ def _reason(
     if result.status and _output_is_closed() and (failure is None or _is_broken_pipe(failure)):
         return 128 + signal.SIGPIPE, ""  # as any command in a pipe ends, without a message
     if failure is not None:
-        task = task_name(folder, layout, failure.rank)
-        rank = "" if task == f"rank {failure.rank}" else f"rank {failure.rank}, "
-        place = f"{rank}pid {failure.pid} on {failure.host}"
-        return failure.exit_code, f"{task} ({place}) failed first: {failure.reason}; {ended}"
+        name, task = f"rank {failure['rank']}", task_name(folder, layout, failure["rank"])
+        pid = f"pid {failure['pid']} on {failure['host']}"
+        place = pid if task == name else f"{name}, {pid}"
+        return failure["exit_code"], f"{task} ({place}) failed first: {failure['reason']}; {ended}"
     left = successful_ranks(folder)
     # Without the folder, which a script may have removed, only the launcher's status is known.
     if result.status == 0 and (len(left) == layout.ranks or not folder.is_dir()):
@@ -230,10 +206,11 @@ def _output_is_closed() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def _is_broken_pipe(failure: Failure) -> bool:
+def _is_broken_pipe(failure: dict[str, Any]) -> bool:
     """Return whether a rank failed because the launcher no longer read its output."""
-    by_signal = failure.exit_code == 128 + signal.SIGPIPE
-    return by_signal or failure.reason.startswith("BrokenPipeError")
+    by_signal: bool = failure["exit_code"] == 128 + signal.SIGPIPE
+    reason: str = failure["reason"]
+    return by_signal or reason.startswith("BrokenPipeError")
 
 
 def _waits(folder: Path, layout: Layout) -> list[str]:

@@ -222,5 +222,5 @@ def test_standard_input_of_another_host(tmp_path):
     done = subprocess.run(words, env={**os.environ, **env}, timeout=60, check=False)
     assert done.returncode == 1
     failure = first_failure(tmp_path)
-    assert (failure.rank, failure.exit_code) == (0, 1)
-    assert failure.reason.startswith("--stdin needs rank 0 on the host of mpidist run; put that")
+    assert (failure["rank"], failure["exit_code"]) == (0, 1)
+    assert failure["reason"].startswith("--stdin needs rank 0 on the host of mpidist run; put that")
