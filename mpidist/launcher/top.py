@@ -58,7 +58,7 @@ class Snapshot:
         ranks: Records of the ranks that have started.
         exits: Records of the ranks that have ended.
         failures: Records of the ranks that have recorded a failure.
-        metrics: The metrics of the tasks.
+        metrics: State records of the ranks, with the metrics of their tasks.
         over: Whether ``mpidist run`` has recorded the end of the job.
     """
 
@@ -126,6 +126,8 @@ class Snapshot:
         written = self.metrics[rank]["time"]
         if state == "running" and now - written >= _SILENT_S:
             state = f"silent {now - written:.0f} s"
+        if task not in self.metrics[rank]["tasks"]:
+            return [*place, state, *["-"] * 8]
         base = bases.get(rank, {"time": record.get("started", written), "tasks": {}})
         seconds = max(written - base["time"], 1e-9)
         values, earlier = self.metrics[rank]["tasks"][task], base["tasks"].get(task, {})

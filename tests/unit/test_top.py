@@ -137,7 +137,8 @@ def test_numbers_of_any_kind(tmp_path, monkeypatch):
     values["loss"] += np.float32(1.5)
     values["steps"] += np.int64(2)
     records.write_state(Identity(0, 77, "h"), metrics.snapshot(), [])
-    assert Snapshot.of(tmp_path).tasks == {(0, "worker 0"): {"loss": 1.5, "steps": 2.0}}
+    (record,) = Snapshot.of(tmp_path).metrics.values()
+    assert record["tasks"] == {"worker 0": {"loss": 1.5, "steps": 2.0}}
 
 
 def test_a_forked_child_does_not_write_the_timeline(tmp_path):
@@ -208,7 +209,7 @@ def test_what_is_no_job(tmp_path, capsys, monkeypatch):
     ("name", "content"),
     [
         ("rank-0.json", []), ("rank-0.json", {**PS, "started": None}), ("exit-0.json", []),
-        ("rank-0.json", {**PS, "started": "x"}), ("metrics-0.json", {"time": 1.0}),
+        ("rank-0.json", {**PS, "started": "x"}), ("state-0.json", {"time": 1.0}),
     ],
 )  # fmt: skip
 def test_files_of_another_shape(tmp_path, capsys, name, content):
@@ -283,3 +284,12 @@ def test_what_is_no_timeline(tmp_path, capsys):
     assert "timeline-0.json: " in fails(capsys, "timeline", str(tmp_path))
     (tmp_path / "timeline-0.json").write_text('[\n{"pid":\n{"pid": 0},\n')
     assert "line 2" in fails(capsys, "timeline", str(tmp_path))
+
+
+def test_a_rank_without_metrics_is_silent_when_it_stops_writing(tmp_path, capsys):
+    """Ranks that only use collectives write their state, too."""
+    host = socket.gethostname()
+    write(tmp_path, "rank-0.json", {**PS, "host": host, "pid": os.getpid(), "job": ""})
+    write(tmp_path, "state-0.json", {"time": time.time() - 60, "tasks": {}})
+    assert main(["top", "--once", str(tmp_path)]) == 0
+    assert "silent 60 s" in capsys.readouterr().out
