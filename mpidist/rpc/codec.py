@@ -24,7 +24,7 @@ from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.message import Array, Message
 
 _INLINE_BYTES = 16384  # buffers up to this total size travel in the first frame
-
+_MAX_BODY_BYTES = 1 << 30
 
 # Flags in the kind.
 _IN_SHARED_MEMORY = 0x80
@@ -55,8 +55,15 @@ def encode(message: Message, write: Write | None = None) -> tuple[bytes, list[Ar
     Args:
         message: The message.
         write: Writes large buffers to shared memory. None lets them follow.
+
+    Raises:
+        ValueError: The body is larger than 1 GiB.
     """
     method, body = message.method.encode(), message.body
+    if len(body) > _MAX_BODY_BYTES:
+        raise ValueError(
+            f"a body of {len(body)} bytes is more than a message can have: send it as a buffer"
+        )
     kind, acks = message.kind, message.acks
     if message.has_output_buffers:
         kind |= _HAS_OUTPUT_BUFFERS

@@ -1,11 +1,16 @@
 """The transport between ranks: MPI point-to-point messages on a communicator of their own.
 
-A frame (header and small buffers) travels under tag 0, into receives that are posted in advance. A
-frame that is too long for these travels in fragments. Large buffers go through shared memory within
-a node. Otherwise they follow as messages of their own, which are received straight into place;
-their tag comes from the request's id. Every operation is nonblocking: a sender never waits for the
-receiver, and a large message in transfer holds up neither replies nor other ranks. Requests and
-notices of one rank are delivered in the order of sending.
+A frame holds the header and small buffers. Large buffers go through shared memory within a node.
+Otherwise they follow the frame as messages of their own, which are received straight into place.
+Every operation is nonblocking: a sender never waits for the receiver, and large buffers in transfer
+hold up neither replies nor other ranks. Requests and notices of one rank are delivered in the order
+of sending.
+
+All messages are received by matched probes for any source and tag, which find the messages of a
+rank in the order of sending (MPI 4.1, 3.5). So a buffer that no frame has announced, or a frame in
+place of a buffer, comes from corrupt bytes. These are dropped, and reported once for each rank.
+Memory for buffers is allocated when the first one is here and has the right size, so that corrupt
+bytes take none.
 
 Endpoint number n belongs to rank n modulo the size of the world, so that number r is the first
 endpoint of rank r. Requests for it are kept until it opens, and so are those for numbers from
@@ -17,27 +22,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from mpidist.config import config
+import numpy as np
+
 from mpidist.errors import CancelledError, DistNetworkError, UnavailableError
 from mpidist.mpi import World, fork, world
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.address import Address, is_loopback
-from mpidist.rpc.codec import encode
+from mpidist.rpc.codec import BadFrameError, as_bytes, decode, encode
 from mpidist.rpc.message import NO_ENDPOINT, REPLY, REQUEST, Array, Message
-from mpidist.rpc.mpi_receive import (
-    FRAME_TAG,
-    MAX_FRAME_BYTES,
-    Reassembler,
-    buffer_tag,
-    chunks,
-    fragments,
-)
 from mpidist.rpc.shared_buffers import SharedBuffer
 from mpidist.rpc.transport import Receiver
 from mpidist.rpc.waker import Waker
@@ -45,11 +45,13 @@ from mpidist.rpc.waker import Waker
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+logger = logging.getLogger(__name__)
+
+FRAME_TAG, BUFFER_TAG = 0, 1
+_CHUNK_BYTES = 1 << 30  # MPI counts have 32 bits
 _LAST_REPLY_S = 1.0  # time for the last replies of a rank whose script has ended
 # About 10 us of polling, which notices a message sooner than full rounds of progress().
 _BRIEF_TESTS = 100
-# A frame that precedes buffers must use the eager protocol, otherwise they can overtake it.
-_MAX_EAGER_BYTES = 1024
 # No cache holds larger replies, so the second copy, from shared memory into the caller's arrays,
 # costs more than it saves: MPI copies once.
 _MAX_SHARED_REPLY_BYTES = 8 << 20
@@ -87,9 +89,7 @@ class MpiTransport:
         self._reply_writers = [
             write_reply if rank in shared else None for rank in range(world.size)
         ]
-        self._reassembler = Reassembler(
-            self._comm, len(set(world.nodes)) > 1, self._output_buffers, shared, config.credit_bytes
-        )
+        self._inbox = _Inbox(self._comm, self._output_buffers, shared)
         self._waker: Waker | None = None
         if len(shared) == world.size:  # otherwise ranks of other nodes send, and cannot wake
             self._waker = Waker(self._set_idle, self._clear_idle)
@@ -100,8 +100,7 @@ class MpiTransport:
         self._unclaimed: list[Message] = []
         self._attach_lock = threading.Lock()
         self._receive_lock = threading.Lock()
-        self._outgoing_lock = threading.Lock()
-        self._order_lock = threading.Lock()
+        self._send_lock = threading.Lock()
         self._outgoing: list[tuple[int, list[MPI.Request]]] = []  # requests keep their buffers
         self.poll_briefly = partial(self.progress, _BRIEF_TESTS)
         self._left = world.shutdown.left
@@ -180,19 +179,13 @@ class MpiTransport:
         writers = self._reply_writers if is_output else self._writers
         frame, buffers = encode(message, writers[peer])
         isend = self._comm.Isend
-        with self._order_lock:  # no other message may come between a frame and its buffers
+        with self._send_lock:  # no other message may come between a frame and its buffers
             if self._ended:
                 raise CancelledError(f"this rank has left MPI: {message.method} is not sent")
-            if not buffers and len(frame) <= MAX_FRAME_BYTES:  # the usual case
-                requests = [isend(frame, peer, FRAME_TAG)]
-            else:
-                limit = _MAX_EAGER_BYTES if buffers else MAX_FRAME_BYTES
-                requests = [isend(part, peer, FRAME_TAG) for part in fragments(frame, limit)]
-                tag = buffer_tag(message)
-                requests += [isend(chunk, peer, tag) for chunk in chunks(buffers)]
-            in_transfer = len(requests) > 1 or not requests[0].Test()
-        if in_transfer:
-            with self._outgoing_lock:
+            requests = [isend(frame, peer, FRAME_TAG)]
+            if buffers:
+                requests += [isend(chunk, peer, BUFFER_TAG) for chunk in _chunks(buffers)]
+            if buffers or not requests[0].Test():
                 self._outgoing.append((peer, requests))
         if self._flags[self._flag_offsets[peer]]:
             self._wake(peer)
@@ -228,7 +221,7 @@ class MpiTransport:
         try:
             if self._ended:
                 return False
-            happened = self._reassembler.poll(completed, tests)
+            happened = self._inbox.poll(completed, tests)
             for message in completed:
                 receiver = self._receivers.get(message.receiver)
                 if receiver is not None:
@@ -247,7 +240,7 @@ class MpiTransport:
 
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """See :class:`Transport`; MPI itself cannot wake a sleeping thread."""
-        if self._waker is None or self._outgoing or not self._reassembler.is_idle():
+        if self._waker is None or self._outgoing or not self._inbox.is_idle():
             return False
         self._waker.wait(seconds, done)
         return True
@@ -256,7 +249,7 @@ class MpiTransport:
 
     def _continue_sending(self) -> None:
         """Let MPI continue its sends, and wake the receivers, which may have to act, too."""
-        with self._outgoing_lock:
+        with self._send_lock:
             if self._ended:
                 return
             peers = {peer for peer, _ in self._outgoing}
@@ -335,13 +328,195 @@ class MpiTransport:
 
     def _end(self) -> None:
         """Leave MPI, which ends now. Late threads must not call it any more."""
-        with self._receive_lock, self._order_lock, self._outgoing_lock:
+        with self._receive_lock, self._send_lock:
             self._ended = True
-            self._reassembler.close()
+            self._inbox.close()
 
     def _close_all(self) -> None:
         for receiver in list(self._receivers.values()):
             receiver.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Incoming:
+    """A message that waits for its buffers, or for earlier messages of its rank.
+
+    Attributes:
+        message: The message.
+        sizes: Size of each buffer in bytes.
+        into: The caller's arrays for them, if there are any.
+        requests: The receives that were started.
+        targets: Where the chunks that have not arrived belong, in reverse order. None before the
+            first arrives.
+        dropped: True if the message cannot be completed.
+    """
+
+    message: Message
+    sizes: Sequence[int] = ()
+    into: Sequence[Array] | None = None
+    requests: list[MPI.Request] = field(default_factory=list)
+    targets: list[Array] | None = None
+    dropped: bool = False
+
+    def target(self, nbytes: int) -> Array | None:
+        """Return the array for the next chunk; None if the chunk has the wrong size."""
+        if self.targets is None:
+            if nbytes != min(next(size for size in self.sizes if size), _CHUNK_BYTES):
+                return None
+            self.message.buffers = self.into or [np.empty(size, np.uint8) for size in self.sizes]
+            self.targets = _chunks([as_bytes(array) for array in self.message.buffers])[::-1]
+        return self.targets.pop() if nbytes == self.targets[-1].nbytes else None
+
+
+class _Inbox:
+    """Receives frames and buffers, and puts messages together. Its owner holds a lock.
+
+    Requests and notices of one rank are completed in the order in which they were sent. Replies
+    wait for no other message.
+
+    Args:
+        comm: Communicator of all messages.
+        output_buffers: Returns the caller's arrays for the buffers of a reply.
+        shared: The shared buffers of this node's ranks.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        output_buffers: Callable[[Message, Sequence[int]], Sequence[Array] | None],
+        shared: Mapping[int, SharedBuffer],
+    ) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._probe = partial(comm.Improbe, MPI.ANY_SOURCE, MPI.ANY_TAG)
+        self._testall = MPI.Request.Testall
+        self._status = MPI.Status()
+        self._output_buffers = output_buffers
+        self._shared = shared
+        # A frame that is being received. Nothing else is probed for until it is here.
+        self._frame: tuple[MPI.Request, int, bytearray] | None = None
+        self._expecting: dict[int, _Incoming] = {}  # by rank: its next messages are buffers of this
+        self._incoming: list[_Incoming] = []
+        self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
+
+    def poll(self, completed: list[Message], tests: int) -> bool:
+        """Receive a frame or a buffer that has arrived.
+
+        Args:
+            completed: Completed messages are appended.
+            tests: Upper limit of probes.
+
+        Returns:
+            True if anything has arrived.
+        """
+        probed = None
+        if self._frame is None:
+            for _ in range(tests):
+                probed = self._probe(self._status)
+                if probed is not None:
+                    self._receive(probed)
+                    break
+        if self._frame is not None:
+            request, source, frame = self._frame
+            if request.Test():
+                self._frame = None
+                self._handle_frame(source, frame, completed)
+        if self._incoming:
+            self._finish(completed)
+        return probed is not None or bool(completed)
+
+    def is_idle(self) -> bool:
+        """Return True if no transfer is in progress that needs polling."""
+        return not (self._incoming or self._frame)
+
+    def close(self) -> None:
+        """Receive and drop all late messages, because MPICH warns of messages left at the end."""
+        while (late := self._probe(self._status)) is not None:
+            late.Recv(bytearray(self._status.count))
+
+    def _receive(self, probed: MPI.Message) -> None:
+        """Start to receive a message: a frame, or a buffer straight into place."""
+        source, nbytes = self._status.source, self._status.count
+        incoming = self._expecting.get(source) if self._expecting else None
+        if self._status.tag == FRAME_TAG:
+            if incoming is not None:
+                self._drop(source, "a frame came in place of a buffer")
+            frame = bytearray(nbytes)
+            self._frame = probed.Irecv(frame), source, frame
+            return
+        if incoming is None or (target := incoming.target(nbytes)) is None:
+            probed.Recv(bytearray(nbytes))
+            self._drop(source, f"a buffer of {nbytes} bytes came that no frame has announced")
+            return
+        incoming.requests.append(probed.Irecv(target))
+        if not incoming.targets:
+            del self._expecting[source]
+
+    def _handle_frame(self, source: int, frame: bytearray, completed: list[Message]) -> None:
+        try:
+            message, sizes, location = decode(frame, source)
+            if location is not None:
+                message.buffers = self._read_shared(source, location, sizes)
+        except BadFrameError as error:
+            self._report(source, str(error))
+            return
+        if sizes and location is None:
+            into = self._output_buffers(message, sizes)
+            self._expecting[source] = incoming = _Incoming(message, sizes, into)
+            self._incoming.append(incoming)
+        elif self._incoming and message.kind != REPLY:
+            self._incoming.append(_Incoming(message))  # behind earlier messages of its rank
+        else:
+            completed.append(message)
+
+    def _read_shared(self, source: int, location: int, sizes: Sequence[int]) -> list[Array]:
+        shared = self._shared.get(source)
+        if shared is None:
+            raise BadFrameError("its buffers are said to be in memory of another node")
+        return shared.read(location, sizes)
+
+    def _finish(self, completed: list[Message]) -> None:
+        waiting, self._incoming = self._incoming, []
+        blocked = set()  # ranks with an incomplete request; their later ones wait
+        for incoming in waiting:
+            message = incoming.message
+            ordered = message.kind != REPLY
+            if not (ordered and message.peer in blocked) and self._has_ended(incoming):
+                if not incoming.dropped:
+                    completed.append(message)
+                continue
+            self._incoming.append(incoming)
+            if ordered:
+                blocked.add(message.peer)
+
+    def _has_ended(self, incoming: _Incoming) -> bool:
+        # The receives of a dropped message must end, too, before their memory can go.
+        return incoming is not self._expecting.get(incoming.message.peer) and self._testall(
+            incoming.requests
+        )
+
+    def _drop(self, source: int, reason: str) -> None:
+        """Give up the message whose buffers are expected of a rank, and report the rank."""
+        incoming = self._expecting.pop(source, None)
+        if incoming is not None:
+            incoming.dropped = True
+        self._report(source, reason)
+
+    def _report(self, source: int, reason: str) -> None:
+        # A rank that sends corrupt bytes mostly sends many.
+        level = logging.DEBUG if source in self._bad_peers else logging.ERROR
+        self._bad_peers.add(source)
+        logger.log(level, "rank %d sent rank %d no message: %s", source, self._comm.rank, reason)
+
+
+def _chunks(buffers: Sequence[Array]) -> list[Array]:
+    """Return flat buffers in chunks that fit the counts of MPI, without empty buffers."""
+    return [
+        buffer[start : start + _CHUNK_BYTES]
+        for buffer in buffers
+        for start in range(0, buffer.nbytes, _CHUNK_BYTES)
+    ]
 
 
 @cache

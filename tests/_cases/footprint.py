@@ -38,8 +38,8 @@ class Footprint:
         }
         for name in ("_outgoing", "_unclaimed"):  # of mpi
             places[name] = getattr(endpoint._transport, name, ())
-        for name in ("_incoming", "_expecting", "_fragments"):
-            places[name] = getattr(getattr(endpoint._transport, "_reassembler", None), name, ())
+        for name in ("_incoming", "_expecting"):
+            places[name] = getattr(getattr(endpoint._transport, "_inbox", None), name, ())
         return cls(
             resident(),
             len(os.listdir("/proc/self/fd")),

@@ -16,7 +16,7 @@ from mpidist import errors, open_endpoint
 from mpidist.rpc import mpi
 from mpidist.rpc.codec import encode
 from mpidist.rpc.message import NOTICE, REPLY, Message
-from mpidist.rpc.mpi_receive import FRAME_TAG, buffer_tag, fragments
+from mpidist.rpc.mpi import BUFFER_TAG, FRAME_TAG
 
 SIZE = 20_000
 
@@ -42,12 +42,11 @@ def messages():
 
 
 IDENTITY = 3
-TAG = buffer_tag(Message(NOTICE, IDENTITY))
 
 
 def send(frames, tags=None):
     """Frames as the endpoint of rank 1 sends them, without waiting; their requests."""
-    tags = tags or [FRAME_TAG] + [TAG] * len(frames)
+    tags = tags or [FRAME_TAG] + [BUFFER_TAG] * len(frames)
     return [
         messages().Isend(bytearray(frame), dest=0, tag=tag)
         for frame, tag in zip(frames, tags, strict=False)
@@ -101,9 +100,7 @@ def elsewhere(address, place):
 def garbled(kind, address):
     """Frames of one kind of garbage, and how many whole notices may come of them."""
     first, one, two = notice(address, b"k")
-    tags = [FRAME_TAG, TAG, TAG]
-    parts = fragments(first, 64)
-    frame_tags = [FRAME_TAG] * (len(parts) + 1)
+    tags = [FRAME_TAG, BUFFER_TAG, BUFFER_TAG]
     return {
         "a frame that is cut": ([first[:-1]], None, {0}),
         "a frame that is too long": ([first + b"x"], None, {0}),
@@ -115,16 +112,15 @@ def garbled(kind, address):
         "a frame twice": ([first, first, one, two], [FRAME_TAG, *tags], {0, 1}),
         "a buffer twice": ([first, one, two, two], None, {1}),
         "a message twice": ([first, one, two, first, one, two], [*tags, *tags], {2}),
-        "buffers before their frame": ([one, two, first], [TAG, TAG, FRAME_TAG], {0, 1}),
+        "buffers before their frame": (
+            [one, two, first],
+            [BUFFER_TAG, BUFFER_TAG, FRAME_TAG],
+            {0, 1},
+        ),
         "absurd sizes": (notice(address, b"k", announced=[1 << 62, 1 << 63])[:2], None, {0}),
         "empty": ([b""], None, {0}),
         "nothing elsewhere": ([elsewhere(address, 4096)], None, {0}),
         "within a page": ([elsewhere(address, 5)], None, {0}),
-        "fragments": ([*parts, one, two], [*frame_tags[1:], TAG, TAG], {1}),
-        "no last fragment": (parts[:-1], frame_tags, {0}),
-        "no first fragment": (parts[1:], frame_tags, {0}),
-        "a fragment twice": ([parts[0], *parts, one], [*frame_tags, TAG], {0}),
-        "a fragment of an absurd length": ([b"mpidist>" + b"\xff" * 20], None, {0}),
         "behind all memory": ([elsewhere(address, 1 << 40)], None, {0}),
     }[kind]
 
@@ -146,11 +142,6 @@ KINDS = (
     "nothing elsewhere",
     "within a page",
     "behind all memory",
-    "fragments",
-    "no last fragment",
-    "no first fragment",
-    "a fragment twice",
-    "a fragment of an absurd length",
 )
 
 
@@ -170,10 +161,9 @@ def test_kind(world, served, kind):
         assert all(note == ["", [SIZE, SIZE]] for note in noted)
         wait(sent)
     world.Barrier()
-    reassembler = endpoint._transport._reassembler
-    assert not reassembler._expecting
-    assert not reassembler._incoming
-    assert not reassembler._fragments
+    inbox = endpoint._transport._inbox
+    assert not inbox._expecting
+    assert not inbox._incoming
 
 
 @pytest.mark.ranks(2)

@@ -16,7 +16,8 @@ HEAD = """
 """
 
 
-def test_cases(jobs):
+@pytest.mark.parametrize("places", [{"node1": 1, "node2": 1}, {"node1": 2, "node2": 1}], ids=str)
+def test_cases(jobs, places):
     """Requests and replies, notices, errors, deadlines: what every transport can do."""
     source = """
     assert addresses[0].startswith("mpi://node1:"), addresses
@@ -24,14 +25,14 @@ def test_cases(jobs):
         endpoint.serve_in_thread()
     else:
         for case in CASES:
-            case(endpoint, addresses[0], b"key")
+            case(endpoint, addresses[0], b"key %d" % here.rank)
         print("all", len(CASES))
     here.comm.Barrier()
     endpoint.close()
     """
-    ended = jobs.ranks({"node1": 1, "node2": 1}, jobs.script(HEAD + source))
+    ended = jobs.ranks(places, jobs.script(HEAD + source))
     assert ended.status == 0, ended.err
-    assert "all" in ended.out
+    assert ended.out.count("all") == sum(places.values()) - 1
 
 
 def test_all_call_all_with_big_buffers(jobs):
