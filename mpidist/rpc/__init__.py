@@ -9,11 +9,10 @@ from mpidist.rpc.address import (
     parse,
     transport_of,
 )
-from mpidist.rpc.endpoint import Endpoint
+from mpidist.rpc.endpoint import Endpoint, Request
 from mpidist.rpc.inproc import inproc_transport
 from mpidist.rpc.message import LATER, Reply
 from mpidist.rpc.mpi import mpi_transport
-from mpidist.rpc.server import Request
 
 __all__ = [
     "LATER",

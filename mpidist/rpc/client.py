@@ -1,12 +1,15 @@
-"""The client half of an endpoint: its calls, and the loop that waits for their replies."""
+"""The client half of an endpoint: its calls, flow control, and the loop that waits for replies."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpidist.buffers.copying import copy_array
@@ -15,7 +18,6 @@ from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableE
 from mpidist.mpi.backoff import Backoff
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.codec import as_bytes
-from mpidist.rpc.flow_control import FlowControl, Outgoing
 from mpidist.rpc.message import NO_ENDPOINT, Array, Message, Reply
 from mpidist.rpc.transport import Transport
 from mpidist.work import Work
@@ -30,13 +32,34 @@ _WAIT_S = 0.01
 _PEER_CHECK_PERIOD_S = 0.5
 # Flow control counts this for a header.
 _HEADER_BYTES = 64
+# Idle flows are kept up to this number, because most requests are the only one in flight.
+_MAX_IDLE_FLOWS = 64
 
 # One sequence for all endpoints of the process. An endpoint number may be used again while replies
 # to its previous owner are in flight, and these must not match a request of the new owner.
 _ids = itertools.count(1)
 
 
-class Call(Work, Outgoing):
+@dataclass(slots=True, eq=False)
+class Flow:
+    """The requests to one peer.
+
+    Attributes:
+        bytes_in_flight: Bytes of requests that were sent and have no reply yet.
+        sending: True while a thread sends a request. Other requests wait, to keep their order.
+        waiting: Requests that have not been sent.
+    """
+
+    bytes_in_flight: int = 0
+    sending: bool = False
+    waiting: deque[Call] = field(default_factory=deque)
+
+    def is_idle(self) -> bool:
+        """Return True if nothing is in flight and nothing waits."""
+        return not (self.bytes_in_flight or self.sending or self.waiting)
+
+
+class Call(Work):
     """A request that waits for its reply.
 
     Args:
@@ -45,7 +68,18 @@ class Call(Work, Outgoing):
         address: Address of the receiver, for messages.
         into: Output buffers; see :meth:`Endpoint.call`.
         limit_s: Time limit in seconds.
+
+    Attributes:
+        nbytes: Size of the request.
+        flow: The flow of its peer; an empty one before the request is submitted.
+        in_flight: True once it may be sent.
+        released: True once it holds no credit. If the endpoint closes before ``submit``, the
+            request is released first and never sent.
     """
+
+    flow = Flow()
+    in_flight = False
+    released = False
 
     def __init__(
         self,
@@ -100,6 +134,71 @@ class Call(Work, Outgoing):
         return None
 
 
+class FlowControl:
+    """Bounds the bytes of requests in flight to each peer, to protect servers from floods.
+
+    Requests are admitted in order, as long as credit lasts.
+    The calling thread sends each request that it gets here, resets ``flow.sending``, and asks for
+    the next one. A request that is larger than the credit is sent when nothing else is in flight.
+
+    Args:
+        limit: Credit: bytes in flight to one peer.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._flows: dict[Hashable, Flow] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, request: Call, peer: Hashable) -> Call | None:
+        """Queue a request. Return the request that the caller must send now."""
+        with self._lock:
+            flow = self._flows.get(peer) or self._open(peer)
+            if request.released:
+                return None
+            request.flow = flow
+            if not (flow.sending or flow.waiting) and self._reserve(flow, request):
+                return request
+            flow.waiting.append(request)
+        return self.next(flow)  # the thread that was sending may have found nothing waiting
+
+    def next(self, flow: Flow) -> Call | None:
+        """Return the next request that the caller must send; None if there is none."""
+        with self._lock:
+            while flow.waiting and not flow.sending:
+                request: Call = flow.waiting[0]
+                if not request.released and not self._reserve(flow, request):
+                    return None
+                flow.waiting.popleft()
+                if not request.released:
+                    return request
+        return None
+
+    def release(self, request: Call) -> Call | None:
+        """Return the credit of a request. Return the request that the caller must send now."""
+        with self._lock:
+            flow = request.flow
+            if not request.released:
+                request.released = True
+                flow.bytes_in_flight -= request.nbytes if request.in_flight else 0
+        return self.next(flow) if flow.waiting else None
+
+    def _open(self, peer: Hashable) -> Flow:
+        if len(self._flows) >= _MAX_IDLE_FLOWS:
+            self._flows = {key: flow for key, flow in self._flows.items() if not flow.is_idle()}
+        flow = self._flows[peer] = Flow()
+        return flow
+
+    def _reserve(self, flow: Flow, request: Call) -> bool:
+        """Take credit for a request. Return False if it must wait."""
+        in_flight = flow.bytes_in_flight + request.nbytes
+        if flow.bytes_in_flight and in_flight > self._limit:
+            return False
+        flow.bytes_in_flight = in_flight
+        request.in_flight = flow.sending = True
+        return True
+
+
 class Client:
     """Matches replies to calls, and ends the calls that get no reply.
 
@@ -110,7 +209,7 @@ class Client:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._pending: dict[int, Call] = {}
-        self._flow_control: FlowControl[Call] = FlowControl(config.credit_bytes)
+        self._flow_control = FlowControl(config.credit_bytes)
 
     def call(
         self, message: Message, address: Any, into: Sequence[Array] | None, limit_s: float
@@ -197,7 +296,7 @@ class Client:
         if not transport.needs_polling:
             work.wait_for_event(deadline)
             return
-        poll, spins = transport.poll_briefly, transport.spin_count
+        poll, spins = transport.progress, transport.spin_count
         backoff: Backoff | None = None
         while not work.is_completed():
             if poll():

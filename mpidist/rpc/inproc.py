@@ -105,8 +105,6 @@ class InprocTransport:
         """Return False: sending delivers."""
         return False
 
-    poll_briefly = progress
-
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """Return False: the delivery itself wakes waiting threads."""
         return False

@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 FRAME_TAG, BUFFER_TAG = 0, 1
 _CHUNK_BYTES = 1 << 30  # MPI counts have 32 bits
 _LAST_REPLY_S = 1.0  # time for the last replies of a rank whose script has ended
-# About 10 us of polling, which notices a message sooner than full rounds of progress().
-_BRIEF_TESTS = 100
+# About 10 us of probing, which notices a message sooner than full rounds of progress().
+_PROBES = 100
 # No cache holds larger replies, so the second copy, from shared memory into the caller's arrays,
 # costs more than it saves: MPI copies once.
 _MAX_SHARED_REPLY_BYTES = 8 << 20
@@ -102,7 +102,6 @@ class MpiTransport:
         self._receive_lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._outgoing: list[tuple[int, list[MPI.Request]]] = []  # requests keep their buffers
-        self.poll_briefly = partial(self.progress, _BRIEF_TESTS)
         self._left = world.shutdown.left
         self._reported_losses = 0
         self._ended = False
@@ -208,12 +207,11 @@ class MpiTransport:
         """See :class:`Transport`."""
         return f"rank {peer}"
 
-    def progress(self, tests: int = 1, *, block: bool = False) -> bool:
+    def progress(self, *, block: bool = False) -> bool:
         """See :class:`Transport`; returns False at once if another thread polls.
 
         Args:
-            tests: Upper limit of tests for a frame.
-            block: Wait for the other thread.
+            block: Wait for the other thread instead.
         """
         if not self._receive_lock.acquire(block):
             return False
@@ -221,7 +219,7 @@ class MpiTransport:
         try:
             if self._ended:
                 return False
-            happened = self._inbox.poll(completed, tests)
+            happened = self._inbox.poll(completed)
             for message in completed:
                 receiver = self._receivers.get(message.receiver)
                 if receiver is not None:
@@ -268,7 +266,7 @@ class MpiTransport:
     def _set_idle(self) -> bool:
         self._flags[self._flag_offsets[self._world.rank]] = 1
         # Wait for a thread that polls now: it may have missed a message sent before the flag.
-        return not self.progress(16, block=True)
+        return not self.progress(block=True)
 
     def _clear_idle(self) -> None:
         self._flags[self._flag_offsets[self._world.rank]] = 0
@@ -400,19 +398,11 @@ class _Inbox:
         self._incoming: list[_Incoming] = []
         self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
 
-    def poll(self, completed: list[Message], tests: int) -> bool:
-        """Receive a frame or a buffer that has arrived.
-
-        Args:
-            completed: Completed messages are appended.
-            tests: Upper limit of probes.
-
-        Returns:
-            True if anything has arrived.
-        """
+    def poll(self, completed: list[Message]) -> bool:
+        """Receive a frame or a buffer. Append completed messages; return True if any arrived."""
         probed = None
         if self._frame is None:
-            for _ in range(tests):
+            for _ in range(_PROBES):
                 probed = self._probe(self._status)
                 if probed is not None:
                     self._receive(probed)

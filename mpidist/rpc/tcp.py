@@ -171,8 +171,6 @@ class TcpTransport:
             self._waker.wake()
         return bool(arrived)
 
-    poll_briefly = progress
-
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """See :class:`Transport`."""
         self._waker.wait(seconds, done)

@@ -37,10 +37,6 @@ class Transport(Protocol):
     needs_polling: bool  # messages are delivered only while a thread calls progress()
     spin_count: int  # fruitless polls before a waiting thread sleeps
 
-    @property
-    def poll_briefly(self) -> Callable[[], bool]:
-        """Like progress(), for a thread that only waits: it may take some microseconds longer."""
-
     def attach(self, receiver: Receiver, number: int | None) -> int:
         """Deliver messages for an endpoint number to a receiver. Return the number.
 

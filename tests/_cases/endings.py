@@ -196,7 +196,7 @@ work_on()
         bare=fails(SERVED, "", says=ended(".*UnavailableError: .*script there has ended", OTHER))),
     "exception in the serving loop": fails(WORK + SERVICE + """
 if odd:
-    endpoint._server._report_loss = None  # a flaw of our own
+    endpoint._report_loss = None  # a flaw of our own
     endpoint.serve_in_thread()
     endpoint.peer_lost("another process")
 work_on()

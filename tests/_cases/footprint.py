@@ -33,8 +33,8 @@ class Footprint:
         places = {
             "calls": endpoint._client._pending,
             "flows": endpoint._client._flow_control._flows,
-            "requests": endpoint._server._inbox,
-            "later": endpoint._server._deferred,
+            "requests": endpoint._inbox,
+            "later": endpoint._deferred,
         }
         for name in ("_outgoing", "_unclaimed"):  # of mpi
             places[name] = getattr(endpoint._transport, name, ())

@@ -7,7 +7,7 @@ import logging
 from _cases.endpoints import LIMIT_S, wait_until
 from mpidist import LATER, Reply
 
-LOGGER = "mpidist.rpc.server"
+LOGGER = "mpidist.rpc.endpoint"
 
 
 def replies_twice(request):

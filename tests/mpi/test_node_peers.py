@@ -10,7 +10,8 @@ from _cases.endpoints import LIMIT_S, Service, as_bytes, ask, pattern, wait_unti
 from _cases.jobs import run_ranks
 
 from mpidist import open_endpoint
-from mpidist.rpc import client, server
+from mpidist.rpc import client
+from mpidist.rpc import endpoint as endpoint_module
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_each_has_a_section_that_all_see(world, peers):
 @pytest.mark.ranks(3)
 def test_a_sleeper_is_woken_by_what_arrives(world, peers, monkeypatch):
     """Polling is off: a rank that is not woken misses its deadline."""
-    for module, name in ((server, "_UNTIL_PERIOD_S"), (client, "_WAIT_S")):
+    for module, name in ((endpoint_module, "_UNTIL_PERIOD_S"), (client, "_WAIT_S")):
         monkeypatch.setattr(module, name, 4 * LIMIT_S)
     with open_endpoint() as endpoint:
         Service(endpoint)

@@ -11,7 +11,7 @@ from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, 
 
 from mpidist import LATER, DistNetworkError, Endpoint, Reply, errors, open_endpoint
 from mpidist.config import config
-from mpidist.rpc import server as server_module
+from mpidist.rpc import endpoint as endpoint_module
 
 
 @pytest.fixture
@@ -297,7 +297,7 @@ def test_a_call_that_nobody_waits_for_ends_at_its_deadline(protocol):
 @pytest.mark.parametrize("kind", ["call", "notify"])
 @pytest.mark.parametrize("protocol", ["inproc", "tcp"])
 def test_close_does_not_wait_for_a_handler_that_is_stuck(protocol, kind, monkeypatch, caplog):
-    monkeypatch.setattr(server_module, "config", replace(config, stall_s=0.2))
+    monkeypatch.setattr(endpoint_module, "config", replace(config, stall_s=0.2))
     entered, free = threading.Event(), threading.Event()
 
     def stick(request):
@@ -320,5 +320,5 @@ def test_close_does_not_wait_for_a_handler_that_is_stuck(protocol, kind, monkeyp
             with pytest.raises(errors.UnavailableError, match="was closed"):
                 work.wait(LIMIT_S)
         free.set()
-        server._server._thread.join(LIMIT_S)
+        server._thread.join(LIMIT_S)
         assert len(caplog.records) == 1

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.rpc.flow_control import FlowControl, Outgoing
+from mpidist.rpc.client import Flow, FlowControl
 
 LIMIT = 100
 PEER, OTHER = ("peer", 1), ("peer", 2)
 
 
-class Request(Outgoing):
+class Request:
     def __init__(self, name, nbytes, send=None):
         self.name, self.nbytes, self.send = name, nbytes, send
+        self.flow, self.in_flight, self.released = Flow(), False, False
 
 
 class Wire:

@@ -31,8 +31,6 @@ class Quiet:
     def progress(self):
         return False
 
-    poll_briefly = progress
-
     def wait(self, seconds, done):
         return False
 

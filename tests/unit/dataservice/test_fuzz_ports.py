@@ -77,7 +77,7 @@ class Scene:
 
 
 def methods_of(server):
-    return list(server._endpoint._server._handlers)
+    return list(server._endpoint._handlers)
 
 
 @pytest.fixture
