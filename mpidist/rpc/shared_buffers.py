@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -34,7 +35,6 @@ from mpidist.rpc.message import Array
 
 _PAGE = mmap.PAGESIZE
 _CHECKS_PER_WRITE = 8  # segments to check for reclaiming
-_FULL_CHECK_PERIOD = 16  # refusals between checks of all segments
 _MAX_SHARE = 8  # a message takes at most this fraction of the memory
 _ENTRY_BYTES = 4
 _NO_LIMIT = 1 << 62
@@ -66,7 +66,6 @@ class SharedBuffer:
         self._kept: set[int] = set()
         self._leases = Leases(partial(_release, self._entries, self._kept))
         self._random = random.Random()  # not the generator that scripts seed
-        self._refusals = 0
         with _all_lock:
             _all.add(self)
 
@@ -84,9 +83,12 @@ class SharedBuffer:
         if nbytes > self._max_bytes or nbytes > limit:
             return None
         with self._lock:
-            self._reclaim(_CHECKS_PER_WRITE)
-            start = self._allocate(nbytes)
-            if start is None:
+            for checks in (_CHECKS_PER_WRITE, len(self._segments)):
+                self._reclaim(checks)
+                with suppress(ResourceExhaustedError):
+                    start = self._arena.carve(max(-(-nbytes // _PAGE), 1) * _PAGE)
+                    break
+            else:
                 return None
             number = self._random.randrange(1, _MAX_NUMBER)
             self._entries[start // _PAGE] = number
@@ -115,18 +117,6 @@ class SharedBuffer:
     def keep_all(self) -> None:
         """Never reclaim the segments in use, because a child that is forked sees them, too."""
         self._kept.update(self._leases.lent())
-
-    def _allocate(self, nbytes: int) -> int | None:
-        length = max(-(-nbytes // _PAGE), 1) * _PAGE
-        for _ in range(2):
-            try:
-                return self._arena.carve(length)
-            except ResourceExhaustedError:
-                self._refusals += 1
-                if self._refusals % _FULL_CHECK_PERIOD != 1:
-                    break
-                self._reclaim(len(self._segments))
-        return None
 
     def _reclaim(self, checks: int) -> None:
         """Check the oldest segments, and free the segments that the receiver has released."""

@@ -49,7 +49,7 @@ from mpidist.rpc.waker import Waker
 logger = logging.getLogger(__name__)
 
 # Version of the messages and frames. A change that an older peer would not understand raises it.
-PROTOCOL = 5
+PROTOCOL = 6
 # A broken connection that does not come back within this time counts as lost.
 GRACE_S = 5.0
 # Larger buffers are cut: ZeroMQ takes a frame whose transfer exceeds the heartbeat timeout for a
@@ -71,8 +71,6 @@ _UNBIND_MS = 1000
 
 _CLIENT_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 _SERVER_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-
-_EMPTY = np.zeros(0, np.uint8)
 
 # Plain numbers, because combining pyzmq's enumerations takes longer than a call of ZeroMQ.
 _EVENTS = int(zmq.EVENTS)
@@ -211,9 +209,7 @@ class _Side:
         if sizes:
             arrays = iter([np.frombuffer(frame.buffer, np.uint8) for frame in frames[1:]])
             chunks = [[next(arrays) for _ in _chunk_starts(size)] for size in sizes]
-            message.buffers = [
-                one[0] if len(one) == 1 else np.concatenate([_EMPTY, *one]) for one in chunks
-            ]
+            message.buffers = [one[0] if len(one) == 1 else np.concatenate(one) for one in chunks]
         return message
 
 
@@ -226,7 +222,6 @@ class Connection(_Side):
         port: Port of the server.
 
     Attributes:
-        is_open: True while a network connection is in order.
         loss: Why no reply can arrive any more; None as long as one can.
     """
 
@@ -239,9 +234,13 @@ class Connection(_Side):
         self._offered: SharedMemfd | None = None
         self._has_session = self._has_connected = self._is_retrying = False
         self._broken_at: float | None = None
-        self.is_open = False
         self.loss: str | None = None
         self._socket = self._connect()
+
+    @property
+    def is_open(self) -> bool:
+        """True while a network connection is in order."""
+        return self._has_connected and self._broken_at is None
 
     def send(self, message: Message) -> None:
         """Send a request or a notice."""
@@ -288,7 +287,6 @@ class Connection(_Side):
             else:
                 is_broken = is_broken or self.is_open
                 self._broken_at = self._broken_at or time.monotonic()
-                self.is_open = False
         if is_broken:  # ZeroMQ itself connects again, but without a RESUME
             broken = self._socket
             try:
@@ -327,7 +325,7 @@ class Connection(_Side):
         except zmq.ZMQError:
             socket.close(0)
             raise
-        self.is_open = self._is_retrying = False
+        self._is_retrying = False
         self._broken_at = time.monotonic() if self._has_connected else None
         self._acks = []
         self._offered = None
@@ -343,7 +341,7 @@ class Connection(_Side):
         return socket
 
     def _set_open(self) -> None:
-        self.is_open = self._has_connected = True
+        self._has_connected = True
         self._broken_at = None
 
     def _handle_ack(self, message: Message) -> None:
@@ -576,7 +574,7 @@ def hello_message(process: bytes, memory: Memory | None = None) -> Message:
 
 
 def _chunk_starts(nbytes: int) -> range:
-    return range(0, nbytes, CHUNK_BYTES)
+    return range(0, max(nbytes, 1), CHUNK_BYTES)
 
 
 def _is_readable(socket: zmq.Socket[Any]) -> bool:
