@@ -55,7 +55,7 @@ class Arena:
         Raises:
             ResourceExhaustedError: No free block is large enough, or the system has no pages.
         """
-        length = padded(nbytes)
+        length = max(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _ALIGNMENT)
         for index, (start, free) in enumerate(self._free):
             if free >= length:
                 rest = (start + length, free - length)
@@ -94,12 +94,7 @@ class Arena:
             raise
 
 
-def padded(nbytes: int) -> int:
-    """Return the size that a block of some bytes takes in its arena."""
-    return max(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _ALIGNMENT)
-
-
-def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
+def commit(memory: Bytes) -> None:
     """Commit the pages of sparse memory, so that a shortage is an error and not a SIGBUS.
 
     Linux before 5.14 has no such call. There the free space of the file system is looked up, with a
@@ -107,7 +102,6 @@ def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
 
     Args:
         memory: Flat uint8, in a writable mapping.
-        path: The file system for shared memory.
 
     Raises:
         ResourceExhaustedError: The system lacks pages; the committed ones are released.
@@ -119,7 +113,7 @@ def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
     problem = populate(begin, end - begin)
     if problem == 0:
         return
-    free, total = shared_memory_space(path)
+    free, total = shared_memory_space()
     if problem == errno.EINVAL and free >= memory.nbytes + _MARGIN_BYTES:
         return
     if problem not in (errno.EINVAL, errno.EFAULT, errno.ENOMEM):
@@ -131,30 +125,29 @@ def commit(memory: Bytes, path: str = SHARED_MEMORY) -> None:
         _madvise(inner, behind - inner, _REMOVE)  # fails for private memory, which does not need it
     raise ResourceExhaustedError(
         f"the system has no {memory.nbytes} bytes of memory left for a block of an arena: "
-        f"{path} has {free >> 20} MiB free of {total >> 20}"
+        f"{SHARED_MEMORY} has {free >> 20} MiB free of {total >> 20}"
     )
 
 
-def arena_bytes(wanted: int, owners: int, path: str = SHARED_MEMORY) -> int:
+def arena_bytes(wanted: int, owners: int) -> int:
     """Return the size of the arena that each of several ranks of this node can have.
 
     Args:
         wanted: The size that each rank requests, in bytes.
         owners: Number of ranks of the node that have an arena.
-        path: The file system for shared memory.
 
     Returns:
         At most half of the free space divided by the owners, in whole pages. A smaller size than
         requested is logged.
     """
-    free, _ = shared_memory_space(path)
+    free, _ = shared_memory_space()
     limit = free // 2 // owners
     if limit < wanted:
         logger.info(
             "arena of %d MiB in place of %d: %s has %d MiB free for %d ps task(s) of this node",
             limit >> 20,
             wanted >> 20,
-            path,
+            SHARED_MEMORY,
             free >> 20,
             owners,
         )

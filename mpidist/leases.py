@@ -45,9 +45,6 @@ class Leases:
         """Return the memory of all arrays that are alive."""
         return [lease.memory for lease in list(self._leases.values())]
 
-    def __len__(self) -> int:
-        return len(self._leases)
-
     def _ended(self, lease: Any) -> None:
         del self._leases[id(lease)]
         self._take_back(lease.memory)

@@ -6,7 +6,6 @@ from mpidist.rpc.address import (
     TRANSPORTS,
     Address,
     check_protocol,
-    parse,
     transport_of,
 )
 from mpidist.rpc.endpoint import Endpoint, Request
@@ -24,7 +23,6 @@ __all__ = [
     "check_protocol",
     "inproc_transport",
     "open_endpoint",
-    "parse",
     "transport_of",
 ]
 
@@ -67,4 +65,4 @@ def _transport_to(peer: str, protocol: str | None) -> str:
     named = protocol if protocol in TRANSPORTS else scheme or protocol
     if launched() or not (named is None or named in REMOTE_ALIASES):
         return transport_of(named, launched=launched())
-    return "inproc" if inproc_transport().serves(parse(location, "inproc")) else "tcp"
+    return "inproc" if inproc_transport().serves(Address.of(location, "inproc")) else "tcp"

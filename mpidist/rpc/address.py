@@ -33,6 +33,7 @@ class Address:
         return f"{self.protocol}://{self.host}:{self.port}"
 
     @classmethod
+    @lru_cache
     def of(cls, text: str, protocol: str = "tcp") -> Address:
         """Parse ``[protocol://]host:port``.
 
@@ -43,29 +44,12 @@ class Address:
         Raises:
             ValueError: The text has another form, or names an unknown protocol.
         """
-        return parse(text, protocol)
-
-
-@lru_cache
-def parse(text: str, protocol: str) -> Address:
-    """Parse ``[protocol://]host:port``.
-
-    Args:
-        text: The address.
-        protocol: Protocol of a text that names none.
-
-    Returns:
-        The address.
-
-    Raises:
-        ValueError: The text has another form, or names an unknown protocol.
-    """
-    scheme, separator, rest = text.rpartition("://")
-    host, colon, port = rest.rpartition(":")
-    number = port.isascii() and port.isdigit()
-    if not colon or not host or not number or int(port) > _LARGEST_NUMBER:
-        raise ValueError(f"{text!r} is not an address: expected [protocol://]host:port")
-    return Address(check_protocol(scheme if separator else protocol), host, int(port))
+        scheme, separator, rest = text.rpartition("://")
+        host, colon, port = rest.rpartition(":")
+        number = port.isascii() and port.isdigit()
+        if not colon or not host or not number or int(port) > _LARGEST_NUMBER:
+            raise ValueError(f"{text!r} is not an address: expected [protocol://]host:port")
+        return cls(check_protocol(scheme if separator else protocol), host, int(port))
 
 
 def check_protocol(protocol: str) -> str:

@@ -1,7 +1,7 @@
 """Endpoints: request and reply with deadlines, over any transport.
 
-``call`` sends a request and returns a Work. ``register`` adds a service, whose handlers run one at
-a time on the serving thread: the caller's thread under ``serve``, or a thread of its own under
+``call`` sends a request and returns a Work. ``register`` adds a service. Handlers run one at a time
+on the serving thread: the caller's thread under ``serve``, or a thread of its own under
 ``serve_in_thread``. A handler must not wait; it can reply later through its Request. Any thread
 that waits for a reply also drives the transport, so that a pure client needs no thread of its own.
 """
@@ -34,7 +34,7 @@ from mpidist.errors import (
 from mpidist.mpi import launched
 from mpidist.mpi.backoff import Backoff
 from mpidist.proto.mpidist_pb2 import Failure
-from mpidist.rpc.address import REMOTE_ALIASES, Address, parse, transport_of
+from mpidist.rpc.address import REMOTE_ALIASES, Address, transport_of
 from mpidist.rpc.client import Client
 from mpidist.rpc.codec import check_buffers, check_output_buffers
 from mpidist.rpc.message import LATER, NOTICE, REPLY, REQUEST, Array, Message, Reply
@@ -173,7 +173,7 @@ class Endpoint:
             timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
 
         Returns:
-            A Work whose result is a :class:`Reply`. It fails with the handler's error, with
+            A Work with a :class:`Reply` as its result. It fails with the handler's error, with
             DeadlineExceededError, or with UnavailableError once the receiver's script has ended.
 
         Raises:
@@ -208,7 +208,7 @@ class Endpoint:
             peer: The address of the peer.
         """
         if isinstance(peer, str):
-            peer = parse(peer, self._transport.protocol)
+            peer = Address.of(peer, self._transport.protocol)
         return self._transport.is_connected(peer)
 
     def work(self, name: str) -> Work:
@@ -435,7 +435,7 @@ class Endpoint:
             self._check_open()
         transport = self._transport
         if isinstance(address, str):
-            address = parse(address, transport.protocol)
+            address = Address.of(address, transport.protocol)
         elif not isinstance(address, Address):
             raise TypeError(f"a peer must be an address or its text, not {address!r}")
         if address.protocol != transport.protocol:
@@ -457,7 +457,7 @@ class Endpoint:
         """Reply to a request, on any thread. A second reply is logged and not sent.
 
         Args:
-            message: The request, or a notice, whose error is only logged.
+            message: The request, or a notice. The error of a notice is only logged.
             reply: The result.
             error: The error of the handler, in place of the result.
         """

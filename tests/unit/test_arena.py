@@ -121,11 +121,11 @@ def test_arenas_take_at_most_half_of_what_is_free(free, block, wanted, owners):
     assert min(wanted, limit) - nbytes < mmap.PAGESIZE
 
 
-def test_a_cut_is_logged(caplog, tmp_path):
+def test_a_cut_is_logged(caplog):
     with caplog.at_level("INFO"):
-        arena_bytes(1 << 20, 1, str(tmp_path))
+        arena_bytes(1 << 20, 1)
         assert "arena" not in caplog.text
-        nbytes = arena_bytes(1 << 60, 2, str(tmp_path))
+        nbytes = arena_bytes(1 << 60, 2)
     assert f"arena of {nbytes >> 20} MiB in place of {1 << 40}" in caplog.text
     assert "2 ps task(s) of this node" in caplog.text
 

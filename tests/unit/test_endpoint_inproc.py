@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import LATER, Address, Reply, errors, open_endpoint
-from mpidist.rpc import check_protocol, parse, transport_of
+from mpidist.rpc import check_protocol, transport_of
 
 LIMIT_S = 30
 PROTOCOLS = ["mpi", "tcp", "inproc", "grpc", "grpc+verbs", "grpc+local"]
@@ -49,12 +49,12 @@ hosts = st.text(st.characters(categories=["L", "N"], include_characters=".-"), m
 @given(st.sampled_from(PROTOCOLS), hosts, st.integers(0, (1 << 32) - 1), st.sampled_from(PROTOCOLS))
 def test_addresses(protocol, host, port, default):
     address = Address(protocol, host, port)
-    assert parse(str(address), default) == address
-    assert parse(f"{host}:{port}", default) == Address(default, host, port)
+    assert Address.of(str(address), default) == address
+    assert Address.of(f"{host}:{port}", default) == Address(default, host, port)
 
 
 def test_hosts_with_colons():
-    assert parse("[::1]:80", "mpi") == Address("mpi", "[::1]", 80)
+    assert Address.of("[::1]:80", "mpi") == Address("mpi", "[::1]", 80)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_hosts_with_colons():
 )
 def test_what_is_no_address(text):
     with pytest.raises(ValueError, match=r"expected \[protocol://\]host:port"):
-        parse(text, "mpi")
+        Address.of(text, "mpi")
 
 
 @pytest.mark.parametrize("name", ["", "MPI", "http", "grpc+mpi"])
 def test_unknown_protocols(name):
     for use in (
         check_protocol,
-        lambda name: parse(f"{name}://h:1", "mpi"),
-        lambda name: parse("h:1", name),
+        lambda name: Address.of(f"{name}://h:1", "mpi"),
+        lambda name: Address.of("h:1", name),
         lambda name: transport_of(name, launched=True),
     ):
         with pytest.raises(ValueError, match="; the known ones are ") as info:
