@@ -18,7 +18,6 @@ import mmap
 import os
 import random
 import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,9 +41,7 @@ _MAX_NUMBER = 1 << 32  # of segments
 _MAX_PAGES = 1 << 32
 
 
-# All shared buffers of this process.
-_all: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
-_all_lock = threading.Lock()
+_forks = 0  # grows before and after each fork
 
 
 class SharedBuffer:
@@ -63,11 +60,8 @@ class SharedBuffer:
         self._arena = Arena(self._pages.nbytes)
         self._segments: deque[int] = deque()
         self._lock = threading.Lock()
-        self._kept: set[int] = set()
-        self._leases = Leases(partial(_release, self._entries, self._kept))
+        self._leases = Leases(partial(_release, self._entries))
         self._random = random.Random()  # not the generator that scripts seed
-        with _all_lock:
-            _all.add(self)
 
     def write(self, buffers: Sequence[Array], limit: int = _NO_LIMIT) -> int | None:
         """Copy C-contiguous arrays to a segment.
@@ -111,12 +105,8 @@ class SharedBuffer:
         if not inside or not number or self._entries[page] != number:
             raise BadFrameError(f"no {total} bytes of it lie at {location:#x} in the shared memory")
         whole = np.frombuffer(self._pages.data, UINT8, total, page * _PAGE)
-        self._leases.lend(whole, page)
+        self._leases.lend(whole, (page, _forks))
         return split(whole.data, 0, sizes)
-
-    def keep_all(self) -> None:
-        """Never reclaim the segments in use, because a child that is forked sees them, too."""
-        self._kept.update(self._leases.lent())
 
     def _reclaim(self, checks: int) -> None:
         """Check the oldest segments, and free the segments that the receiver has released."""
@@ -128,17 +118,16 @@ class SharedBuffer:
                 self._arena.free(start)
 
 
-def _release(entries: memoryview, kept: set[int], page: int) -> None:
-    if page not in kept:
+def _release(entries: memoryview, lease: tuple[int, int]) -> None:
+    page, forks = lease
+    if forks == _forks:
         entries[page] = 0
 
 
-def _before_fork() -> None:
-    _all_lock.acquire()  # until the fork is over, so that no other thread holds it in the child
-    for one in list(_all):
-        one.keep_all()
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_all_lock.release, after_in_child=_all_lock.release
-)
+# In the child as in the parent, and twice, because other threads read segments meanwhile.
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork, after_in_child=_count_fork)

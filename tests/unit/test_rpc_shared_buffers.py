@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.rpc import shared_buffers
 from mpidist.rpc.codec import BadFrameError
 from mpidist.rpc.shared_buffers import SharedBuffer
 
@@ -47,27 +46,6 @@ def test_a_segment_is_kept_as_long_as_one_view_of_it():
     del view
     gc.collect()
     assert page(ours.write(data)) == page(places[3])
-
-
-def test_a_child_finds_no_lock_of_another_thread():
-    over = threading.Event()
-
-    def hold():
-        while not over.is_set():
-            with shared_buffers._all_lock:
-                over.wait(0.001)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    try:
-        for _ in range(20):
-            child = os.fork()
-            if not child:
-                os._exit(0 if shared_buffers._all_lock.acquire(timeout=5) else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        over.set()
-        holder.join()
 
 
 def test_a_message_that_takes_too_much():
