@@ -167,7 +167,7 @@ class Endpoint:
         Args:
             peer: Address of the endpoint.
             method: ``"service/Method"``.
-            body: The method's own message, serialised.
+            body: The method's own message, serialised; over mpi and tcp at most 1 GiB.
             buffers: C-contiguous arrays to send. They must stay unchanged until the Work ends.
             into: C-contiguous arrays that receive the reply's buffers, if the sizes match.
             timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.

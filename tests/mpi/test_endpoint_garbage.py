@@ -178,6 +178,26 @@ def test_a_request_that_is_garbled_fails_at_its_deadline(world, served, monkeypa
         assert ask(endpoint, address, "Echo", b"x").body == b"x"
 
 
+@pytest.mark.ranks(3)
+def test_a_message_under_way_holds_up_no_other_rank(world, served):
+    """The buffers of a notice come late; meanwhile another rank gets replies."""
+    endpoint, address = served
+    if world.rank == 1:
+        first, *buffers = notice(address, b"late")
+        sent = send([first])
+        world.send("sent", 2)
+        world.recv(source=2)
+        sent += send(buffers, [BUFFER_TAG] * 2)
+        assert json.loads(ask(endpoint, address, "Notes", b"late").body) == [["", [SIZE, SIZE]]]
+        wait(sent)
+    elif world.rank == 2:
+        world.recv(source=1)
+        for _ in range(10):
+            assert ask(endpoint, address, "Echo", b"x", [pattern(SIZE)]).body == b"x"
+        assert json.loads(ask(endpoint, address, "Notes", b"late").body) == []
+        world.send("asked", 1)
+
+
 @pytest.mark.ranks(2)
 def test_messages_to_nobody_do_not_pile_up(world, served):
     endpoint, address = served

@@ -27,7 +27,7 @@ from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, 
 from mpidist import Address, DistNetworkError, Endpoint, Reply, errors, open_endpoint
 from mpidist.config import config
 from mpidist.proto.mpidist_pb2 import Hello, Memory
-from mpidist.rpc import tcp_connection
+from mpidist.rpc import codec, tcp_connection
 from mpidist.rpc.codec import decode, encode
 from mpidist.rpc.message import ACK, CLOSE, HELLO, HELLO_ACK, REQUEST, RESUME, Message
 from mpidist.rpc.tcp import TcpTransport
@@ -415,6 +415,15 @@ def test_a_connection_that_stays_away(pair, proxy, short_grace):
     with pytest.raises(errors.DeadlineExceededError):
         client.call(address, "test/Echo", timeout=0.1).wait()
     assert ask(client, server.address, "Echo", b"still there").body == b"still there"
+
+
+def test_a_body_that_is_too_large(pair, monkeypatch):
+    server, client = pair
+    monkeypatch.setattr(codec, "_MAX_BODY_BYTES", 1000)
+    work = client.call(server.address, "test/Echo", bytes(1001))
+    with pytest.raises(ValueError, match=r"a body of 1001 bytes .* send it as a buffer"):
+        work.wait(LIMIT_S)
+    assert ask(client, server.address, "Echo", bytes(1000)).body == bytes(1000)
 
 
 def test_a_server_that_is_closed(pair):

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.proto.mpidist_pb2 import Failure
-from mpidist.rpc import codec
 from mpidist.rpc.codec import BadFrameError, decode, encode
 from mpidist.rpc.message import Message
 
@@ -80,13 +79,6 @@ def test_wrong_lengths_are_refused(sent, data):
 def test_any_bytes(frame):
     with pytest.raises(BadFrameError):
         decode(frame, None)
-
-
-def test_a_body_that_is_too_large(monkeypatch):
-    monkeypatch.setattr(codec, "_MAX_BODY_BYTES", 1000)
-    encode(Message(0, body=bytes(1000)))
-    with pytest.raises(ValueError, match=r"a body of 1001 bytes .* send it as a buffer"):
-        encode(Message(0, body=bytes(1001)))
 
 
 def test_text_that_is_not_utf8():
