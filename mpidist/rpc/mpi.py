@@ -52,6 +52,7 @@ _CHUNK_BYTES = 1 << 30  # MPI counts have 32 bits
 _LAST_REPLY_S = 1.0  # time for the last replies of a rank whose script has ended
 # About 10 us of probing, which notices a message sooner than full rounds of progress().
 _PROBES = 100
+_LAST_PROBES = 16  # before a rank sleeps
 # No cache holds larger replies, so the second copy, from shared memory into the caller's arrays,
 # costs more than it saves: MPI copies once.
 _MAX_SHARED_REPLY_BYTES = 8 << 20
@@ -89,6 +90,7 @@ class MpiTransport:
         self._reply_writers = [
             write_reply if rank in shared else None for rank in range(world.size)
         ]
+        self._probes = _PROBES  # of the next progress()
         self._inbox = _Inbox(self._comm, self._output_buffers, shared)
         self._waker: Waker | None = None
         if len(shared) == world.size:  # otherwise ranks of other nodes send, and cannot wake
@@ -219,7 +221,8 @@ class MpiTransport:
         try:
             if self._ended:
                 return False
-            happened = self._inbox.poll(completed)
+            probes, self._probes = self._probes, _PROBES
+            happened = self._inbox.poll(completed, probes)
             for message in completed:
                 receiver = self._receivers.get(message.receiver)
                 if receiver is not None:
@@ -238,10 +241,11 @@ class MpiTransport:
 
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
         """See :class:`Transport`; MPI itself cannot wake a sleeping thread."""
-        if self._waker is None or self._outgoing or not self._inbox.is_idle():
-            return False
-        self._waker.wait(seconds, done)
-        return True
+        waker = None if self._outgoing or not self._inbox.is_idle() else self._waker
+        if waker is not None:
+            waker.wait(seconds, done)
+        self._probes = 1  # after a sleep, a message that has arrived is found at once
+        return waker is not None
 
     # Inside
 
@@ -266,6 +270,7 @@ class MpiTransport:
     def _set_idle(self) -> bool:
         self._flags[self._flag_offsets[self._world.rank]] = 1
         # Wait for a thread that polls now: it may have missed a message sent before the flag.
+        self._probes = _LAST_PROBES
         return not self.progress(block=True)
 
     def _clear_idle(self) -> None:
@@ -398,11 +403,19 @@ class _Inbox:
         self._incoming: list[_Incoming] = []
         self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
 
-    def poll(self, completed: list[Message]) -> bool:
-        """Receive a frame or a buffer. Append completed messages; return True if any arrived."""
+    def poll(self, completed: list[Message], probes: int) -> bool:
+        """Receive a frame or a buffer that has arrived.
+
+        Args:
+            completed: Completed messages are appended.
+            probes: Upper limit of probes.
+
+        Returns:
+            True if anything has arrived.
+        """
         probed = None
         if self._frame is None:
-            for _ in range(_PROBES):
+            for _ in range(probes):
                 probed = self._probe(self._status)
                 if probed is not None:
                     self._receive(probed)
