@@ -471,16 +471,16 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key):
         if any(isinstance(one, ndarray) for one in (key if isinstance(key, tuple) else (key,))):
-            key = _hosts_of(key)
-            return _soon(lambda: self._host[key])
+            hosts = _hosts_of(key)  # the key itself must live until the work is queued
+            return _soon(lambda: self._host[hosts])
         places = key if isinstance(key, tuple) else (key,)
         return self._like(self._host[(*places, ...) if Ellipsis not in places else places])
 
     def __setitem__(self, key, value):
-        key, source = _hosts_of(key), _host_of(value)
+        places, source = _hosts_of(key), _host_of(value)
 
         def change():
-            self._host[key] = source
+            self._host[places] = source
 
         get_current_stream().queue.add(change)
 
