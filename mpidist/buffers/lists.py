@@ -153,7 +153,7 @@ def all_direct(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
     if first.__class__ is not np.ndarray:
         return False
     dtype = first.dtype
-    if dtype.char not in NATIVE or not dtype.isnative:
+    if dtype.type not in NATIVE or not dtype.isnative:
         return False
     address_of, low, high = address_function(), -1, 0
     ascending = True
@@ -190,7 +190,7 @@ def as_single_buffer(arrays: Any, like: Any, count: int) -> Array | None:
     if arrays.__class__ is not list or not arrays or like.__class__ is not np.ndarray:
         return None
     dtype, shape, nbytes = like.dtype, like.shape, like.nbytes
-    if len(arrays) != count or dtype.char not in NATIVE or not dtype.isnative:
+    if len(arrays) != count or dtype.type not in NATIVE or not dtype.isnative:
         return None
     base = getattr(arrays[0], "base", None)
     if base.__class__ is not np.ndarray:

@@ -12,9 +12,10 @@ from mpidist.gpu import HostStaging, layout_of
 
 OnComplete = Callable[[], None] | None
 
-# Type characters of the arrays that MPI takes without conversion. Complex long doubles move as
-# bytes, because MPICH 5.0.2 aborts while it gathers them over four ranks.
-NATIVE = frozenset("bBhHiIlLqQfdgFD")
+# Element types of the arrays that MPI takes without conversion. Type characters would not do: the
+# float8_e4m3b11fnuz of ml_dtypes has that of uint64. Complex long doubles move as bytes, because
+# MPICH 5.0.2 aborts while it gathers them over four ranks.
+NATIVE: frozenset[type] = frozenset(np.dtype(char).type for char in "bBhHiIlLqQfdgFD")
 
 
 def with_upload(view: Array, on_complete: OnComplete = None) -> OnComplete:
@@ -61,7 +62,7 @@ def is_mpi_array(array: Any) -> bool:
     if array.__class__ is not np.ndarray:
         return False
     dtype = array.dtype
-    return is_contiguous(array) and dtype.char in NATIVE and dtype.isnative
+    return is_contiguous(array) and dtype.type in NATIVE and dtype.isnative
 
 
 def is_contiguous(array: Array) -> bool:
@@ -97,7 +98,7 @@ def as_mpi_buffer(array: Any, *, write: bool) -> tuple[Array, OnComplete]:
         on_complete = copy_back(view, direct)
     if write:
         on_complete = with_upload(view, on_complete)
-    if direct.dtype.char not in NATIVE or not direct.dtype.isnative or not direct.flags.aligned:
+    if direct.dtype.type not in NATIVE or not direct.dtype.isnative or not direct.flags.aligned:
         direct = direct.reshape(-1).view(np.uint8)
     return direct, on_complete
 

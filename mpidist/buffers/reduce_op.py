@@ -126,13 +126,13 @@ ReduceOpLike = Reduction | ReductionName
 MpiReduction = ReduceOp | WrappingSum
 """The reductions that MPI runs: the predefined ones and a user-defined one."""
 
-_REAL = frozenset("bBhHiIlLqQfdg")
-_INTEGER = frozenset("bBhHiIlLqQ")
+_INTEGER = frozenset(np.dtype(char).type for char in "bBhHiIlLqQ")
+_REAL = _INTEGER | {np.float32, np.float64, np.longdouble}
 # See WrappingSum.
-_SMALL_INTEGERS = frozenset("bBhH")
-# Type characters that MPI reduces by a predefined operation, by operation.
-_NONE: frozenset[str] = frozenset()
-_NUMBERS = NATIVE | {"G"}
+_SMALL_INTEGERS = frozenset((np.int8, np.uint8, np.int16, np.uint16))
+# Element types that MPI reduces by a predefined operation, by operation.
+_NONE: frozenset[type] = frozenset()
+_NUMBERS = NATIVE | {np.clongdouble}
 _SUMMED = _NUMBERS - _SMALL_INTEGERS
 _DIRECT = (_SUMMED, _NONE, _NUMBERS, _REAL, _REAL, _INTEGER, _INTEGER, _INTEGER, _NONE)
 # bool arrays reduce by logic: SUM is "any", PRODUCT is "all".
@@ -146,7 +146,7 @@ _LOGICAL = {
 
 def is_direct(dtype: np.dtype[Any], op: Reduction | str) -> bool:
     """Return whether MPI reduces a native dtype by a predefined operation."""
-    return op.__class__ is ReduceOp and dtype.char in _DIRECT[op]
+    return op.__class__ is ReduceOp and dtype.type in _DIRECT[op]
 
 
 def to_reduce(
@@ -177,9 +177,9 @@ def to_reduce(
         if (
             flags.carray or (not write and flags.c_contiguous and flags.aligned)
         ) and dtype.isnative:
-            if dtype.char in _DIRECT[op]:
+            if dtype.type in _DIRECT[op]:
                 return view, op, None
-            if op is ReduceOp.SUM and dtype.char in _SMALL_INTEGERS:
+            if op is ReduceOp.SUM and dtype.type in _SMALL_INTEGERS:
                 return view, WrappingSum.SUM, None
     check_usable(view, write)
     if view.__class__ is HostStaging and view.dtype.isnative and is_direct(view.dtype, op):
@@ -189,7 +189,7 @@ def to_reduce(
     memory = np.asarray(view)
     direct = np.require(memory, dtype, ("C", "A"))
     if isinstance(op, PremulSum):
-        direct, op = op.times(direct), ReduceOp.SUM
+        direct, op = op.times(direct), ReduceOp.PREMUL_SUM
     divisor = count if op is ReduceOp.AVG else None
     on_complete = with_upload(view, copy_back(memory, direct, divisor)) if write else None
     return _as_numbers(direct), _mpi_reduction(op, dtype), on_complete
@@ -218,7 +218,7 @@ def to_reduce_into(
     dtype = source.dtype
     if (
         dtype is target.dtype
-        and dtype.char in _DIRECT[op]
+        and dtype.type in _DIRECT[op]
         and is_mpi_array(source)
         and is_mpi_array(target)
         and target.flags.writeable
@@ -240,12 +240,13 @@ def _as_numbers(array: Array) -> Array:
 
 
 def _mpi_reduction(op: ReduceOp, dtype: np.dtype[Any]) -> MpiReduction:
-    """Return the reduction that MPI carries out for another one, of arrays of a dtype."""
+    """Return the reduction of MPI for a ReduceOp and a dtype.
+
+    AVG and PREMUL_SUM are sums for MPI. They keep their names, since ranks compare their calls.
+    """
     if dtype == np.bool_:
         return _LOGICAL.get(op, op)
-    if op is ReduceOp.AVG:
-        return ReduceOp.SUM
-    return WrappingSum.SUM if op is ReduceOp.SUM and dtype.char in _SMALL_INTEGERS else op
+    return WrappingSum.SUM if op is ReduceOp.SUM and dtype.type in _SMALL_INTEGERS else op
 
 
 def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]:

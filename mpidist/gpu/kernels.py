@@ -144,6 +144,8 @@ def can_reduce(dtype: np.dtype[Any], op: str) -> bool:
         return False
     if dtype.char in _FLOATS or is_bfloat16(dtype):
         return True
+    if dtype.isbuiltin != 1:  # ml_dtypes uses the type characters of other dtypes
+        return False
     if dtype.char in "FD":
         return op in ("SUM", "AVG")
     return op != "AVG" and (dtype.char == "?" or dtype.char in _INTEGERS)

@@ -11,11 +11,9 @@ from mpidist.work import Work
 class Backend(Protocol):
     """Runs the operations of one group.
 
-    A backend raises ``error`` and its subclasses for failures of its library. Other exceptions,
-    such as ValueError, report wrong arguments or come from a signal handler.
+    MpiBackend raises MPI.Exception, which the submission maps to DistBackendError. The others raise
+    DistBackendError themselves.
     """
-
-    error: type[Exception]
 
     def run(self, op: Op) -> None:
         """Run an operation and return when it has ended on this rank.

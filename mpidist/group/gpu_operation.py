@@ -253,7 +253,7 @@ def device_memory(array: Any, *, write: bool) -> DeviceMemory | None:
     if not lies_on_gpu(array):
         return None
     there = DeviceArray(array)
-    known = there.dtype.char in NATIVE and there.dtype.isnative
+    known = there.dtype.type in NATIVE and there.dtype.isnative
     if not known or not there.is_contiguous or (write and not there.writeable):
         return None
     if there.header.size > LARGEST_COUNT:

@@ -99,10 +99,12 @@ class IpcBackend:
 
     def run(self, op: Op) -> None:
         """Run an operation; see :meth:`mpidist.group.backend.Backend.run`."""
-        if self._queue.unfinished_tasks:
-            self.start(op).wait()
-        else:
-            self._carry_out(cast("GpuOp", op))
+        self._carry_out(cast("GpuOp", op))
+
+    @property
+    def has_queued(self) -> bool:
+        """True while the thread runs operations, so that later ones must be started, not run."""
+        return bool(self._queue.unfinished_tasks)
 
     def start(self, op: Op) -> Work:
         """Queue an operation for the thread; see :meth:`mpidist.group.backend.Backend.start`."""
@@ -118,7 +120,7 @@ class IpcBackend:
     def free(self) -> None:
         """Collective. Wait for all operations, and release the buffers and the communicator."""
         self._end_thread()
-        if self._failure is not None:  # on all members
+        if self._failure is not None:  # on all members, by the barriers
             self._close_buffers()
             return
         try:
@@ -156,6 +158,7 @@ class IpcBackend:
             problem = self._first_problem(self._comm.allgather(problem))
         if problem:
             self._close_buffers()
+            self._comm.Barrier()  # memory must not be freed while another rank has it open
             self._memory = None
         return problem
 
@@ -240,12 +243,17 @@ class IpcBackend:
             all_staged = self._all_true(staged is not None)
         if not all_staged or staged is None:
             raise DistBackendError(f"another rank cannot stage its arrays of {text}")
-        self._host.run(staged)
-        if staged.finish is not None:
-            staged.finish()
-        for one in op.arrays:
-            with on_device(one.device, text):
-                synchronize(one.device, text)
+        try:
+            self._host.run(staged)
+            if staged.finish is not None:
+                staged.finish()
+            for one in op.arrays:
+                with on_device(one.device, text):
+                    synchronize(one.device, text)
+        except BaseException:
+            self._all_true(False)  # the others are in their next barrier
+            raise
+        self._barrier(text)
 
     def _run_steps(self, op: GpuOp) -> None:
         text = op.describe()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mpidist.buffers.packing import chain_callbacks
 from mpidist.config import config
 from mpidist.errors import DistBackendError
 from mpidist.group.mpi_pipelines import PIPELINED, PartExchange, ReductionPipeline
@@ -72,8 +71,6 @@ class MpiBackend:
             segment.root = op.root  # of a receive from any peer, the sender of the first segment
             run(segment)
             op.root = segment.root
-            if segment.finish is not None:
-                segment.finish()
         op.halfway = False
 
     def start(self, op: Op) -> RequestWork:
@@ -129,7 +126,6 @@ class MpiBackend:
                     "several senders might mix: name the sender, or receive without async_op and "
                     "a time limit"
                 )
-            op.finish = chain_callbacks([*[one.finish for one in segments], op.finish])
             op.segments = segments  # not all of MPI's requests keep their arrays
         for segment in segments:
             requests.append(self._start[op.name](segment))  # noqa: PERF401
@@ -329,7 +325,7 @@ def _constants() -> tuple[list[MPI.Op], Any, int]:
     from mpi4py import MPI
 
     ops = [MPI.SUM, MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]
-    ops += [MPI.OP_NULL, MPI.Op.Create(_add_wrapping, commute=True)]  # PREMUL_SUM ends as a SUM
+    ops += [MPI.SUM, MPI.Op.Create(_add_wrapping, commute=True)]  # AVG and PREMUL_SUM are sums
     return ops, MPI.IN_PLACE, MPI.ANY_SOURCE
 
 

@@ -59,7 +59,6 @@ class NcclBackend:
         pending: MutableMapping[int, Work],
         tear: Callable[[str, BaseException], None],
     ) -> None:
-        self.error: type[Exception] = DistBackendError
         self._nccl = nccl_module()
         self._rank, self._size, self._device = comm.rank, comm.size, device
         self._current = waits.current
@@ -85,6 +84,8 @@ class NcclBackend:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mpidist-nccl", daemon=True)
         self._thread.start()
+
+    has_queued = False  # NCCL keeps the order
 
     def run(self, op: Op) -> None:
         """Queue an operation; see :meth:`mpidist.group.backend.Backend.run`."""

@@ -132,9 +132,10 @@ class ProcessGroup:
             own = next(_counter) * here.size + here.rank, config.debug, config.gpu_mpi, gpu
             told = comm.allgather(own)
         number, debug, gpu_mpi, _ = told[0]  # the settings of one rank serve all
-        group = comm.Get_group()
-        translated = group.Translate_ranks(list(range(comm.size)), here.comm.Get_group())
+        group, everybody = comm.Get_group(), here.comm.Get_group()
+        translated = group.Translate_ranks(list(range(comm.size)), everybody)
         group.Free()
+        everybody.Free()
         ranks = tuple(int(rank) for rank in translated)
         self._info = GroupInfo(name, number, ranks, comm.rank, comm.size)
         self._rank, self._size = comm.rank, comm.size

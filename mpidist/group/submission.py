@@ -76,7 +76,7 @@ class Submission:
         self._state_lock = threading.Lock()  # of these, and of ``_compared``
         # MPI uses the arrays of pending works, whether or not the caller keeps the handles.
         self._pending: OrderedDict[int, Work] = OrderedDict()
-        self._backend: Backend = MpiBackend(comm, self._waits, self._pending)
+        self._backend = MpiBackend(comm, self._waits, self._pending)
         self._error = self._backend.error
         self._run_by_backend = self._backend.run
         self._rule, self._device = rule, device
@@ -152,16 +152,20 @@ class Submission:
                     comparison, left = self._compare(op, left, async_op)
             if async_op and outputs is not None:
                 op.outputs = list(outputs)
-            if limit is None and not async_op:
+            if limit is None and not async_op and not self._is_queued(op):
                 self._run(op)
                 return None
+            if comparison is None and self._compared:  # of an earlier operation
+                comparison = self._compared[-1].comparison
             work = self._start(op) if comparison is None else self._start_compared(op, comparison)
         finally:
             self._turn.release()
         work.limit = limit
         if async_op:
             return work
-        assert limit is not None
+        if limit is None:
+            work.wait()
+            return None
         assert left is not None
         self._wait_within(op, work, limit, left)
         return None
@@ -287,11 +291,6 @@ class Submission:
         """Remove a work that has ended from the pending works."""
         self._pending.pop(id(work), None)
 
-    @property
-    def is_torn(self) -> bool:
-        """True after :meth:`tear`."""
-        return self._torn is not None
-
     def check_alive(self) -> None:
         """Raise ValueError if the group was destroyed."""
         if self.freed:
@@ -327,8 +326,7 @@ class Submission:
             else:
                 self._run_by_backend(op)
         except BaseException as error:  # an interrupt between two messages, too
-            if op.halfway and op.sequence:
-                self.tear(op.name)
+            self._count_failed(op)
             if isinstance(error, self._error):
                 self.check_alive()
                 raise backend_error(op, error) from error
@@ -342,28 +340,41 @@ class Submission:
         fork.check_mpi()
         self.check_alive()  # Open MPI's nonblocking calls may crash where blocking ones fail
         try:
-            backend = self._backend_for_gpus() if op.__class__ is GpuOp else self._backend
+            backend: Backend = self._backend
+            if op.__class__ is GpuOp:
+                backend = self._backend_for_gpus()
             return backend.start(op)
         except BaseException as error:
-            if op.halfway and op.sequence:
-                self.tear(op.name)
+            self._count_failed(op)
             if isinstance(error, self._error):
                 raise backend_error(op, error) from error
             raise
+
+    def _count_failed(self, op: Op) -> None:
+        """Note that this rank has not taken part in an operation, or only halfway."""
+        if op.sequence:
+            if op.halfway:
+                self.tear(op.name)
+            # If this rank leaves now, the watchdogs of the waiting ranks must end the job.
+            self._counts[self._number] = op.sequence - 1
+
+    def _is_queued(self, op: Op) -> bool:
+        """Return whether an operation on GPUs must wait for earlier ones.
+
+        It then waits without the lock, since the callbacks of earlier ones may submit operations.
+        """
+        backend = self._gpu_backend
+        return op.__class__ is GpuOp and backend is not None and backend.has_queued
 
     def _backend_for_gpus(self) -> NcclBackend | IpcBackend:
         """Return the backend that the group's rule names. Collective at the first call."""
         if self._gpu_backend is None:
             assert self._device is not None
             try:
-                if self._rule.backend == "nccl":
-                    self._gpu_backend = NcclBackend(
-                        self._comm, self._device, self._waits, self._pending, self.tear
-                    )
-                else:
-                    self._gpu_backend = IpcBackend(
-                        self._comm, self._device, self._waits, self._pending, self.tear
-                    )
+                kind = NcclBackend if self._rule.backend == "nccl" else IpcBackend
+                self._gpu_backend = kind(
+                    self._comm, self._device, self._waits, self._pending, self.tear
+                )
             except BaseException as error:
                 self.tear("first operation on GPUs", error)
                 raise

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import mpidist
 from mpidist import ProcessGroup, ReduceOp
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -448,3 +449,27 @@ def test_gathering_complex_long_doubles(group):
         np.testing.assert_array_equal(output, np.full((1000, 7), rank + 1j, np.clongdouble))
     group.all_reduce(own)
     np.testing.assert_array_equal(own, np.full((1000, 7), 6 + 4j, np.clongdouble))
+
+
+FLOAT8 = [name for name in dir(ml_dtypes) if name.startswith("float8_e") and "e8m0" not in name]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", FLOAT8)
+def test_every_float8(world, name):
+    """Some of these dtypes have the type characters of uint64 and complex long doubles."""
+    dtype, rank = np.dtype(getattr(ml_dtypes, name)), world.rank
+    group = mpidist.init_process_group()
+    try:
+        for op, expected in (("sum", 3.0), ("product", 2.0), ("max", 2.0), ("avg", 1.5)):
+            array = np.full(5, 1.0 + rank, dtype)
+            group.all_reduce(array, op)
+            np.testing.assert_array_equal(array.astype(float), np.full(5, expected))
+        array = np.full(5, 1.0 + rank, dtype)
+        group.broadcast(array, 1)
+        np.testing.assert_array_equal(array.astype(float), np.full(5, 2.0))
+        rows = [np.empty(2, dtype) for _ in range(2)]
+        group.all_gather(rows, np.full(2, 1.0 + rank, dtype))
+        np.testing.assert_array_equal(np.array(rows, float), [[1, 1], [2, 2]])
+    finally:
+        mpidist.destroy_process_group()

@@ -58,6 +58,18 @@ DIFFERENT = {
         r"reduce\(MAX, root 0, float64\[3\]",
         r"reduce\(SUM, root 0, float64\[3\]",
     ),
+    "average and sum": (
+        lambda group: group.all_reduce(np.ones(3), "avg"),
+        lambda group: group.all_reduce(np.ones(3)),
+        r"all_reduce\(AVG, float64\[3\]",
+        r"all_reduce\(SUM, float64\[3\]",
+    ),
+    "sums with and without a factor": (
+        lambda group: group.reduce(np.ones(3), 0, dist.ReduceOp.PREMUL_SUM(1.0)),
+        lambda group: group.reduce(np.ones(3), 0),
+        r"reduce\(PREMUL_SUM, root 0, float64\[3\]",
+        r"reduce\(SUM, root 0, float64\[3\]",
+    ),
     "roots": (
         lambda group: group.broadcast(np.ones(3), 1),
         lambda group: group.broadcast(np.ones(3), 0),
