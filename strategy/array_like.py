@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from strategy.shared.ranges import check_range
 from strategy.shared.shard import FLOATING
 
 Array = NDArray[Any]
+
+_BASIC = (int, np.integer, slice, types.EllipsisType, types.NoneType)
 
 
 class ArrayLike(NDArrayOperatorsMixin):
@@ -67,7 +70,9 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         row, *rest = key if isinstance(key, tuple) and key else (key,)
-        if self.shape and isinstance(row, int | np.integer) and not isinstance(row, bool):
+        is_row = isinstance(row, int | np.integer) and not isinstance(row, bool)
+        # Beside an array NumPy takes an integer as an array, too, and orders the axes anew.
+        if self.shape and is_row and all(isinstance(one, _BASIC) for one in rest):
             number = row + len(self) if -len(self) <= row < 0 else row
             return self.gather(number)[tuple(rest)]
         return self.read_value()[key]

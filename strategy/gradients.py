@@ -18,7 +18,7 @@ from strategy.connection.nan_policy import NanPolicy
 from strategy.connection.pace import Pace
 from strategy.described import described
 from strategy.gpus import leaving, usable_elsewhere
-from strategy.optimizers import Applied, Optimizer
+from strategy.optimizers import Applied, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
@@ -137,11 +137,13 @@ def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) ->
         f"rows of {var.name}" if isinstance(grad, IndexedSlices) else var.name
         for grad, var in pairs
     ]
-    shown = described(rate) if callable(rate) else repr(rate)
-    return (
-        f"{names} for {type(optimizer).__name__} {optimizer.name!r} with "
-        f"{optimizer.hyperparameters}, learning rate {shown}"
-    )
+    numbers: Any = optimizer.hyperparameters
+    if isinstance(optimizer, Function):
+        numbers = f"{described(optimizer.update)} and slots {optimizer.slots()}"
+    shown = f"learning rate {rate!r}"
+    if callable(rate):
+        shown = f"learning rate schedule {described(rate)}"
+    return f"{names} for {type(optimizer).__name__} {optimizer.name!r} with {numbers}, {shown}"
 
 
 def gradient_changes(
@@ -172,11 +174,13 @@ def _to_host(grad: Any, variable: Variable) -> Any:
 
 
 def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
-    """Apply the limits of the optimizer to gradients. Those of one variable come together."""
-    if optimizer.clipvalue is not None:
-        for parts in divided:
-            for change in parts:
-                change.data = np.clip(change.data, -optimizer.clipvalue, optimizer.clipvalue)
+    """Apply the clip limits. ``divided`` has one list of changes for each variable."""
+    limit = optimizer.clipvalue
+    if limit is not None:
+        with np.errstate(over="ignore"):  # a limit beyond the range of a dtype is infinite
+            for parts in divided:
+                for change in parts:
+                    change.data = np.clip(change.data, -limit, limit)
     if optimizer.clipnorm is not None:
         for parts in divided:
             _scale_down(parts, optimizer.clipnorm)

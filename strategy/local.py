@@ -57,10 +57,7 @@ class LocalMemory:
         """Local. Nothing to say: nobody but this process reads what lies here."""
 
     def free(self) -> None:
-        """Local. Give all pages back, also those that somebody has a view of; nobody may use it.
-
-        Optimizers, for instance, keep the connections of strategies that they have been used with.
-        """
+        """Give all pages back, also those with a view. Nothing may use them any more."""
         madvise = ctypes.CDLL(None).madvise
         for window in self._windows:
             begin, length = window.local.ctypes.data, window.local.nbytes

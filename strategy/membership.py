@@ -135,8 +135,14 @@ class Member(ABC):
             self.pace.leave()
 
     def _drain(self) -> None:
+        problem: BaseException | None = None
         for connection in self._connections:
-            connection.drain()
+            try:
+                connection.drain()
+            except Exception as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def _give_up(self) -> None:
         """Let go of the servers, and of their memory; in local mode end them."""

@@ -58,17 +58,30 @@ class Applied:
     contributed: bool = True
 
 
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, str | bool) or not hasattr(value, "__float__") or np.ndim(value):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if np.ndim(value) or value not in (0, 1):  # servers get all values as float64
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
 def _check_positive(name: str, value: float) -> None:
+    _check_number(name, value)
     if not value > 0:
         raise ValueError(f"{name} must be positive, not {value!r}")
 
 
 def _check_not_negative(name: str, value: float) -> None:
+    _check_number(name, value)
     if not value >= 0:
         raise ValueError(f"{name} must not be negative, not {value!r}")
 
 
 def _check_fraction(name: str, value: float) -> None:
+    _check_number(name, value)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), not {value!r}")
 
@@ -94,6 +107,12 @@ def _fraction(default: float) -> float:
     return _number(default, _check_fraction)
 
 
+def _flag(default: bool) -> bool:
+    """Return a field for a choice."""
+    made: bool = field(default=default, metadata={"check": _check_flag})
+    return made
+
+
 @dataclass(eq=False, repr=False)
 class Optimizer:
     """Base of the optimizers.
@@ -104,9 +123,9 @@ class Optimizer:
     Variables of float16 and bfloat16 are updated in float32: the ps task keeps both copies.
 
     Args:
-        learning_rate: Positive, or a schedule: a function from the number of earlier updates of a
-            variable to a learning rate, such as those of :mod:`strategy.schedules`. The ps tasks
-            call it. It is pickled by cloudpickle.
+        learning_rate: A number, at least 0, or a schedule: a function from the number of earlier
+            updates of a variable to a learning rate, such as those of :mod:`strategy.schedules`.
+            The ps tasks call it. It is pickled by cloudpickle.
         clipnorm: Limit for the norm of each gradient; longer gradients are scaled down. In mode
             ``"sync"`` this holds for the gradients of each worker, before their mean.
         global_clipnorm: Limit for the norm of all gradients of an ``apply_gradients`` together;
@@ -124,23 +143,21 @@ class Optimizer:
     clipnorm: float | None = field(default=None, kw_only=True)
     global_clipnorm: float | None = field(default=None, kw_only=True)
     clipvalue: float | None = field(default=None, kw_only=True)
-    name: str = field(default="", kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
 
     _common: ClassVar = ("learning_rate", "clipnorm", "global_clipnorm", "clipvalue", "name")
 
     def __post_init__(self) -> None:
-        if not self.name or set(self.name) & {":", "/"}:
+        if not isinstance(self.name, str) or not self.name or set(self.name) & {":", "/"}:
             raise ValueError(f"an optimizer needs a name without ':' and '/', not {self.name!r}")
         given = [name for name in self._common[1:4] if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"give clipnorm, global_clipnorm or clipvalue, not {given}")
         for name in given:
-            _check_number(name, getattr(self, name))
             _check_positive(name, getattr(self, name))
         for one in fields(self):
             check = one.metadata.get("check")
             if check is not None:
-                _check_number(one.name, getattr(self, one.name))
                 check(one.name, getattr(self, one.name))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -153,16 +170,22 @@ class Optimizer:
                 )
             if not callable(value):
                 _check_number(name, value)
-                _check_positive(name, value)
+                if not 0 <= value < math.inf:
+                    raise ValueError(f"{name} must be at least 0 and finite, not {value!r}")
                 value = float(value)
-        elif name in self.__dict__ and name in {one.name for one in fields(self)}:
+        elif name in self.__dict__ or name not in self._settable:
             raise AttributeError(
-                f"only the learning rate of an optimizer can be set; for another {name} make "
-                "another optimizer"
+                f"only the learning rate of an optimizer can be set, not {name!r}: make another "
+                "optimizer"
             )
-        elif name == "name" and value == "":
+        elif name == "name" and value is None:
             value = type(self).__name__
         object.__setattr__(self, name, value)
+
+    @property
+    def _settable(self) -> set[str]:
+        """The attributes that the constructor sets, each once."""
+        return {one.name for one in fields(self)}
 
     @property
     def hyperparameters(self) -> dict[str, float]:
@@ -233,11 +256,6 @@ class Optimizer:
         return f"{type(self).__name__}({', '.join(f'{key}={text}' for key, text in shown.items())})"
 
 
-def _check_number(name: str, value: Any) -> None:
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-
-
 def _pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Return the pairs of gradient and variable. Raise TypeError for other elements."""
     pairs = list(grads_and_vars)
@@ -265,7 +283,7 @@ def _sgd(p: Any, g: Any, rate: Any, decay: Any) -> tuple[Any, ...]:
 def _momentum_sgd(
     p: Any, g: Any, velocity: Any, rate: Any, decay: Any, momentum: Any, nesterov: Any
 ) -> tuple[Any, ...]:
-    """Return the update of gradient descent with momentum, as in torch and Keras."""
+    """Return the update of gradient descent with momentum, as in torch."""
     if decay != 0:
         g = p * decay + g
     velocity = velocity * momentum + g
@@ -398,7 +416,8 @@ def _ftrl(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the update of FTRL-Proximal with the learning rate power -1/2.
 
-    A learning rate of 0 changes nothing, as in the other formulas.
+    A learning rate of 0 leaves the variable and the slots as they are. With another rate than
+    before, the next update computes the whole variable anew from the slots and this rate.
     """
     if rate == 0:
         return p, squares, linear
@@ -428,7 +447,7 @@ class SGD(Optimizer):
 
     learning_rate: float | Schedule = 0.01
     momentum: float = _fraction(0.0)
-    nesterov: bool = False
+    nesterov: bool = _flag(False)
     weight_decay: float = _not_negative(0.0)
 
     def __post_init__(self) -> None:
@@ -527,7 +546,7 @@ class RMSprop(Optimizer):
     rho: float = _fraction(0.9)
     momentum: float = _fraction(0.0)
     epsilon: float = _positive(1e-7)
-    centered: bool = False
+    centered: bool = _flag(False)
     weight_decay: float = _not_negative(0.0)
 
     def slots(self) -> Slots:
@@ -566,7 +585,7 @@ class Adam(Optimizer):
     beta_2: float = _fraction(0.999)
     epsilon: float = _positive(1e-7)
     weight_decay: float = _not_negative(0.0)
-    amsgrad: bool = False
+    amsgrad: bool = _flag(False)
 
     def slots(self) -> Slots:
         return ("m", "v", "largest_v") if self.amsgrad else ("m", "v")
@@ -772,7 +791,7 @@ class Function(Optimizer):
         clipnorm: float | None = None,
         global_clipnorm: float | None = None,
         clipvalue: float | None = None,
-        name: str = "",
+        name: str | None = None,
     ) -> None:
         if not callable(update):
             raise TypeError(f"an update rule must be a function, not {update!r}")
@@ -786,10 +805,14 @@ class Function(Optimizer):
             name=name,
         )
         self.update = update
-        self._slots = tuple(slots)
+        self.slot_names = tuple(slots)
+
+    @property
+    def _settable(self) -> set[str]:
+        return super()._settable | {"update", "slot_names"}
 
     def slots(self) -> Slots:
-        return self._slots
+        return self.slot_names
 
     def numbers(self, rate: float, step: int) -> Numbers:
         return rate, step

@@ -205,6 +205,9 @@ class ParameterServerStrategy(Strategy, Member, Durable):
             host = self._own_host = local_host()
             finalize(self, host.abandon).atexit = False
         self._host = host
+        given = self._resolver
+        if spec is not None and given is not None and given.cluster_spec() != spec:
+            self._resolver = None  # configure() has joined another cluster
         alone = isinstance(host, LocalHost)
         servers = chosen_servers(host.cluster_spec, None if alone else self._devices)
         if alone:

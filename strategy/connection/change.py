@@ -29,7 +29,7 @@ class Change:
 
     Attributes:
         remote: The variable.
-        rule: See ``Rule`` in the messages, or what :meth:`Connection.configure` gave.
+        rule: See ``Rule`` in the messages, or the number from :meth:`Connection.rule_of`.
         data: Any strides, the variable's shape; converted to its dtype.
         scale: What it is multiplied with on the way.
         ids: The rows that ``data`` are of, each once, int64; None for the whole variable.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 from numpy.typing import NDArray
@@ -77,9 +78,9 @@ class Connection(Line):
         self._reach = Reach(host, index, transport)
         self.siblings: Sequence[Connection] = (self,)
         self.pushing_to_all = threading.RLock()
-        self._rules: dict[Optimizer, int] = {}
+        self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._sequence = 0
-        self._broken = False
+        self._broken = self._closed = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
         asked = pb.AttachRequest(
@@ -245,7 +246,9 @@ class Connection(Line):
                 self.start("Push", push)
 
     def detach(self) -> None:
-        """Tell the server that the strategy was closed. All pushes have been applied."""
+        """Tell the server that the strategy was closed, after all pushes have ended."""
+        with self._pushing:
+            self._closed = True
         with contextlib.suppress(errors.Error):  # the server has ended
             body = pb.AttachReply(connection=self.number).SerializeToString()
             self._host.endpoint.notify(self.address, "ps/Detach", body)
@@ -314,6 +317,8 @@ class Connection(Line):
             self._reach.grow(reply)
 
     def _check_whole(self) -> None:
+        if self._closed:  # another thread has closed the strategy during this push
+            raise errors.FailedPreconditionError("the strategy was closed during a push")
         if self._broken:
             raise errors.FailedPreconditionError(
                 f"a push to {self.address} was interrupted half-way: the variables in it may be "

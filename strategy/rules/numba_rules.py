@@ -34,10 +34,10 @@ def element_by_element(formula: Formula, slots: int) -> Callable[[Update], None]
 
 @cache
 def _loop(formula: Formula, slots: int) -> Callable[..., None]:
-    """Compile the loop. Its text has the arguments of the formula, since numba needs their number.
+    """Compile a loop with the arguments of the formula, since numba needs their number.
 
-    It is said to come from the formula's file. So numba keeps the compiled code on disk, and
-    compiles it again when that file has changed.
+    The loop has the file name of the formula, so numba caches it on disk and compiles it again when
+    that file changes. After a change of the text below, change :mod:`strategy.optimizers`, too.
     """
     names = list(inspect.signature(formula).parameters)
     elements = [f"{name}[i]" for name in names[: 2 + slots]]

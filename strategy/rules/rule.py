@@ -19,8 +19,8 @@ Array = NDArray[Any]
 TILE = 15360
 """Elements that NumPy's rules update at once.
 
-Temporary arrays of float64 then stay below 128 KiB, from which on malloc maps new pages for each.
-Page faults make updates ten times slower. Shorter tiles lose more to the overhead of NumPy's calls.
+Temporary arrays of float64 then stay below 128 KiB. Above, malloc maps new pages for each array,
+and the page faults make updates ten times slower. Shorter tiles lose more to the overhead of calls.
 """
 
 

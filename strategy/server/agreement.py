@@ -49,10 +49,6 @@ class Agreement:
             if not workers:
                 del self._order[place]
 
-    def forget_strategy(self, strategy: int) -> None:
-        """Forget the order of creation of a strategy that all workers have closed."""
-        self._order = {place: made for place, made in self._order.items() if place[0] != strategy}
-
     def check_same(self, variable: ServedVariable, asked: pb.CreateRequest, new: Layout) -> None:
         """Local. InvalidArgumentError unless a variable that is there is what a worker creates."""
         known = variable.shard.layout

@@ -22,7 +22,7 @@ from strategy.server.served import (
 )
 from strategy.shared.host import Host, Task, workers_of
 from strategy.shared.shard import BLOCK_BYTES, Layout
-from strategy.shared.staging import Ring, ring_bytes, slots_for
+from strategy.shared.staging import COUNTER_BYTES, Ring, ring_bytes, slots_for
 
 # Each segment takes all workers to make.
 _LEAST_SEGMENT_BYTES = 4 << 20
@@ -103,12 +103,14 @@ class Catalogue:
         connection = self.connections.pop(number)
         if connection.place is not None:
             self._memory.free(connection.place)
-        if not self.has_strategy(connection.strategy):
-            self.agreement.forget_strategy(connection.strategy)
-
-    def has_strategy(self, strategy: int) -> bool:
-        """Return whether a worker has a connection of a strategy."""
-        return any(one.strategy == strategy for one in self.connections.values())
+        gone = errors.FailedPreconditionError("the strategy was closed")
+        for variable in self.variables:
+            for request in list(variable.waiting):
+                if pb.CreateRequest.FromString(request.body).connection == number:
+                    variable.waiting.remove(request)
+                    request.fail(gone)
+            if variable.creator == number and variable.shard.version == 0:
+                self._pass_on(variable)
 
     def create(self, request: Request) -> Reply:
         """Local. A worker creates a variable: the first one makes it, the others find it."""
@@ -140,7 +142,10 @@ class Catalogue:
 
     def abandon(self, request: Request) -> None:
         """Local. A worker could not compute a first value; the next one is to try."""
-        variable = self.variables[pb.ReadRequest.FromString(request.body).variable]
+        self._pass_on(self.variables[pb.ReadRequest.FromString(request.body).variable])
+
+    def _pass_on(self, variable: ServedVariable) -> None:
+        """Leave the first value of a variable to the next worker that creates it."""
         if not variable.waiting:
             variable.abandoned = True
             return
@@ -304,6 +309,9 @@ class Catalogue:
         if connection.ring is None and connection.slots:
             nbytes = ring_bytes(connection.slots)
             place = self._memory.carve(nbytes, one_sided=connection.mode.one_sided)
+            counters = place.offsets[0]  # memory of an earlier ring or variable is not zero
+            place.memory[counters : counters + COUNTER_BYTES] = 0
+            self._host.memory.sync()
             pump = self._host.endpoint.progress
             ends = (place.memory, place.offsets[0], connection.slots)
             task = workers_of(self._host.cluster_spec)[connection.worker]

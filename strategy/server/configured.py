@@ -29,7 +29,7 @@ class Configured:
         rule: The update rule.
 
     Raises:
-        InvalidArgumentError: A number is missing or out of its range.
+        InvalidArgumentError: A number is unknown or out of its range.
         UnimplementedError: There is no such optimizer.
     """
 
@@ -89,7 +89,7 @@ def _optimizer_rule(optimizer: Optimizer) -> Rule:
     slots, formula = optimizer.slots(), optimizer.formula()
     compiled = None
     if can_compile():
-        # Importing numba takes half a second, and a server without optimizers needs it not.
+        # The import of numba takes 0.5 s. A server without optimizers does not need it.
         from strategy.rules.numba_rules import element_by_element
 
         compiled = element_by_element(formula, len(slots))

@@ -37,7 +37,7 @@ class ParameterServer:
             self._rules,
             self._metrics,
             self._remind,
-            self._timekeeper.forget,
+            lambda number: self._checkpoints.drop_mirror(number),
         )
         self._reads = Reads(who, self._catalogue, self._pushes, self._metrics)
         workers = len(workers_of(host.cluster_spec))

@@ -52,7 +52,7 @@ class Pushes:
         rules: Its rules.
         metrics: What the server has done so far.
         remind: Has :meth:`resume` called on the thread that serves.
-        forget_strategy: Called with the number of a strategy after all workers have closed it.
+        forget_connection: Called with the number of a connection that was closed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Pushes:
         rules: Rules,
         metrics: TaskMetrics,
         remind: Callable[[], None],
-        forget_strategy: Callable[[int], None],
+        forget_connection: Callable[[int], None],
     ) -> None:
         self._who = who
         self._catalogue = catalogue
@@ -75,7 +75,7 @@ class Pushes:
         self._later: list[tuple[float, Callable[[], None]]] = []  # since when, and what
         self._put_off: list[tuple[int, Callable[[], None]]] = []
         self._reminder = Reminder(remind, _RESUME_S)
-        self._forget_strategy = forget_strategy
+        self._forget_connection = forget_connection
 
     def close(self) -> None:
         """Local. Resume nothing any more."""
@@ -116,9 +116,7 @@ class Pushes:
         if not connection.is_closed or connection.unfinished:
             return
         self._catalogue.detach(number)
-        if not self._catalogue.has_strategy(connection.strategy):
-            self._steps.pop(connection.strategy, None)
-            self._forget_strategy(connection.strategy)
+        self._forget_connection(number)
 
     def hold(self, request: Request) -> Reply:
         """Take up no more pushes until a save says which ones it wants."""

@@ -84,7 +84,7 @@ class ServedCheckpoints:
                 with _in_words(mirror):
                     reply.found.extend(self._fitting(paths))
             except Exception:
-                self._drop_mirror(asked.connection)  # whoever repeats it begins anew
+                self.drop_mirror(asked.connection)  # whoever repeats it begins anew
                 raise
         return Reply(reply.SerializeToString())
 
@@ -93,7 +93,7 @@ class ServedCheckpoints:
         asked = pb.CarryRequest.FromString(request.body)
         mirror = self._mirror(asked.checkpoint, asked.connection)
         if mirror is None:
-            self._drop_mirror(asked.connection)
+            self.drop_mirror(asked.connection)
             mirror = Mirror(asked.checkpoint.names, asked.checkpoint.path)
             this = (asked.checkpoint.index, asked.checkpoint.path)
             self._mirrors[asked.connection] = (*this, mirror)
@@ -130,7 +130,7 @@ class ServedCheckpoints:
         for part in self._parts.values():
             part.close()
         for connection in list(self._mirrors):
-            self._drop_mirror(connection)
+            self.drop_mirror(connection)
 
     # Inside
 
@@ -145,7 +145,7 @@ class ServedCheckpoints:
                     return _needing(needed)
                 self._load(paths)
             self._there(asked)  # another one of its name might have been read in part
-        self._drop_mirror(asked.connection)
+        self.drop_mirror(asked.connection)
         self._restores.complete(wish)
         for worker, (other, waiting) in list(self._waiting.items()):
             self._answer_waiting(worker, other, waiting)
@@ -183,7 +183,8 @@ class ServedCheckpoints:
         *this, mirror = self._mirrors.get(connection, (b"", "", None))
         return mirror if this == [wanted.index, wanted.path] else None
 
-    def _drop_mirror(self, connection: int) -> None:
+    def drop_mirror(self, connection: int) -> None:
+        """Forget the files that a worker has carried over a connection."""
         if connection in self._mirrors:
             self._mirrors.pop(connection)[2].close()
 

@@ -66,11 +66,6 @@ class Timekeeper:
         connection = self._connection_of(request)
         self._without(connection, connection.worker)
 
-    def forget(self, strategy: int) -> None:
-        """Forget the steps of a strategy that all workers have closed."""
-        self._rounds.pop(strategy, None)
-        self._clocks.pop(strategy, None)
-
     def _without(self, connection: ServedConnection, worker: int) -> None:
         if connection.mode.name == "sync":
             _decide(self._rounds_of(connection).leave(worker))

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")  # what stands for a worker that waits
 
 # As optimizers describe a learning rate schedule, and the code in it.
-_SCHEDULE = ", learning rate "
+_SCHEDULE = ", learning rate schedule "
 _CODE = re.compile(r"(\S+) \(code ([0-9a-f]{8})\)")
 
 

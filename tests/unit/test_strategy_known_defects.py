@@ -90,9 +90,14 @@ def test_a_row_does_not_pull_the_whole_variable(local, monkeypatch):
     np.testing.assert_array_equal(w[-1], np.arange(4.0, 8.0))
     assert w[np.int64(3), 2] == w[3][2] == 2.0
     assert isinstance(w[3, 2], np.float64)
-    for row in (100, -101):
-        with pytest.raises(IndexError, match=f"rows 0 to 99, and none {row}"):
-            w[row]
+
+
+def test_an_index_means_what_it_means_to_numpy(local):
+    w = table(local)
+    w.assign(np.arange(400.0).reshape(100, 4))
+    whole = w.numpy()
+    for key in ((3, [0, 1]), (0, None, [0, 1]), (slice(2, 4), 1), (..., 2), None, True, [1, 3]):
+        np.testing.assert_array_equal(w[key], whole[key])
 
 
 def test_variables_are_keys_of_a_dict(local):

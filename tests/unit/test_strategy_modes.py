@@ -358,7 +358,14 @@ OTHERWISE = {
             optimizers.SGD(schedules.ExponentialDecay(1.0, 1, 0.5)),
             [(np.ones(3), made[0]), (np.ones(5000), made[1])],
         ),
-        "and worker 1 .*learning rate ExponentialDecay",
+        "and worker 1 .*learning rate schedule ExponentialDecay",
+    ),
+    "function": (
+        lambda made: (
+            optimizers.Function(lambda p, g, *_: np.add(p, 2 * g, out=p) and None),
+            [(np.ones(3), made[0]), (np.ones(5000), made[1])],
+        ),
+        "and worker 1 .* for Function 'Function' with .*code",
     ),
     "order": (
         lambda made: (optimizers.SGD(1.0), [(np.ones(5000), made[1]), (np.ones(3), made[0])]),

@@ -1,7 +1,9 @@
 """Optimizers as a worker makes them."""
 
+import gc
 import inspect
 import itertools
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -39,11 +41,7 @@ KINDS = tuple(optimizers.BY_NAME)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *[
-            (kind, name)
-            for kind in KINDS
-            for name in ("learning_rate", "clipnorm", "global_clipnorm", "clipvalue")
-        ],
+        *[(kind, name) for kind in KINDS for name in ("clipnorm", "global_clipnorm", "clipvalue")],
         *[(kind, "epsilon") for kind in KINDS if kind not in ("SGD", "Ftrl", "Lion")],
     ],
 )
@@ -86,7 +84,7 @@ def test_what_must_be_a_part(kind, name, value):
 def test_other_arguments_that_cannot_be():
     with pytest.raises(ValueError, match="nesterov needs a momentum"):
         optimizers.SGD(nesterov=True)
-    for name in ("a:b", "a/b"):
+    for name in ("", "a:b", "a/b"):
         with pytest.raises(ValueError, match="needs a name without"):
             optimizers.SGD(name=name)
     with pytest.raises(TypeError, match="must be a function"):
@@ -477,9 +475,14 @@ def test_the_learning_rate_can_be_set(strategy, size, momentum):
 
 def test_learning_rates_that_cannot_be_set():
     sgd = optimizers.SGD(0.25)
-    for rate in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="learning_rate must be positive"):
+    for rate in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="learning_rate must be at least 0 and finite"):
             sgd.learning_rate = rate
+        with pytest.raises(ValueError, match="learning_rate must be at least 0 and finite"):
+            optimizers.Adam(rate)
+    sgd.learning_rate = 0
+    assert sgd.learning_rate == 0
+    sgd.learning_rate = 0.25
     with pytest.raises(TypeError, match="learning_rate must be a number, not 'x'"):
         sgd.learning_rate = "x"
     with pytest.raises(TypeError, match="learning_rate must be a number, not 'x'"):
@@ -496,6 +499,41 @@ def test_learning_rates_that_cannot_be_set():
 
 def test_other_arguments_cannot_be_set():
     adam = optimizers.Adam()
-    for name in ("beta_1", "clipnorm", "name"):
-        with pytest.raises(AttributeError, match=f"for another {name} make another optimizer"):
+    for name in ("beta_1", "clipnorm", "name", "lr"):
+        with pytest.raises(AttributeError, match=f"not {name!r}: make another optimizer"):
             setattr(adam, name, 0.5)
+    with pytest.raises(AttributeError, match="not 'update'"):
+        optimizers.Function(print).update = min
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"amsgrad": "yes"}, "amsgrad must be True or False, not 'yes'"),
+        ({"amsgrad": None}, "amsgrad must be True or False, not None"),
+        ({"weight_decay": True}, "weight_decay must be a number, not True"),
+        ({"learning_rate": np.array([0.1, 0.2])}, "learning_rate must be a number, not array"),
+        ({"clipnorm": np.ones(2)}, "clipnorm must be a number, not array"),
+    ],
+)
+def test_arguments_of_another_type(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        optimizers.Adam(**arguments)
+
+
+def test_the_name_is_by_default_that_of_the_class():
+    assert optimizers.Adam(name=None).name == optimizers.Adam().name == "Adam"
+    with pytest.raises(ValueError, match="needs a name"):
+        optimizers.Adam(name=3)
+
+
+def test_optimizers_that_are_gone_are_not_kept(strategy):
+    v = get_variable("v", 2, initializer="zeros")
+    made = weakref.WeakSet()
+    for _ in range(20):
+        optimizer = optimizers.SGD(0.5)
+        made.add(optimizer)
+        optimizer.apply_gradients([(np.ones(2), v)]).wait()
+    del optimizer
+    gc.collect()
+    assert not made

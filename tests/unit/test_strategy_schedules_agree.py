@@ -490,7 +490,7 @@ def test_the_message_names_the_schedule_and_says_what_differs():
 
     call = message("code of __call__")
     name = "code_of_call.<locals>.Rate"
-    assert call.count(f"learning rate {name} (code ") == 2
+    assert call.count(f"learning rate schedule {name} (code ") == 2
     assert f"differ in the code of {name}, in its constants, or in globals or classes" in call
     values = message("closure")
     assert "constant.<locals>.<lambda> (code" in values

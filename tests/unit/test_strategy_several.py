@@ -135,3 +135,62 @@ def test_strategies_close_while_another_saves(tmp_path):
     strategy.restore(path)
     assert int(strategy.global_step) <= before
     np.testing.assert_array_equal(shared[0], np.full(SIZES[0], float(strategy.global_step)))
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_the_ring_of_a_closed_strategy_is_used_again(between):
+    """Its memory holds old gradients, and a variable may lie where the ring began."""
+    size = SIZES[-1]
+    strategy = ParameterServerStrategy()
+    for count in range(1, 4):
+        with ParameterServerStrategy() as other, other.scope():
+            v = get_variable("v", size, "f8", 0.0)
+            for _ in range(3):
+                optimizers.SGD(1.0).apply_gradients([(np.full(size, -1.0), v)]).wait(30)
+            np.testing.assert_array_equal(v, np.full(size, 3.0 * count))
+        if between:
+            with strategy.scope():
+                get_variable(f"small {count}", 4, "f8", 1.0)
+    strategy.close()
+
+
+@pytest.mark.parametrize("closed", ["creator", "waiting"])
+def test_a_strategy_that_closes_before_the_first_value_is_there(closed):
+    """The other one goes on: as the creator, or without the one that waited."""
+    strategies = [ParameterServerStrategy() for _ in range(2)]
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(shape, dtype):
+        started.set()
+        assert go_on.wait(60)
+        if closed == "creator":
+            raise KeyboardInterrupt
+        return np.zeros(shape, dtype)
+
+    def create(number, initializer, results):
+        try:
+            with strategies[number].scope():
+                results.append(get_variable("v", 3, "f8", initializer))
+        except BaseException as error:
+            results.append(error)
+
+    first, second = [], []
+    threads = [threading.Thread(target=create, args=(0, slow, first))]
+    threads[0].start()
+    assert started.wait(60)
+    threads.append(threading.Thread(target=create, args=(1, 1.0, second)))
+    threads[1].start()
+    if closed == "waiting":
+        strategies[1]._give_up()
+        threads[1].join(60)
+        assert isinstance(second[0], mpidist.errors.FailedPreconditionError)
+        go_on.set()
+        threads[0].join(60)
+        np.testing.assert_array_equal(first[0], np.zeros(3))
+    else:
+        strategies[0]._give_up()
+        threads[1].join(60)
+        np.testing.assert_array_equal(second[0], np.ones(3))
+        go_on.set()
+        threads[0].join(60)
+        assert isinstance(first[0], BaseException)
