@@ -4,7 +4,7 @@
 
     Error (RuntimeError)                 also called DistError
     |-- DistBackendError                 MPI reported an error
-    |   `-- GroupBrokenError             a timed-out collective is still pending on the group
+    |   `-- GroupBrokenError             the group takes no collectives after an earlier operation
     |-- DistNetworkError                 an address or a connection is bad
     |-- DistStoreError                   a key-value store failed
     |   `-- QueueEmptyError              a queue of a store is empty, and the caller does not wait
@@ -50,7 +50,7 @@ class DistBackendError(Error):
 
 
 class GroupBrokenError(DistBackendError):
-    """A collective of this group timed out and is still pending; the group takes no other."""
+    """An earlier operation of the group is pending past its limit, failed halfway or differed."""
 
 
 class DistNetworkError(Error):

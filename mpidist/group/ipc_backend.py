@@ -60,7 +60,7 @@ class IpcBackend:
         device: Index of this rank's GPU.
         waits: The registry of operations in which threads are blocked.
         pending: The registry of works that have not ended, by id.
-        tear: Called with an operation and its error if the group cannot go on.
+        mark_broken: Called with the name and the error of an operation that breaks the group.
 
     Attributes:
         problem: The reason why all operations are staged, or "".
@@ -72,13 +72,13 @@ class IpcBackend:
         device: int,
         waits: PendingOps,
         pending: MutableMapping[int, Work],
-        tear: Callable[[str, BaseException], None],
+        mark_broken: Callable[[str, BaseException], None],
     ) -> None:
         from mpi4py import MPI
 
         self.error: type[Exception] = MPI.Exception
         self._rank, self._size, self._device = comm.rank, comm.size, device
-        self._waits, self._pending, self._tear = waits, pending, tear
+        self._waits, self._pending, self._mark_broken = waits, pending, mark_broken
         self._stream: Any = None
         self._memory: Any = None
         self._buffers: list[int] = []  # addresses in this process, by group rank
@@ -224,7 +224,7 @@ class IpcBackend:
                 self._stage(op)
         except BaseException as error:
             self._failure = self._failure or error
-            self._tear(op.name, error)
+            self._mark_broken(op.name, error)
             raise
 
     def _stage(self, op: GpuOp) -> None:

@@ -265,13 +265,14 @@ class RequestWork(Work):
 def backend_error(op: Op, error: BaseException) -> DistBackendError:
     """Return the error of an Op for an error of MPI."""
     group = op.group
-    text = f"{op.describe()} failed on group rank {group.rank} of {group.size}: {_reason(error)}"
+    text = f"{op.describe()} failed on group rank {group.rank} of {group.size}: "
+    text += in_one_line(error)
     if op.sequence and config.debug != "detail":
         text += "; if ranks may call different collectives, MPIDIST_DEBUG=detail shows them"
     return DistBackendError(text)
 
 
-def _reason(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return the text of an error in one line; of MPICH's error stack, its first and last entry."""
     lines = str(error).strip().splitlines() or [repr(error)]
     if len(lines) == 1:
@@ -330,10 +331,12 @@ def _constants() -> tuple[list[MPI.Op], Any, int]:
 
 
 def _add_wrapping(source: Any, target: Any, datatype: MPI.Datatype) -> None:
-    """Add 8- or 16-bit integers modulo 2^n (MPI 4.1, 6.9.5), signed ones by the same bits.
+    """Add 8- or 16-bit integers modulo 2^n, as a user-defined operation (MPI 4.1, 6.9.5).
 
-    An error ends the job, since mpi4py cannot pass it through MPI. That includes the exception of a
-    signal handler that happens to run here.
+    Signed and unsigned integers have the same sum, bit by bit.
+
+    mpi4py cannot pass an exception through MPI, so every exception here ends the job, also that of
+    a signal handler.
     """
     dtype = np.uint8 if datatype.Get_size() == 1 else np.uint16
     total = np.frombuffer(target, dtype)

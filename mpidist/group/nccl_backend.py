@@ -45,7 +45,7 @@ class NcclBackend:
         device: Index of this rank's GPU.
         waits: The registry of pending operations, for the watchdog of the rank.
         pending: The registry of works that have not ended, by id.
-        tear: Called with an operation and its error if the group cannot go on.
+        mark_broken: Called with the name and the error of an operation that breaks the group.
 
     Raises:
         DistBackendError: NCCL or CUDA failed.
@@ -57,13 +57,13 @@ class NcclBackend:
         device: int,
         waits: PendingOps,
         pending: MutableMapping[int, Work],
-        tear: Callable[[str, BaseException], None],
+        mark_broken: Callable[[str, BaseException], None],
     ) -> None:
         self._nccl = nccl_module()
         self._rank, self._size, self._device = comm.rank, comm.size, device
         self._current = waits.current
         self._pending = pending
-        self._tear = tear
+        self._mark_broken = mark_broken
         self._where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
         self._stream = new_stream(device)
         with watched("making a communicator of NCCL", comm.Get_group()):
@@ -150,7 +150,7 @@ class NcclBackend:
         except BaseException as error:  # the other ranks would wait for this operation for ever
             del self._current[id(marker)]
             failed = self._fail(f"{text} has failed: {error!r}")
-            self._tear(op.name, error)
+            self._mark_broken(op.name, error)
             if isinstance(error, nccl_errors(self._nccl)):
                 raise failed from error
             raise

@@ -38,7 +38,7 @@ class Prepared:
 
         Raises:
             DeadlineExceededError: The group's time limit passed; the operation stays pending.
-            GroupBrokenError: An earlier operation of the group is past its limit and pending.
+            GroupBrokenError: The group cannot go on after an earlier operation.
             ValueError: The operation is still pending after :meth:`start`.
         """
         self._check()

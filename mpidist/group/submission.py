@@ -23,7 +23,7 @@ from mpidist.group.consistency import (
 from mpidist.group.gpu_operation import GpuOp
 from mpidist.group.gpu_rule import GpuRule
 from mpidist.group.ipc_backend import IpcBackend
-from mpidist.group.mpi_backend import MpiBackend, backend_error
+from mpidist.group.mpi_backend import MpiBackend, backend_error, in_one_line
 from mpidist.group.nccl_backend import NcclBackend
 from mpidist.group.operation import SHAPED, SIZED, GroupInfo, Op, Signature
 from mpidist.mpi import PendingOps, fork, pending_ops, watched
@@ -32,8 +32,9 @@ from mpidist.work import Work, gather_works
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_SWEPT = 4  # pending works that each call looks after
-_SLICE_S = 0.02  # for which a thread waits in MPI while an earlier comparison is pending
+_SWEPT = 4  # number of pending Works that each call polls
+# Longest wait in one operation before pending comparisons are tested again, in seconds.
+_SLICE_S = 0.02
 
 
 class Submission:
@@ -69,9 +70,9 @@ class Submission:
         self._waits: PendingOps = pending_ops
         self._counts, self._current = self._waits.counts, self._waits.current
         self._sequence = 0
-        self._refusing = False  # True if ``freed``, ``_torn`` or ``_late`` is set
-        self._torn: str | None = None
-        self._cause: BaseException | None = None
+        self._refusing = False  # True if ``freed``, ``_broken_by`` or ``_late`` is set
+        self._broken_by: str | None = None  # the operation that broke the group, in words
+        self._difference: BaseException | None = None  # the error of its comparison
         self._late: Work | None = None
         self._state_lock = threading.Lock()  # of these, and of ``_compared``
         # MPI uses the arrays of pending works, whether or not the caller keeps the handles.
@@ -122,7 +123,7 @@ class Submission:
                 self._check_usable()
             left = self._end_comparisons(left)
         if not self._turn.acquire(False):  # by keyword it takes twice as long
-            left = self._wait_for_turn(op, left)
+            left = self._wait_for_turn(op, limit, left)
         try:
             if self._refusing:
                 self._check_usable()
@@ -175,10 +176,12 @@ class Submission:
 
         Args:
             op: The collective.
-            continues: Whether it continues an operation of which an earlier collective has run.
+            continues: Whether an earlier collective of the same operation has run. An error then
+                always breaks the group.
 
         Raises:
-            ValueError: This thread collects operations; or as :meth:`submit`, like all else.
+            ValueError: This thread collects operations.
+            Exception: As in :meth:`submit`.
         """
         if self.is_collecting():
             raise ValueError(
@@ -189,9 +192,9 @@ class Submission:
             self.submit(op, False)
         except ValueError:  # on all members alike
             raise
-        except BaseException:
+        except BaseException as error:
             if op.sequence or continues:
-                self.tear(op.name)
+                self.mark_broken(op.name, error)
             raise
 
     def run_message(self, op: Op) -> int:
@@ -209,8 +212,8 @@ class Submission:
         """Send or receive a message that is part of a collective. An error breaks the group."""
         try:
             self.run_message(op)
-        except BaseException:
-            self.tear(op.name)
+        except BaseException as error:
+            self.mark_broken(op.name, error)
             raise
 
     def start_message(self, op: Op) -> Work:
@@ -257,16 +260,28 @@ class Submission:
         """Return whether this thread collects operations."""
         return bool(self._collecting) and threading.get_ident() in self._collecting
 
-    def tear(self, name: str, cause: BaseException | None = None) -> None:
+    def mark_broken(self, name: str, error: BaseException, *, differs: bool = False) -> None:
         """Refuse all later collectives, since other ranks may be at another step.
 
         Args:
-            name: The operation that caused it.
-            cause: Its error.
+            name: The operation that broke the group. The first one is kept.
+            error: Its error. Only the text is kept, because a traceback keeps arrays.
+            differs: Whether it is the error of a comparison, which GroupBrokenError names as its
+                cause.
         """
+        if differs:
+            reason = "differed between ranks"
+        elif isinstance(error, DeadlineExceededError):
+            reason = "was left halfway by its time limit"
+        elif isinstance(error, Exception):
+            reason = f"was left halfway by an error ({in_one_line(error)})"
+        else:
+            reason = f"was left halfway by an interrupt ({type(error).__name__})"
         with self._state_lock:
-            self._torn, self._refusing = name, True
-            self._cause = self._cause or cause
+            if self._broken_by is None:
+                self._broken_by = f"{name} {reason}"
+                self._difference = error if differs else None
+            self._refusing = True
 
     def test_comparisons(self) -> None:
         """Test the pending comparisons in order, so that all members end them in one order.
@@ -278,7 +293,7 @@ class Submission:
                 return
             error = work.comparison.error
             if error is not None:
-                self.tear(work.name, error)
+                self.mark_broken(work.name, error, differs=isinstance(error, ValueError))
                 with self._state_lock:
                     broken, self._compared = self._compared, []
                 for one in broken:
@@ -299,20 +314,20 @@ class Submission:
     def free(self) -> None:
         """Collective. Release the communicator.
 
-        A rank with pending operations keeps it. Open MPI would use its number again, and take
-        messages that still arrive for those of another group.
+        A rank with pending operations does not free the communicator. Open MPI would reuse its
+        context id and take a late message for one of the new group.
         """
         self.check_alive()
         self.freed = self._refusing = True
         if self._gpu_backend is not None:
             late = self._late is not None and not self._late.is_completed()
-            if late or self._torn is not None:
+            if late or self._broken_by is not None:
                 self._gpu_backend.abandon()
             else:
                 self._gpu_backend.free()  # waits for its pending operations
         pending = [work for work in list(self._pending.values()) if not work.is_completed()]
         with watched(f"freeing group {self._info.name!r}", self._comm.Get_group()):
-            if not pending and self._torn is None:
+            if not pending and self._broken_by is None:
                 self._backend.free()
 
     # Inside
@@ -326,7 +341,7 @@ class Submission:
             else:
                 self._run_by_backend(op)
         except BaseException as error:  # an interrupt between two messages, too
-            self._count_failed(op)
+            self._count_failed(op, error)
             if isinstance(error, self._error):
                 self.check_alive()
                 raise backend_error(op, error) from error
@@ -345,16 +360,16 @@ class Submission:
                 backend = self._backend_for_gpus()
             return backend.start(op)
         except BaseException as error:
-            self._count_failed(op)
+            self._count_failed(op, error)
             if isinstance(error, self._error):
                 raise backend_error(op, error) from error
             raise
 
-    def _count_failed(self, op: Op) -> None:
-        """Note that this rank has not taken part in an operation, or only halfway."""
+    def _count_failed(self, op: Op, error: BaseException) -> None:
+        """Take back the count of a collective in which this rank has not taken full part."""
         if op.sequence:
             if op.halfway:
-                self.tear(op.name)
+                self.mark_broken(op.name, error)
             # If this rank leaves now, the watchdogs of the waiting ranks must end the job.
             self._counts[self._number] = op.sequence - 1
 
@@ -373,10 +388,10 @@ class Submission:
             try:
                 kind = NcclBackend if self._rule.backend == "nccl" else IpcBackend
                 self._gpu_backend = kind(
-                    self._comm, self._device, self._waits, self._pending, self.tear
+                    self._comm, self._device, self._waits, self._pending, self.mark_broken
                 )
             except BaseException as error:
-                self.tear("first operation on GPUs", error)
+                self.mark_broken("first operation on GPUs", error)
                 raise
         return self._gpu_backend
 
@@ -391,26 +406,32 @@ class Submission:
                 with suppress(KeyError):  # another thread has completed it meanwhile
                     self._pending.move_to_end(key)
 
-    def _wait_for_turn(self, op: Op, limit: float | None) -> float | None:
-        """Wait for the operation of another thread. Return the rest of the limit."""
-        if limit is None:
+    def _wait_for_turn(self, op: Op, limit: float | None, left: float | None) -> float | None:
+        """Wait for the operation of another thread. Return the rest of the limit.
+
+        Args:
+            op: The operation.
+            limit: Its time limit, for the message.
+            left: The rest of the limit.
+        """
+        if left is None:
             self._turn.acquire()
             return None
         began = time.monotonic()
-        if not self._turn.acquire(timeout=min(max(limit, 0.0), threading.TIMEOUT_MAX)):
+        if not self._turn.acquire(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX)):
             info = self._info
             raise DeadlineExceededError(
                 f"{op.name} of group {info.name!r} has not begun within {limit:g} s on rank "
-                f"{info.ranks[info.rank]}: another thread's operation is under way"
+                f"{info.ranks[info.rank]}: another thread's operation is running"
             )
-        return max(limit - (time.monotonic() - began), 0.0)
+        return max(left - (time.monotonic() - began), 0.0)
 
     def _start_compared(self, op: Op, comparison: Work) -> Work:
         """Start an operation whose comparison is pending, and return its Work."""
         try:
             work = _ComparedWork(comparison, self._start(op), self)
         except BaseException as error:
-            self.tear(op.name, error)
+            self.mark_broken(op.name, error)
             raise
         self._pending[id(work)] = work
         with self._state_lock:
@@ -447,7 +468,8 @@ class Submission:
             if pending is None:
                 work.wait()
         except BaseException as error:
-            self.tear(op.name, error)  # other ranks may have started the operation
+            # Other ranks may have started the operation.
+            self.mark_broken(op.name, error, differs=isinstance(error, ValueError))
             raise
         left = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
         return pending, left
@@ -505,25 +527,25 @@ class Submission:
 
     def _check_usable(self) -> None:
         self.check_alive()
-        info = self._info
-        here = f"group {info.name!r} takes no collective on rank {info.ranks[info.rank]}: "
+        group, rank = f"group {self._info.name!r}", self._info.ranks[self._info.rank]
         late = self._late
-        late_is_pending = late is not None and not late.is_completed()  # may tear the group
-        if self._torn is not None:
+        late_is_pending = late is not None and not late.is_completed()  # may break the group
+        if self._broken_by is not None:
             raise GroupBrokenError(
-                f"{here}its {self._torn} was left halfway by its time limit, an error or an "
-                "interrupt, or differed between ranks, so that ranks may be at different "
-                "collectives; make a new group"
-            ) from self._cause
+                f"{group} is broken on rank {rank}: its {self._broken_by}, so ranks may be at "
+                "different collectives; make a new group"
+            ) from self._difference
         if late is not None and late_is_pending:
             raise GroupBrokenError(
-                f"{here}its {late.name} is past its time limit and still pending; wait until "
-                "the missing ranks have joined it, or make a new group of the ranks that answer"
+                f"{group} takes no collective on rank {rank}: its {late.name} is past its time "
+                "limit and still pending; wait until the missing ranks have joined it, or make a "
+                "new group of the ranks that answer"
             )
         with self._state_lock:
             if self._late is late:
                 self._late = None
-            self._refusing = self.freed or self._torn is not None or self._late is not None
+            broken = self._broken_by is not None
+            self._refusing = self.freed or broken or self._late is not None
 
 
 class _ComparedWork(Work):

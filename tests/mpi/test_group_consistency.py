@@ -156,7 +156,7 @@ def test_different_calls_are_an_error_on_all(group, limit, case, before):
     )
     with pytest.raises(ValueError, match=said):
         finish((one if group.rank() == 1 else others)(group))
-    with pytest.raises(errors.GroupBrokenError, match="make a new group"):
+    with pytest.raises(errors.GroupBrokenError, match=r"differed .*; make a new group"):
         group.barrier()
 
 
@@ -460,7 +460,7 @@ def test_an_interrupt_during_a_comparison_breaks_the_group(group, monkeypatch):
         monkeypatch.setattr(submission, "_start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             group.all_reduce(np.ones(3))
-        with pytest.raises(errors.GroupBrokenError, match="an interrupt"):
+        with pytest.raises(errors.GroupBrokenError, match=r"an interrupt \(KeyboardInterrupt"):
             group.all_reduce(np.ones(3))
     else:
         with pytest.raises(errors.DeadlineExceededError):

@@ -114,7 +114,7 @@ def test_what_an_error_leaves_is_not_taken_for_the_next(group, monkeypatch):
         with pytest.raises(DistBackendError):
             group.gather(given, outputs)
         assert [output[0] for output in outputs] == [10, 11, 12]
-        with pytest.raises(GroupBrokenError, match="an error"):
+        with pytest.raises(GroupBrokenError, match=r"gather was left halfway by an error \("):
             group.barrier()
     else:
         group.gather(given, outputs)
@@ -146,7 +146,7 @@ def test_a_limit_counts_while_another_thread_is_in_an_operation(group):
         inside.start()
         while not group._submission._turn.locked():
             assert inside.is_alive()
-        with pytest.raises(errors.DeadlineExceededError, match="another thread's operation"):
+        with pytest.raises(errors.DeadlineExceededError, match=r"within 0\.2 s .*: another thread"):
             group.barrier(timeout=0.2)
         group.send(note, 1)
         inside.join(30)
