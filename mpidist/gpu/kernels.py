@@ -18,6 +18,8 @@ _INTEGERS = "bhilqBHILQ"
 _FLOATS = "efd"
 _SIGNS = {"SUM": "+", "AVG": "+", "PRODUCT": "*"}
 _NAMES = {"MIN": "min", "MAX": "max"}
+LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN"}
+"""The reductions of bools by logic: SUM is "any", PRODUCT is "all"."""
 
 _THREADS = 256
 # No fused multiply-add: it rounds once, and NumPy rounds the product and the sum.
@@ -211,8 +213,8 @@ def combine(parts: Sequence[Any], out: Any, dtype: np.dtype[Any], op: str) -> No
         CompileException: The kernel cannot be compiled.
     """
     names = [_element(number, dtype) for number in range(len(parts))]
-    if dtype.char == "?":  # by logic, not by bits
-        op = {"SUM": "MAX", "PRODUCT": "MIN"}.get(op, op)
+    if dtype.char == "?":
+        op = LOGICAL.get(op, op)
     if op in _SIGNS:
         value = f" {_SIGNS[op]} ".join(names)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mpidist.errors import DistBackendError
 from mpidist.gpu import make_current, on_device
 from mpidist.gpu.cupy_api import cuda_errors
-from mpidist.gpu.kernels import as_numbers, divided, is_half
+from mpidist.gpu.kernels import LOGICAL, as_numbers, divided, is_half
 from mpidist.gpu.nccl import connect, nccl_errors, nccl_module, unique_id
 from mpidist.gpu.streams import is_done, new_stream, ordered_with, record_event
 from mpidist.group.gpu_operation import GpuOp
@@ -24,21 +24,25 @@ if TYPE_CHECKING:
 
 # AVG is a sum that is divided, as on the host. NCCL's own average scales before it adds.
 _OPS = {"AVG": "SUM", "PRODUCT": "PROD"}
-_LOGICAL = {"SUM": "MAX", "PRODUCT": "MIN"}
 _PERIOD_S = 0.1
 
 
 class NcclBackend:
     """Runs collectives of arrays on GPUs through NCCL; see :class:`mpidist.group.backend.Backend`.
 
-    Collective. The steps of an operation: ``ProcessGroup._gpu_op`` makes a GpuOp, the submission
-    calls ``run`` or ``start``, and both queue it on a stream of the group. That stream waits for
-    the streams of the arrays, and after the operation they wait for it. The host does not wait.
+    Collective. ``ProcessGroup._gpu_op`` makes a GpuOp, the submission calls ``run`` or ``start``,
+    and both queue the operation on a stream of the group. This stream waits for the streams of the
+    arrays, and after the operation the streams of the arrays wait for this one. The host waits for
+    the operation only if the group has a time limit. For compared calls it waits for the other
+    ranks.
 
-    The operations stay registered as pending until they have ended on the device. So the watchdog
-    of the rank reports those that do not end, and ends the job if another member has left or the
-    time limit has passed. A thread removes those that have ended. If NCCL has failed on the device,
-    it aborts them. The streams then go on with wrong values, so its error ends the job.
+    An operation stays registered as pending until it has ended on the device. If it does not end,
+    the watchdog of the rank reports it. The watchdog ends the job if another member has left, or
+    after ``MPIDIST_STALL_ABORT_S``.
+
+    A thread removes operations that have ended, and aborts all operations if NCCL has failed on the
+    device. After an abort the streams go on with wrong values, so an error of the thread ends the
+    job.
 
     Args:
         comm: The communicator of the group.
@@ -64,7 +68,7 @@ class NcclBackend:
         self._current = waits.current
         self._pending = pending
         self._mark_broken = mark_broken
-        self._where = f"NCCL, rank {comm.rank} of {comm.size}, GPU {device}"
+        self._where = f"NCCL failed on rank {comm.rank} of {comm.size}, GPU {device}"
         self._stream = new_stream(device)
         with watched("making a communicator of NCCL", comm.Get_group()):
             unique: bytes | Exception = b""
@@ -149,7 +153,7 @@ class NcclBackend:
                 event = record_event(op.output.stream)
         except BaseException as error:  # the other ranks would wait for this operation for ever
             del self._current[id(marker)]
-            failed = self._fail(f"{text} has failed: {error!r}")
+            failed = self._fail(f"{text}: {error!r}")
             self._mark_broken(op.name, error)
             if isinstance(error, nccl_errors(self._nccl)):
                 raise failed from error
@@ -174,13 +178,13 @@ class NcclBackend:
                 self._current.pop(id(self._queued.popleft()[0]))
         except cuda_errors() as error:  # the caller's next call of CUDA raises it, too
             self._forget_queued()
-            self._fail(f"an operation, or work that was queued before it, has failed: {error}")
+            self._fail(f"an operation or earlier work on its streams: {error}")
         if self._failure is not None or not self._lock.acquire(blocking=False):
             return  # a call of NCCL may be under way
         try:
             self._communicator.check_async_error()
         except Exception as error:
-            failed = self._fail(f"it has failed: {error}")
+            failed = self._fail(str(error))
         else:
             return
         finally:
@@ -222,7 +226,7 @@ class NcclBackend:
         kind = getattr(nccl, f"NCCL_{source.dtype.name.upper()}")
         name = op.op.name
         if dtype.char == "?":
-            name = _LOGICAL.get(name, name)
+            name = LOGICAL.get(name, name)
         code = getattr(nccl, f"NCCL_{_OPS.get(name, name)}")
         match op.name:
             case "all_reduce":
