@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.buffers.reduce_op import ReduceOp, ReduceOpLike, is_direct
 from mpidist.collectives.backends import check_options
-from mpidist.collectives.default import Group, acting
+from mpidist.collectives.default import Group, group_if_member
 from mpidist.group import Coalescing
 from mpidist.work import Timeout, Work
 
@@ -58,11 +58,10 @@ def broadcast(
 
     Raises:
         ValueError: The array is read-only, or the source is missing or not in the group.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.broadcast(tensor, src, async_op, group_src)
+    pg = group_if_member(group)
+    return None if pg is None else pg.broadcast(tensor, src, async_op, group_src)
 
 
 @overload
@@ -92,12 +91,15 @@ def all_reduce(
 
     Raises:
         TypeError: The reduction is not defined for the dtype.
-        ValueError: The array is read-only, or the reduction is unknown.
+        ValueError: The array is read-only, the reduction is unknown, or the members of the group
+            call different collectives.
         DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistBackendError: MPI, NCCL or CUDA failed.
+        GroupBrokenError: An earlier operation of the group is pending past its limit, failed
+            halfway, or differed between ranks.
     """
-    acts = acting(group)
-    return None if acts is None else acts.all_reduce(tensor, op, async_op)
+    pg = group_if_member(group)
+    return None if pg is None else pg.all_reduce(tensor, op, async_op)
 
 
 @overload
@@ -139,11 +141,10 @@ def all_reduce_coalesced(
         TypeError: The reduction is not defined for a dtype.
         ValueError: An array is read-only or shares memory with another, or the reduction is
             unknown.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.all_reduce_coalesced(tensors, op, async_op)
+    pg = group_if_member(group)
+    return None if pg is None else pg.all_reduce_coalesced(tensors, op, async_op)
 
 
 @overload
@@ -191,11 +192,10 @@ def reduce(
         TypeError: The reduction is not defined for the dtype.
         ValueError: The array of the destination is read-only, the destination is missing or not in
             the group, or the reduction is unknown.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.reduce(tensor, dst, op, async_op, group_dst)
+    pg = group_if_member(group)
+    return None if pg is None else pg.reduce(tensor, dst, op, async_op, group_dst)
 
 
 @overload
@@ -224,11 +224,10 @@ def all_gather(
     Raises:
         ValueError: The list does not have one array per rank, or an array is read-only or has
             another shape or dtype.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.all_gather(tensor_list, tensor, async_op)
+    pg = group_if_member(group)
+    return None if pg is None else pg.all_gather(tensor_list, tensor, async_op)
 
 
 @overload
@@ -259,13 +258,10 @@ def all_gather_single(
 
     Raises:
         ValueError: The output is read-only, or its size or dtype does not fit.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return (
-        None if acts is None else acts.all_gather_into_tensor(output_tensor, input_tensor, async_op)
-    )
+    pg = group_if_member(group)
+    return None if pg is None else pg.all_gather_into_tensor(output_tensor, input_tensor, async_op)
 
 
 all_gather_into_tensor = all_gather_single  # torch 2.13 renamed the function and keeps both names
@@ -307,14 +303,13 @@ def all_gather_coalesced(
     Raises:
         ValueError: A list has another length, or an array is read-only or has another shape or
             dtype.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
+    pg = group_if_member(group)
     return (
         None
-        if acts is None
-        else acts.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
+        if pg is None
+        else pg.all_gather_coalesced(output_tensor_lists, input_tensor_list, async_op)
     )
 
 
@@ -363,11 +358,10 @@ def gather(
         ValueError: The list is missing on the destination, given on another rank or of another
             length, an array is read-only or has another shape or dtype, or the destination is not
             in the group.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.gather(tensor, gather_list, dst, async_op, group_dst)
+    pg = group_if_member(group)
+    return None if pg is None else pg.gather(tensor, gather_list, dst, async_op, group_dst)
 
 
 @overload
@@ -414,11 +408,10 @@ def scatter(
     Raises:
         ValueError: The list is missing on the source, given on another rank or of another length,
             an array is read-only or has another shape or dtype, or the source is not in the group.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.scatter(tensor, scatter_list, src, async_op, group_src)
+    pg = group_if_member(group)
+    return None if pg is None else pg.scatter(tensor, scatter_list, src, async_op, group_src)
 
 
 @overload
@@ -462,11 +455,10 @@ def reduce_scatter(
         TypeError: The reduction is not defined for the dtype.
         ValueError: The list has another length, an array has another shape or dtype, the output is
             read-only, or the reduction is unknown.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.reduce_scatter(output, input_list, op, async_op)
+    pg = group_if_member(group)
+    return None if pg is None else pg.reduce_scatter(output, input_list, op, async_op)
 
 
 @overload
@@ -513,11 +505,10 @@ def reduce_scatter_single(
         TypeError: The reduction is not defined for the dtype.
         ValueError: The sizes or dtypes do not fit, the output is read-only, or the reduction is
             unknown.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.reduce_scatter_tensor(output, input, op, async_op)
+    pg = group_if_member(group)
+    return None if pg is None else pg.reduce_scatter_tensor(output, input, op, async_op)
 
 
 reduce_scatter_tensor = reduce_scatter_single  # torch 2.13 renamed the function, as above
@@ -560,13 +551,10 @@ def all_to_all(
     Raises:
         ValueError: A list does not have one array per rank, the dtypes differ, an output is
             read-only, or the two arrays of this rank itself differ in size.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return (
-        None if acts is None else acts.all_to_all(output_tensor_list, input_tensor_list, async_op)
-    )
+    pg = group_if_member(group)
+    return None if pg is None else pg.all_to_all(output_tensor_list, input_tensor_list, async_op)
 
 
 @overload
@@ -616,14 +604,13 @@ def all_to_all_single(
     Raises:
         ValueError: The split sizes do not add up to the rows, the rows cannot be divided equally,
             the dtypes differ, or the output is read-only.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
+    pg = group_if_member(group)
     return (
         None
-        if acts is None
-        else acts.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+        if pg is None
+        else pg.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
     )
 
 
@@ -652,10 +639,10 @@ def barrier(
 
     Raises:
         DeadlineExceededError: The time limit has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
-    acts = acting(group)
-    return None if acts is None else acts.barrier(async_op, timeout)
+    pg = group_if_member(group)
+    return None if pg is None else pg.barrier(async_op, timeout)
 
 
 def monitored_barrier(
@@ -677,9 +664,9 @@ def monitored_barrier(
     Raises:
         DeadlineExceededError: A rank has not come in time. The message names it.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.monitored_barrier(timeout, wait_all_ranks)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.monitored_barrier(timeout, wait_all_ranks)
 
 
 @contextmanager
@@ -715,15 +702,14 @@ def coalescing_manager(
 
     Raises:
         ValueError: A device is given, or two collectives use memory to which one of them writes.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`all_reduce`.
     """
     check_options(device=device)
-    acts = acting(group)
-    if acts is None:
+    pg = group_if_member(group)
+    if pg is None:
         yield Coalescing()
         return
-    with acts.coalesce(async_ops) as begun:
+    with pg.coalesce(async_ops) as begun:
         yield begun
 
 

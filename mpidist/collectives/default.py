@@ -1,4 +1,4 @@
-"""The default group, and functions that ask a group for a fact."""
+"""The default group, and functions that return facts about a group."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _device_of(backend: str | None, device_id: Any) -> int | None:
 
 
 def destroy_process_group(group: Group = None) -> None:
-    """Collective. Destroy a group. The default group takes all groups made from it along.
+    """Collective. Destroy a group. With the default group, destroy all groups made from it.
 
     A rank outside the group does nothing but warn.
 
@@ -166,7 +166,7 @@ def destroy_process_group(group: Group = None) -> None:
     Raises:
         ValueError: There is no default group, or the group was destroyed before.
     """
-    ending = acting(group)
+    ending = group_if_member(group)
     if ending is None:
         return
     if ending is _default:
@@ -211,7 +211,7 @@ def get_rank(group: Group = None) -> int:
     Raises:
         ValueError: There is no default group.
     """
-    return -1 if isinstance(group, NonGroupMember) else given(group).rank()
+    return -1 if isinstance(group, NonGroupMember) else group_or_default(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
@@ -226,7 +226,7 @@ def get_world_size(group: Group = None) -> int:
     Raises:
         ValueError: There is no default group.
     """
-    return -1 if isinstance(group, NonGroupMember) else given(group).size()
+    return -1 if isinstance(group, NonGroupMember) else group_or_default(group).size()
 
 
 def get_backend(group: Group = None) -> Backend:
@@ -243,7 +243,7 @@ def get_backend(group: Group = None) -> Backend:
     Raises:
         ValueError: There is no default group, or this rank is outside the group.
     """
-    found = given(group)
+    found = group_or_default(group)
     return _backend if found is _default or found in _made else Backend(Backend.MPI)
 
 
@@ -282,7 +282,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     Raises:
         ValueError: There is no default group, this rank is outside the group, or the given rank is.
     """
-    return given(group).position(global_rank)
+    return group_or_default(group).position(global_rank)
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
@@ -296,7 +296,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
         ValueError: There is no default group, this rank is outside the group, or the group has no
             such rank.
     """
-    ranks = given(group).ranks
+    ranks = group_or_default(group).ranks
     if not 0 <= group_rank < len(ranks):
         raise ValueError(f"group rank {group_rank} is not in a group of {len(ranks)}")
     return ranks[group_rank]
@@ -311,7 +311,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
     Raises:
         ValueError: There is no default group, or this rank is outside the group.
     """
-    return list(given(group).ranks)
+    return list(group_or_default(group).ranks)
 
 
 def set_timeout(timeout: Timeout, group: Group = None) -> None:
@@ -327,9 +327,9 @@ def set_timeout(timeout: Timeout, group: Group = None) -> None:
         TypeError: The limit is no number and no timedelta.
         ValueError: There is no default group, or the limit is negative or NaN.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.set_timeout(timeout)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.set_timeout(timeout)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
@@ -346,8 +346,8 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     return world().node.rank
 
 
-def given(group: Group) -> ProcessGroup:
-    """Return the group that an argument means.
+def group_or_default(group: Group) -> ProcessGroup:
+    """Return a group, by default the default group.
 
     Raises:
         ValueError: There is no default group, or this rank is outside the group.
@@ -361,14 +361,14 @@ def given(group: Group) -> ProcessGroup:
     return group
 
 
-def acting(group: Group) -> ProcessGroup | None:
-    """Return the group of an operation. A rank outside the group gets None and a warning."""
+def group_if_member(group: Group) -> ProcessGroup | None:
+    """Return a group, by default the default group. Ranks outside it get None and a warning."""
     if group is None and _default is not None:
         return _default
     if group.__class__ is NonGroupMember:
         warnings.warn("this rank is not a member of the group: nothing is done", stacklevel=3)
         return None
-    return given(group)
+    return group_or_default(group)
 
 
 def keep(group: ProcessGroup) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.collectives.backends import Backend, BackendName, check_options
-from mpidist.collectives.default import Group, GroupMember, NonGroupMember, given, keep
+from mpidist.collectives.default import Group, GroupMember, NonGroupMember, group_or_default, keep
 from mpidist.group import CartesianGroup, ProcessGroup, make_group
 from mpidist.mpi import watched, world
 from mpidist.work import Timeout
@@ -55,7 +55,7 @@ def new_group(
             MPI.
     """
     check_options(backend, pg_options=pg_options, device_id=device_id)
-    parent = given(None)
+    parent = group_or_default(None)
     members = list(parent.ranks if ranks is None else ranks)
     group = make_group(
         parent, sorted(members) if sort_ranks else members, _name(group_desc), timeout
@@ -91,7 +91,7 @@ def new_subgroups(
         ValueError: The size does not divide the number of ranks, or an argument has no meaning for
             MPI.
     """
-    parent = given(group)
+    parent = group_or_default(group)
     size = world().node.size if group_size is None else group_size
     if size < 1 or parent.size() % size:
         raise ValueError(
@@ -132,7 +132,7 @@ def new_subgroups_by_enumeration(
     if not ranks_per_subgroup_list:
         raise ValueError("ranks_per_subgroup_list needs the ranks of at least one group")
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
-    return _enumerated(given(None), lists, timeout, backend, pg_options, group_desc)
+    return _enumerated(group_or_default(None), lists, timeout, backend, pg_options, group_desc)
 
 
 def split_group(
@@ -162,7 +162,7 @@ def split_group(
         ValueError: The list is missing or empty, a rank is in two lists or not in the parent, or
             an argument has no meaning for MPI.
     """
-    parent = given(parent_pg)
+    parent = group_or_default(parent_pg)
     if not split_ranks:
         raise ValueError("split_ranks needs the ranks of at least one group")
     for rank in itertools.chain(*split_ranks):
@@ -199,7 +199,7 @@ def new_cartesian_group(
     Raises:
         ValueError: The shape does not fit the number of ranks, or this rank is outside the group.
     """
-    parent, name = given(group), _name(group_desc)
+    parent, name = group_or_default(group), _name(group_desc)
     lengths = tuple(index(length) for length in shape)
     if not lengths or min(lengths) < 1 or math.prod(lengths) != parent.size():
         raise ValueError(
@@ -240,7 +240,7 @@ def shrink_group(
     check_options(None, pg_options=pg_options)
     if shrink_flags:
         raise ValueError("shrink_flags has no meaning here: leave it 0")
-    parent = given(group)
+    parent = group_or_default(group)
     gone = set(ranks_to_exclude)
     if not gone or not gone <= set(range(parent.size())) or len(gone) == parent.size():
         raise ValueError(

@@ -14,7 +14,7 @@ from mpidist.collectives.backends import Backend, BackendName, check_options
 from mpidist.collectives.default import (
     Group,
     get_rank,
-    given,
+    group_or_default,
     init_process_group,
     is_initialized,
 )
@@ -81,7 +81,9 @@ class DeviceMesh:
             ValueError: The mesh is missing, the groups do not match the rows of the mesh, or this
                 rank is outside a group; see also :class:`DeviceMesh`.
         """
-        groups = [given(one) for one in (group if isinstance(group, Sequence) else [group])]
+        groups = [
+            group_or_default(one) for one in (group if isinstance(group, Sequence) else [group])
+        ]
         if mesh is None:
             if len(groups) != 1:
                 raise ValueError(f"a mesh of {len(groups)} groups needs the mesh of their ranks")
@@ -291,7 +293,7 @@ class DeviceMesh:
 
     def _agree(self, lay_out: Callable[[], None]) -> None:
         """Lay the mesh out as all ranks do, or raise on all ranks. Collective over the world."""
-        whole = given(None) if is_initialized() else init_process_group()
+        whole = group_or_default(None) if is_initialized() else init_process_group()
         problem: Exception | None = None
         digest = b""
         try:
@@ -312,7 +314,7 @@ class DeviceMesh:
 
     def _make_groups(self) -> None:
         """Make the groups of this rank. Collective over the ranks of the mesh."""
-        whole = given(None)
+        whole = group_or_default(None)
         self._groups = []
         # All ranks take the dimensions in the same order, so no two wait for each other.
         for axis, length in enumerate(self.shape):

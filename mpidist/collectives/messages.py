@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from mpidist.collectives.default import Group, acting, get_global_rank, given
+from mpidist.collectives.default import Group, get_global_rank, group_if_member, group_or_default
 from mpidist.group import ProcessGroup
 from mpidist.work import Work
 
@@ -34,9 +34,9 @@ def send(
             not allowed.
         DeadlineExceededError: The time limit of the group has passed.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.send(tensor, dst, tag, group_dst)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.send(tensor, dst, tag, group_dst)
 
 
 def recv(
@@ -64,8 +64,8 @@ def recv(
             or the tag is not allowed.
         DeadlineExceededError: The time limit of the group has passed.
     """
-    acts = acting(group)
-    return -1 if acts is None else acts.recv(tensor, src, tag, group_src)
+    pg = group_if_member(group)
+    return -1 if pg is None else pg.recv(tensor, src, tag, group_src)
 
 
 @overload
@@ -107,8 +107,8 @@ def isend(
         ValueError: The receiver is missing, not in the group, or this rank itself, or the tag is
             not allowed.
     """
-    acts = acting(group)
-    return None if acts is None else acts.isend(tensor, dst, tag, group_dst)
+    pg = group_if_member(group)
+    return None if pg is None else pg.isend(tensor, dst, tag, group_dst)
 
 
 @overload
@@ -151,8 +151,8 @@ def irecv(
         ValueError: The array is read-only, the sender is not in the group or is this rank itself,
             or the tag is not allowed.
     """
-    acts = acting(group)
-    return None if acts is None else acts.irecv(tensor, src, tag, group_src)
+    pg = group_if_member(group)
+    return None if pg is None else pg.irecv(tensor, src, tag, group_src)
 
 
 class P2POp:
@@ -189,7 +189,7 @@ class P2POp:
             raise ValueError(f"a message of a batch is made by isend or irecv, not by {op!r}")
         self.op = op
         self.tensor = tensor
-        self.group = given(group)
+        self.group = group_or_default(group)
         self.tag = tag
         if (peer is None) == (group_peer is None):
             raise ValueError("give the world rank or the group rank of the other side")
@@ -219,7 +219,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ValueError("batch_isend_irecv needs a list of P2POp, at least one")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("batch_isend_irecv needs messages of one group")
-    acts = acting(p2p_op_list[0].group)
-    if acts is None:
+    pg = group_if_member(p2p_op_list[0].group)
+    if pg is None:
         return []
-    return acts.begin_messages([(op.op.__name__, op.tensor, op.peer, op.tag) for op in p2p_op_list])
+    return pg.begin_messages([(op.op.__name__, op.tensor, op.peer, op.tag) for op in p2p_op_list])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.collectives.default import Group, acting
+from mpidist.collectives.default import Group, group_if_member
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
@@ -24,12 +24,11 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 
     Raises:
         ValueError: The list does not have one entry per rank.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`mpidist.all_reduce`.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.all_gather_object(object_list, obj)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.all_gather_object(object_list, obj)
 
 
 def gather_object(
@@ -54,12 +53,11 @@ def gather_object(
     Raises:
         ValueError: The list is missing on the destination, given on another rank or of another
             length, or the destination is not in the group.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`mpidist.all_reduce`.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.gather_object(obj, object_gather_list, dst, group_dst)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.gather_object(obj, object_gather_list, dst, group_dst)
 
 
 def broadcast_object_list(
@@ -84,12 +82,11 @@ def broadcast_object_list(
     Raises:
         ValueError: The list differs in length from the source's list, or the source is not in the
             group.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`mpidist.all_reduce`.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.broadcast_object_list(object_list, src, group_src)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.broadcast_object_list(object_list, src, group_src)
 
 
 def scatter_object_list(
@@ -114,12 +111,11 @@ def scatter_object_list(
     Raises:
         ValueError: The output list is empty, the input list is missing on the source or of another
             length, or the source is not in the group.
-        DeadlineExceededError: The time limit of the group has passed.
-        GroupBrokenError: An earlier operation of the group is past its time limit and pending.
+        DistError, ValueError: As in every collective; see :func:`mpidist.all_reduce`.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.scatter_object_list(
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.scatter_object_list(
             scatter_object_output_list, scatter_object_input_list, src, group_src
         )
 
@@ -148,9 +144,9 @@ def send_object_list(
         ValueError: The receiver is missing, not in the group, or this rank itself.
         DeadlineExceededError: The time limit of the group has passed.
     """
-    acts = acting(group)
-    if acts is not None:
-        acts.send_object_list(object_list, dst, group_dst)
+    pg = group_if_member(group)
+    if pg is not None:
+        pg.send_object_list(object_list, dst, group_dst)
 
 
 def recv_object_list(
@@ -179,5 +175,5 @@ def recv_object_list(
             group or is this rank itself.
         DeadlineExceededError: The time limit of the group has passed.
     """
-    acts = acting(group)
-    return -1 if acts is None else acts.recv_object_list(object_list, src, group_src)
+    pg = group_if_member(group)
+    return -1 if pg is None else pg.recv_object_list(object_list, src, group_src)
