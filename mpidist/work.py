@@ -140,8 +140,9 @@ class Work:
         """Wait, and return the result of the operation; raises as :meth:`wait`.
 
         Returns:
-            For a collective, a list of the output arrays, as in torch; empty on ranks that receive
-            nothing. For ``irecv``, the world rank of the sender.
+            For a collective, a list of its output arrays, as in torch. For ``reduce`` that is the
+            array on every rank; for ``gather`` the list is empty on ranks other than the
+            destination. For ``irecv``, the world rank of the sender.
         """
         self.wait(timeout)
         return self._value

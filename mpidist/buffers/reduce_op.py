@@ -165,7 +165,8 @@ def to_reduce(
 
     Raises:
         TypeError: The reduction does not take the dtype.
-        ValueError: The array is read-only.
+        ValueError: The reduction is unknown, PREMUL_SUM has no factor, or the array receives a
+            result but is read-only or has elements that share memory.
     """
     if type(op) is str:
         op = NAMED.get(op, op)
@@ -212,7 +213,8 @@ def to_reduce_into(
 
     Raises:
         TypeError: The reduction does not take the dtype.
-        ValueError: The target is read-only, or of another dtype.
+        ValueError: The reduction is unknown, PREMUL_SUM has no factor, or the target is read-only,
+            has another dtype or has elements that share memory.
     """
     op = ReduceOp.of(op)
     dtype = source.dtype
@@ -250,7 +252,12 @@ def _mpi_reduction(op: ReduceOp, dtype: np.dtype[Any]) -> MpiReduction:
 
 
 def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]:
-    """Return the dtype in which numbers are reduced; raise TypeError if they cannot be."""
+    """Return the dtype in which numbers are reduced.
+
+    Raises:
+        TypeError: The reduction does not take the dtype.
+        ValueError: PREMUL_SUM has no factor.
+    """
     if reduction is ReduceOp.PREMUL_SUM:
         raise ValueError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(0.5)")
     op = ReduceOp(index(reduction))

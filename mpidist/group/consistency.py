@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 COMPARED_AT_FIRST = 100
-"""The first collectives of a group, each of which is compared before it runs."""
+"""The number of first collectives of a group that are each compared before they run."""
 ASYNC_WAIT_S = 0.01
 """Seconds that an asynchronous start waits for its comparison, in the first collectives.
 
@@ -35,14 +35,14 @@ MPI is not started. A longer wait could block a program whose other ranks need m
 first.
 """
 PERIOD = 256
-"""Later, one collective in this number is compared. Its log has all since the last comparison."""
+"""Later, one collective in this number is compared, with all since the last comparison."""
 _TAG = RESERVED_TAGS[970]
 _RANK_BITS = 20
 _CHECKSUM_MASK = 0xFFFFFFFF
 # Seconds to wait for the logs of the two ranks that differ. A rank sends its log when it tests its
 # comparison, so a rank that computes, or is blocked in MPI, sends late.
 _LOGS_S = 3.0
-# dtypes of one size have several characters: int64 has l and q on Linux.
+# Some dtypes have two type characters: int64 has l and q on Linux. Signatures must have one.
 _SAME_KIND = {
     one: other
     for one, other in (("q", "l"), ("Q", "L"), ("i", "l"), ("I", "L"), ("g", "d"), ("G", "D"))
@@ -53,7 +53,7 @@ _SAME_KIND = {
 def signature_of(op: Op, nonblocking: bool) -> Signature:
     """Return the signature of a collective that is not in ``SHAPED`` or ``SIZED``, or has parts.
 
-    Ragged operations have the size -1, because their sizes differ between members.
+    Ragged operations get the size -1, because their sizes differ between members.
     """
     if isinstance(op, GpuOp):
         assert op.signature is not None
@@ -119,8 +119,8 @@ class Comparison(Op):
         """Return the error of all members.
 
         Args:
-            one: Group rank of the first member that differs from another.
-            other: Group rank of the other.
+            one: Group rank of a member with the lowest checksum.
+            other: Group rank of a member with the highest checksum.
         """
         first, second = min(one, other), max(one, other)
         group, logs = self.group, self._exchange_logs(first, second)
@@ -130,8 +130,8 @@ class Comparison(Op):
         if not log or not log_too:
             return ValueError(
                 f"the members of {here} call different collectives; rank {group.ranks[group.rank]} "
-                f"calls {in_words(own[0][-1], group)}{own[1]} as number {self.sequence}, and other "
-                f"ranks have not told their calls within {_LOGS_S:g} s"
+                f"calls {in_words(own[0][-1], group)}{own[1]} as number {self.sequence}; the calls "
+                f"of the other ranks did not arrive within {_LOGS_S:g} s"
             )
         equal = 0
         while equal < min(len(log), len(log_too)) and log[equal] == log_too[equal]:

@@ -36,8 +36,8 @@ class GpuOp(Op):
         stage: Returns the same operation on host memory; called on the thread that runs it.
 
     Attributes:
-        source: The flat array that the backend reads; None if the arrays are not all on the group's
-            GPU of this rank.
+        source: The flat array that the backend reads. None if the arrays are empty, or not all on
+            this rank's GPU of the group.
         result: The flat array that the backend writes; None likewise.
         packed_output: The output, see :meth:`mpidist.gpu.DeviceArray.packed`; None likewise.
         events: Events behind the work that was queued on the streams of the arrays.
@@ -173,6 +173,7 @@ def gpu_op(
         return None
     if rule.backend == "nccl" and name in REDUCING and dtype.kind in "iu" and dtype.itemsize == 2:
         return None  # NCCL has no integers of 16 bits
+    # The root of a broadcast, and every rank but the root of a reduce, only send.
     reads_only = (name, root == info.rank) in (("broadcast", True), ("reduce", False))
     if any(view.dtype != dtype for view in views) or not _fit(name, headers, info.size):
         return None
@@ -196,7 +197,7 @@ def gpu_op(
     if nbytes and on_gpu and all(one.device == device for one in on_gpus):
         with on_device(device, "packing the arrays of %s", name):
             record.pack(as_numbers_of_nccl=rule.backend == "nccl" and name in REDUCING)
-    if rule.backend == "ipc":  # which runs it after the work that is queued by now
+    if rule.backend == "ipc":  # whose thread waits for the work that is queued on the streams now
         for one in on_gpus:
             with on_device(one.device, "queueing %s", name):
                 record.events.append(record_event(one.stream))

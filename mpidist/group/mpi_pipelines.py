@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 PIPELINED = ("reduce", "scan", "exscan")
-# The tag encodes the operation and the number of its segments. Therefore most segments of arrays of
-# another length, or left over from an aborted operation, do not match.
+# A tag has the number of the operation modulo 24 and the number of its segments modulo 32. So a
+# segment of an array of another length, or of an aborted operation, rarely matches a receive.
 _OPERATIONS, _SEGMENTS = 24, 32
 _TAGS = RESERVED_TAGS[200 : 200 + _OPERATIONS * _SEGMENTS]
 # Bytes for each member from which the pipeline is used. As many segments as members are then under

@@ -45,9 +45,12 @@ Their dtypes are not compared: MPI has no types for some, which move as bytes.
 """
 
 Signature = tuple[object, ...]
-"""The facts of a collective that are equal on all members, as :mod:`marshal` takes them: name,
-reduction, root, shape or size, type character, and whether MPI's nonblocking call is used. The last
-two are a name of the dtype and of the backend if a backend for GPUs runs the collective."""
+"""The facts of a collective that are equal on all members: name, reduction, root, shape or size,
+type character, and whether MPI's nonblocking call is used.
+
+A tuple of basic types, because :mod:`marshal` makes its checksum. For a GPU backend, the fifth
+entry is the dtype name and the sixth the backend name.
+"""
 _NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
 
 

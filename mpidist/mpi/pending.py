@@ -15,7 +15,7 @@ _GRACE_S = 1.0
 _ALL_GRACE_S = 3.0
 
 ALL_MEMBERS = -2
-"""The peer of an operation that needs every member and that no group counts."""
+"""The peer of a call that needs every member and has no sequence number."""
 
 
 class PendingOp(Protocol):
@@ -29,7 +29,10 @@ class PendingOp(Protocol):
 
     @property
     def peer(self) -> int:
-        """World rank of the peer of a message, -1 for any member, or ``ALL_MEMBERS``."""
+        """World rank of the root or peer, -1 if there is none, or ``ALL_MEMBERS``.
+
+        A receive with -1 takes a message from any member.
+        """
 
     @property
     def group_number(self) -> int:
@@ -43,7 +46,7 @@ class PendingOp(Protocol):
         """Return the operation in words."""
 
     def call(self) -> str:
-        """Return the call as it must be on all members; "" if it is not known."""
+        """Return the call with its arguments, equal on all members; "" if it is not compared."""
 
 
 class PendingOps:
