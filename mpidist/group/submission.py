@@ -153,7 +153,11 @@ class Submission:
                     comparison, left = self._compare(op, left, async_op)
             if async_op and outputs is not None:
                 op.outputs = list(outputs)
-            if limit is None and not async_op and not self._is_queued(op):
+            if (
+                limit is None
+                and not async_op
+                and (op.__class__ is not GpuOp or not self._has_queued())
+            ):
                 self._run(op)
                 return None
             if comparison is None and self._compared:  # of an earlier operation
@@ -373,13 +377,12 @@ class Submission:
             # If this rank leaves now, the watchdogs of the waiting ranks must end the job.
             self._counts[self._number] = op.sequence - 1
 
-    def _is_queued(self, op: Op) -> bool:
+    def _has_queued(self) -> bool:
         """Return whether an operation on GPUs must wait for earlier ones.
 
         It then waits without the lock, since the callbacks of earlier ones may submit operations.
         """
-        backend = self._gpu_backend
-        return op.__class__ is GpuOp and backend is not None and backend.has_queued
+        return self._gpu_backend is not None and self._gpu_backend.has_queued
 
     def _backend_for_gpus(self) -> NcclBackend | IpcBackend:
         """Return the backend that the group's rule names. Collective at the first call."""
