@@ -53,6 +53,7 @@ SAMPLE = (
     "atexit after the end",
 )
 LIMIT_S = 30.0
+OF_MPICH = ("mpich_shm_", "ucx_shm_posix_")
 
 
 def check(way, seed, bare):
@@ -96,7 +97,7 @@ def check(way, seed, bare):
     if not bare and ended.status and not way.signal:
         failed = f"mpidist run: .*rank {way.odd(seed) if 'ODD' in way.says else ''}"
         assert re.search(failed, ended.err), shown
-    if ended.files and not started and all(file.startswith("mpich_shm_") for file in ended.files):
+    if ended.files and not started and all(file.startswith(OF_MPICH) for file in ended.files):
         pytest.xfail(f"left by MPICH in /dev/shm: {set(ended.files)}")
     assert not ended.files, f"left in /dev/shm: {ended.files}\n{shown}"
 
