@@ -476,9 +476,9 @@ class Endpoint:
         if is_second:
             self._report_second(message, error)
             return
-        if error is not None:
-            answer.failure = _failure_of(error, message.method, self._name)
         try:
+            if error is not None:
+                answer.failure = _failure_of(error, message.method, self._name)
             self._transport.send(answer)
         except BaseException:  # the caller of this method can still reply with this error
             message.reply_started = False
@@ -625,10 +625,17 @@ def _failure_of(error: BaseException, method: str, address: str) -> Failure:
     InvalidArgumentError. Every other error becomes UnknownError, and is logged with its traceback.
     """
     if isinstance(error, OpError):
-        return Failure(code=error.code, message=error.message)
-    if isinstance(error, ValueError | TypeError | DecodeError):
+        code = error.code
+    elif isinstance(error, ValueError | TypeError | DecodeError):
         code = InvalidArgumentError.code
     else:
         code = UnknownError.code
         logger.error("%s: %s failed", address, method, exc_info=error)
-    return Failure(code=code, message=f"{type(error).__name__}: {error} (in {method} at {address})")
+    try:
+        text = str(error)
+    except Exception:
+        text = "<its __str__ fails>"
+    if not isinstance(error, OpError):
+        text = f"{type(error).__name__}: {text} (in {method} at {address})"
+    # UTF-8 cannot encode lone surrogates, which names of files can have (PEP 383).
+    return Failure(code=code, message=text.encode(errors="backslashreplace").decode())

@@ -113,6 +113,33 @@ def test_a_reply_that_cannot_be_sent_is_not_the_first_answer(pair, caplog):
     assert caplog.records == []
 
 
+class NoText(RuntimeError):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError("no file d\udc80t"), r"OSError: no file d\\udc80t \(in bad/Fail at "),
+        (ValueError("d\udc80t"), r"ValueError: d\\udc80t \(in bad/Fail at "),
+        (errors.NotFoundError("d\udc80t"), r"^d\\udc80t$"),
+        (NoText(), r"NoText: <its __str__ fails> \(in bad/Fail at "),
+    ],
+    ids=["surrogate", "value", "OpError", "no text"],
+)
+def test_an_error_whose_text_cannot_be_sent(pair, error, text):
+    server, client = pair
+
+    def fail(request):
+        raise error
+
+    server.register("bad", {"Fail": fail})
+    with pytest.raises(errors.OpError, match=text):
+        client.call(server.address, "bad/Fail", timeout=LIMIT_S / 3).result()
+    assert client.call(server.address, "test/Echo", b"on").result(LIMIT_S).body == b"on"
+
+
 def test_numbers():
     with open_endpoint("inproc") as first, open_endpoint("inproc") as second:
         assert first.address != second.address
