@@ -210,6 +210,7 @@ class Client:
         self._transport = transport
         self._pending: dict[int, Call] = {}
         self._flow_control = FlowControl(config.credit_bytes)
+        self._closed: Exception | None = None  # the error of later calls
 
     def call(
         self, message: Message, address: Any, into: Sequence[Array] | None, limit_s: float
@@ -217,6 +218,8 @@ class Client:
         """Send a request, at once if credit allows. Arguments as of :class:`Call`."""
         call = Call(self, message, address, into, limit_s)
         self._pending[message.id] = call
+        if self._closed is not None:  # close() may have missed the call
+            self._fail(call, self._closed)
         self._send(self._flow_control.submit(call, (message.peer, message.receiver)))
         return call
 
@@ -258,7 +261,8 @@ class Client:
         return not self._pending
 
     def close(self, error: Exception) -> None:
-        """End all pending calls with an error."""
+        """End all pending calls, and later ones, with an error."""
+        self._closed = error
         for call in list(self._pending.values()):
             self._fail(call, error)
 

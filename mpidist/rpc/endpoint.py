@@ -276,7 +276,7 @@ class Endpoint:
         while not self._serving.acquire(timeout=_UNTIL_PERIOD_S):
             if until():
                 return True
-            if time.monotonic() >= deadline:
+            if self._closed or time.monotonic() >= deadline:
                 return False
         self._serving_thread = threading.get_ident()
         try:
@@ -520,6 +520,15 @@ class Endpoint:
                 self._refuse(message, "was closed")
         for deferred in list(self._deferred.values()):
             self._refuse(deferred.message, "was closed")
+        self._refuse_dropped()
+
+    def _refuse_dropped(self) -> None:
+        while self._dropped:
+            try:
+                message = self._dropped.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            self._refuse(message, "dropped it unanswered")
 
     def _refuse(self, message: Message, reason: str) -> None:
         if not message.reply_started:
@@ -532,14 +541,18 @@ class Endpoint:
         self._deferred[id(message)] = deferred
         if message.replied:  # by another thread, before the request was kept
             self._deferred.pop(id(message), None)
+        if self._closed:  # close() may have missed it
+            self._refuse(message, "was closed")
 
     def _drop(self, deferred: Any) -> None:
         """Queue a refusal of a request that its handler dropped without a reply.
 
         This runs in the destructor of the request, on any thread, so nothing can be sent here.
         """
-        if self._deferred.pop(id(deferred.message), None) is not None:
+        if id(deferred.message) in self._deferred:
+            # Queued first, so that close() on another thread finds it at one of the two places.
             self._dropped.append(deferred.message)
+            self._deferred.pop(id(deferred.message), None)
             self._arrived.set()
 
     def _stop_serving(self) -> None:
@@ -557,7 +570,11 @@ class Endpoint:
 
     def _handle_inbox(self) -> None:
         self._busy = True  # before the first message is taken, so that drain() misses none
-        while (arrived := self._next()) is not None:
+        # Not the messages that arrive meanwhile: they could keep serve() from looking at its limits.
+        for _ in range(len(self._inbox)):
+            arrived = self._next()
+            if arrived is None:
+                break
             if isinstance(arrived, str):
                 self._running = None
                 self._report_loss(arrived)
@@ -565,8 +582,7 @@ class Endpoint:
                 self._handle(arrived)
         self._running = None
         self._busy = False
-        while self._dropped:
-            self._refuse(self._dropped.popleft(), "dropped it unanswered")
+        self._refuse_dropped()
 
     def _pause(self, backoff: Backoff, longest_s: float) -> bool:
         """Yield or sleep. Return True after a sleep."""

@@ -183,6 +183,91 @@ def test_requests_that_wait_when_the_server_closes():
     client.close()
 
 
+@pytest.mark.parametrize("protocol", ["inproc", "tcp"])
+def test_a_request_that_was_dropped_before_the_server_closes(protocol):
+    with open_endpoint(protocol) as client, open_endpoint(protocol) as server:
+        kept = []
+        server.register("test", {"Keep": lambda request: kept.append(request) or LATER})
+        work = client.call(server.address, "test/Keep")
+        server.serve(lambda: bool(kept))
+        kept.clear()  # no thread serves meanwhile
+        server.close()
+        with pytest.raises(errors.UnavailableError, match="dropped it unanswered|was closed"):
+            work.wait(LIMIT_S / 3)
+
+
+def test_a_request_that_is_deferred_while_the_server_closes():
+    with open_endpoint("inproc") as client, open_endpoint("inproc") as server:
+        kept, free = [], threading.Event()
+
+        def keep(request):
+            kept.append(request)
+            free.wait(LIMIT_S)
+            return LATER
+
+        server.register("test", {"Keep": keep})
+        thread = threading.Thread(target=server.serve, args=(lambda: False,))
+        thread.start()
+        work = client.call(server.address, "test/Keep")
+        wait_until(lambda: kept)
+        server.close()
+        free.set()
+        with pytest.raises(errors.UnavailableError, match="was closed"):
+            work.wait(LIMIT_S / 3)
+        thread.join(LIMIT_S)
+
+
+def test_serving_ends_while_another_thread_serves_when_the_endpoint_closes():
+    entered, free = threading.Event(), threading.Event()
+    ended = []
+    with open_endpoint("inproc") as client:
+        server = open_endpoint("inproc")
+        server.register("test", {"Stick": lambda _: entered.set() or free.wait(LIMIT_S) and None})
+        threads = [
+            threading.Thread(target=lambda: ended.append(server.serve(lambda: False)))
+            for _ in range(2)
+        ]
+        threads[0].start()
+        client.call(server.address, "test/Stick")
+        assert entered.wait(LIMIT_S)
+        threads[1].start()
+        server.close()
+        threads[1].join(LIMIT_S / 3)
+        assert ended == [False]
+        free.set()
+        threads[0].join(LIMIT_S)
+
+
+def test_a_call_that_begins_while_its_endpoint_closes(pair, monkeypatch):
+    server, client = pair
+    resolve = client._transport.resolve
+
+    def close_first(address):
+        client.close()
+        return resolve(address)
+
+    monkeypatch.setattr(client._transport, "resolve", close_first)
+    work = client.call(server.address, "test/Never")
+    with pytest.raises(errors.CancelledError, match="was closed"):
+        work.wait(LIMIT_S / 3)
+
+
+def test_serve_looks_at_its_condition_while_requests_keep_coming():
+    """A handler that sends the next request before it ends leaves the inbox never empty."""
+    with open_endpoint("inproc") as endpoint:
+        count = []
+
+        def again(request):
+            count.append(1)
+            if len(count) < 1000:
+                endpoint.notify(endpoint.address, "test/Again")
+
+        endpoint.register("test", {"Again": again})
+        endpoint.notify(endpoint.address, "test/Again")
+        assert endpoint.serve(lambda: len(count) >= 10)
+        assert len(count) == 10
+
+
 def test_a_waiting_thread_is_woken_when_its_endpoint_closes(pair):
     server, client = pair
     seen = []
