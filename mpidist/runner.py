@@ -163,6 +163,7 @@ class Runner:
             status = 1
             try:
                 status = self._exit(error) if isinstance(error, SystemExit) else self._fail(error)
+                self._over = not status
             finally:
                 # Even if they fail: the exit handler of mpi4py would wait in MPI_Finalize.
                 if status and _mpi_runs():

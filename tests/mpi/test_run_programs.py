@@ -211,6 +211,27 @@ def test_good_ends(tmp_path, end):
     assert (ended.status, ended.err) == (0, "")
 
 
+@pytest.mark.parametrize("start", ["nothing imported", "mpidist used"])
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", ""])
+def test_a_daemon_that_fails_after_a_good_end(tmp_path, start, end):
+    body = """
+import atexit
+over = threading.Event()
+def work():
+    over.wait()
+    raise KeyError("late")
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+def wait():
+    over.set()
+    thread.join()
+atexit.register(wait)
+"""
+    ended = run_job(tmp_path, ("-n", "2"), f"{HEAD}{body}{STARTS[start]}{end}\n")
+    assert ended.status == 0, ended.err
+    assert "KeyError: 'late'" in ended.err
+
+
 def test_a_system_exit_that_the_program_catches_ends_nothing(tmp_path):
     body = """
 import atexit
