@@ -25,6 +25,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -92,6 +93,7 @@ class MpiTransport:
         ]
         self._probes = _PROBES  # of the next progress()
         self._inbox = _Inbox(self._comm, self._output_buffers, shared)
+        self._completed: deque[Message] = deque()  # messages to deliver
         self._waker: Waker | None = None
         if len(shared) == world.size:  # otherwise ranks of other nodes send, and cannot wake
             self._waker = Waker(self._set_idle, self._clear_idle)
@@ -185,8 +187,11 @@ class MpiTransport:
                 raise CancelledError(f"this rank has left MPI: {message.method} is not sent")
             requests = [isend(frame, peer, FRAME_TAG)]
             if buffers:
-                requests += [isend(chunk, peer, BUFFER_TAG) for chunk in _chunks(buffers)]
-            if buffers or not requests[0].Test():
+                # Kept before each further send, which may raise while MPI still reads the frame.
+                self._outgoing.append((peer, requests))
+                for chunk in _chunks(buffers):
+                    requests.append(isend(chunk, peer, BUFFER_TAG))
+            elif not requests[0].Test():
                 self._outgoing.append((peer, requests))
         if self._flags[self._flag_offsets[peer]]:
             self._wake(peer)
@@ -217,13 +222,16 @@ class MpiTransport:
         """
         if not self._receive_lock.acquire(block):
             return False
-        completed: list[Message] = []
+        completed = self._completed
+        delivered = False
         try:
             if self._ended:
                 return False
             probes, self._probes = self._probes, _PROBES
             happened = self._inbox.poll(completed, probes)
-            for message in completed:
+            while completed:  # after an exception the next call delivers the others
+                delivered = True
+                message = completed.popleft()
                 receiver = self._receivers.get(message.receiver)
                 if receiver is not None:
                     receiver.deliver(message)
@@ -235,7 +243,7 @@ class MpiTransport:
             self._receive_lock.release()
         if self._outgoing:
             self._continue_sending()
-        if completed and self._waker is not None and self._waker.waiting:
+        if delivered and self._waker is not None and self._waker.waiting:
             self._waker.wake()
         return happened
 
@@ -400,10 +408,10 @@ class _Inbox:
         # A frame that is being received. Nothing else is probed for until it is here.
         self._frame: tuple[MPI.Request, int, bytearray] | None = None
         self._expecting: dict[int, _Incoming] = {}  # by rank: its next messages are buffers of this
-        self._incoming: list[_Incoming] = []
+        self._incoming: deque[_Incoming] = deque()
         self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
 
-    def poll(self, completed: list[Message], probes: int) -> bool:
+    def poll(self, completed: deque[Message], probes: int) -> bool:
         """Receive a frame or a buffer that has arrived.
 
         Args:
@@ -456,7 +464,7 @@ class _Inbox:
         if not incoming.targets:
             del self._expecting[source]
 
-    def _handle_frame(self, source: int, frame: bytearray, completed: list[Message]) -> None:
+    def _handle_frame(self, source: int, frame: bytearray, completed: deque[Message]) -> None:
         try:
             message, sizes, location = decode(frame, source)
             if location is not None:
@@ -479,19 +487,24 @@ class _Inbox:
             raise BadFrameError("its buffers are said to be in memory of another node")
         return shared.read(location, sizes)
 
-    def _finish(self, completed: list[Message]) -> None:
-        waiting, self._incoming = self._incoming, []
+    def _finish(self, completed: deque[Message]) -> None:
+        kept: list[_Incoming] = []
         blocked = set()  # ranks with an incomplete request; their later ones wait
-        for incoming in waiting:
-            message = incoming.message
-            ordered = message.kind != REPLY
-            if not (ordered and message.peer in blocked) and self._has_ended(incoming):
-                if not incoming.dropped:
+        try:
+            while self._incoming:
+                incoming = self._incoming[0]
+                message = incoming.message
+                ordered = message.kind != REPLY
+                ended = not (ordered and message.peer in blocked) and self._has_ended(incoming)
+                self._incoming.popleft()
+                if not ended:
+                    kept.append(incoming)
+                    if ordered:
+                        blocked.add(message.peer)
+                elif not incoming.dropped:
                     completed.append(message)
-                continue
-            self._incoming.append(incoming)
-            if ordered:
-                blocked.add(message.peer)
+        finally:  # MPI or a signal handler may have raised
+            self._incoming.extendleft(reversed(kept))
 
     def _has_ended(self, incoming: _Incoming) -> bool:
         # The receives of a dropped message must end, too, before their memory can go.

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from _cases.jobs import run_ranks
 from _cases.second_answers import HANDLERS, answer_of, check_answer, check_log, serve
 
 import mpidist
-from mpidist import DistNetworkError, Reply, errors, open_endpoint
+from mpidist import DistNetworkError, Endpoint, Reply, errors, open_endpoint
+from mpidist.rpc.mpi import mpi_transport
 
 
 @pytest.fixture
@@ -378,3 +380,95 @@ def files_entered(function):
     finally:
         sys.setprofile(None)
     return entered
+
+
+@pytest.fixture
+def by_mpi(world, monkeypatch):
+    """An endpoint that calls itself over MPI, without shared buffers. Return its notices, too."""
+    with Endpoint(mpi_transport()) as endpoint:
+        monkeypatch.setattr(endpoint._transport, "_writers", [None] * world.size)
+        notices = []
+        endpoint.register("test", {"Note": lambda request: notices.append(request.body)})
+        yield endpoint, notices
+
+
+@pytest.mark.ranks(1)
+def test_an_exception_while_messages_are_received_drops_none(by_mpi, monkeypatch):
+    endpoint, notices = by_mpi
+    inbox = endpoint._transport._inbox
+    testall, calls = inbox._testall, []
+
+    def interrupted(requests):
+        calls.append(requests)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return len(calls) > 4 and testall(requests)  # several messages are under way by then
+
+    monkeypatch.setattr(inbox, "_testall", interrupted)
+    sent = [b"first", b"second", b"third"]
+    for body in sent:
+        endpoint.notify(endpoint.address, "test/Note", body, [pattern(1 << 20)])
+    with pytest.raises(KeyboardInterrupt):
+        endpoint.serve(lambda: len(notices) == 3, time.monotonic() + LIMIT_S)
+    assert endpoint.serve(lambda: len(notices) == 3, time.monotonic() + LIMIT_S / 3)
+    assert notices == sent
+
+
+@pytest.mark.ranks(1)
+def test_an_exception_during_a_delivery_drops_no_other_message(by_mpi, monkeypatch):
+    endpoint, notices = by_mpi
+    transport = endpoint._transport
+    deliver, failed = endpoint.deliver, []
+
+    def fail_once(message):
+        deliver(message)
+        if not failed:
+            failed.append(message)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(endpoint, "deliver", fail_once)
+    # All are completed in one poll, because the requests and notices of a rank keep their order.
+    has_ended = transport._inbox._has_ended
+    monkeypatch.setattr(
+        transport._inbox,
+        "_has_ended",
+        lambda incoming: len(transport._inbox._incoming) == 3 and has_ended(incoming),
+    )
+    for body in (b"first", b"second", b"third"):
+        endpoint.notify(endpoint.address, "test/Note", body, [pattern(1 << 20)])
+    with pytest.raises(KeyboardInterrupt):
+        endpoint.serve(lambda: len(notices) == 3, time.monotonic() + LIMIT_S)
+    monkeypatch.setattr(transport._inbox, "_has_ended", has_ended)
+    assert endpoint.serve(lambda: len(notices) == 3, time.monotonic() + LIMIT_S / 3)
+    assert notices == [b"first", b"second", b"third"]
+
+
+class FailingSends:
+    """A communicator whose second send fails."""
+
+    def __init__(self, comm):
+        self._comm = comm
+        self._sends = 0
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def Isend(self, *arguments):
+        self._sends += 1
+        if self._sends == 2:
+            raise RuntimeError("no memory")
+        return self._comm.Isend(*arguments)
+
+
+@pytest.mark.ranks(1)
+def test_a_send_that_fails_keeps_the_frame_that_mpi_still_reads(by_mpi, monkeypatch):
+    endpoint, notices = by_mpi
+    transport = endpoint._transport
+    with monkeypatch.context() as patch:
+        patch.setattr(transport, "_comm", FailingSends(transport._comm))
+        with pytest.raises(RuntimeError, match="no memory"):
+            endpoint.notify(endpoint.address, "test/Note", b"x", [pattern(1 << 20)])
+    assert len(transport._outgoing) == 1
+    endpoint.notify(endpoint.address, "test/Note", b"next")
+    assert endpoint.serve(lambda: bool(notices), time.monotonic() + LIMIT_S)
+    assert notices == [b"next"]
