@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 FRAME_TAG, BUFFER_TAG = 0, 1
 _CHUNK_BYTES = 1 << 30  # MPI counts have 32 bits
-_LAST_REPLY_S = 1.0  # time for the last replies of a rank whose script has ended
+_LAST_REPLY_S = 1.0  # time for the last messages of a rank whose script has ended
 # About 10 us of probing, which notices a message sooner than full rounds of progress().
 _PROBES = 100
 _LAST_PROBES = 16  # before a rank sleeps
@@ -227,6 +227,7 @@ class MpiTransport:
         try:
             if self._ended:
                 return False
+            lost = len(self._left)  # before the poll, which may find the last messages of a rank
             probes, self._probes = self._probes, _PROBES
             happened = self._inbox.poll(completed, probes)
             while completed:  # after an exception the next call delivers the others
@@ -237,8 +238,8 @@ class MpiTransport:
                     receiver.deliver(message)
                 elif message.kind != REPLY:
                     self._keep_or_refuse(message)
-            if len(self._left) != self._reported_losses:
-                self._report_losses()
+            if lost != self._reported_losses:
+                self._report_losses(lost, is_quiet=not happened and self._inbox.is_idle())
         finally:
             self._receive_lock.release()
         if self._outgoing:
@@ -287,10 +288,18 @@ class MpiTransport:
             for _ in range(_MAX_WAKE_UPS):
                 self._world.peers.socket.recv(1)
 
-    def _report_losses(self) -> None:
-        lost = list(self._left)[self._reported_losses :]
-        self._reported_losses += len(lost)
-        for rank in lost:
+    def _report_losses(self, lost: int, *, is_quiet: bool) -> None:
+        """Report lost ranks to the endpoints, each one behind the last messages of the rank.
+
+        Args:
+            lost: Number of ranks that were lost before the poll.
+            is_quiet: True if the poll has found nothing, so that all messages are here.
+        """
+        for rank, since in list(self._left.items())[self._reported_losses : lost]:
+            # Where other ranks send all the time, no poll finds nothing.
+            if not is_quiet and time.monotonic() - since <= _LAST_REPLY_S:
+                return
+            self._reported_losses += 1
             for receiver in list(self._receivers.values()):
                 receiver.peer_lost(self.process_of(rank))
 

@@ -350,6 +350,30 @@ def test_a_call_to_a_script_that_has_ended_fails_soon(tmp_path):
     assert "the script there has ended" in ended.out
 
 
+def test_a_rank_is_lost_after_its_last_messages(tmp_path):
+    source = """
+        import time
+        from mpidist import open_endpoint
+        from mpidist.mpi import world
+        rank = world().rank
+        endpoint = open_endpoint("mpi")
+        addresses = world().comm.allgather(str(endpoint.address))
+        if rank == 1:
+            for _ in range(200):
+                endpoint.notify(addresses[0], "test/Note", bytes(100))
+        else:
+            events = []
+            endpoint.register("test", {"Note": lambda request: events.append("note")})
+            endpoint.on_peer_lost(events.append)
+            while not endpoint._transport._left:
+                time.sleep(0.01)
+            assert endpoint.serve(lambda: "rank 1" in events, time.monotonic() + 20)
+            assert events == ["note"] * 200 + ["rank 1"], events.index("rank 1")
+    """
+    ended = run_ranks(tmp_path, 2, source)
+    assert ended.status == 0, ended.err
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("nbytes", "limit"), [(0, 8), (8, 8), (100_000, 12)])
 def test_a_call_enters_few_files_of_the_package(world, served, nbytes, limit):
