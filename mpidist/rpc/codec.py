@@ -172,9 +172,14 @@ def split(frame: Frame, start: int, sizes: Sequence[int]) -> list[Array]:
     return buffers
 
 
-def is_inline(buffers: Sequence[Array]) -> bool:
-    """Return True if buffers travel in the first frame."""
-    return not buffers or sum([array.nbytes for array in buffers]) <= _INLINE_BYTES
+def is_inline(buffers: Sequence[Array], nbytes: int = 0) -> bool:
+    """Return True if buffers travel in the first frame.
+
+    Args:
+        buffers: The buffers.
+        nbytes: Further bytes to count.
+    """
+    return sum([array.nbytes for array in buffers], nbytes) <= _INLINE_BYTES
 
 
 def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:

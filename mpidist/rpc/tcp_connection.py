@@ -28,7 +28,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mpidist.arena import Bytes
 from mpidist.config import config, distribution_version
-from mpidist.errors import DistNetworkError, FailedPreconditionError
+from mpidist.errors import DistNetworkError, FailedPreconditionError, UnavailableError
 from mpidist.memfd import SharedMemfd, open_memfd
 from mpidist.proto.mpidist_pb2 import Failure, Hello, Memory
 from mpidist.rpc.codec import BadFrameError, Write, decode, encode, is_inline
@@ -243,7 +243,15 @@ class Connection(_Side):
         return self._has_connected and self._broken_at is None
 
     def send(self, message: Message) -> None:
-        """Send a request or a notice."""
+        """Send a request or a notice. If the connection is lost or closed, a notice is dropped.
+
+        Raises:
+            UnavailableError: A request cannot be sent, because the connection is lost or closed.
+        """
+        if self.loss is not None:
+            if message.kind == REQUEST:
+                raise UnavailableError(f"{message.method} is not sent to {self._url}: {self.loss}")
+            return
         if message.kind == REQUEST:
             self._unanswered[message.id] = message
         message.acks, self._acks = self._acks, []
@@ -270,14 +278,17 @@ class Connection(_Side):
             elif message.kind == REPLY and self._unanswered.pop(message.id, None) is not None:
                 replies.append(message)
                 self._acks.append(message.id)
-                if not is_inline(message.buffers):
-                    self.send(Message(ACK))  # until then the server keeps the large buffers
+                # Until then the server keeps the reply.
+                if not is_inline(message.buffers, len(message.body)):
+                    self.send(Message(ACK))
             if self.loss is not None:
                 break
         return replies
 
     def check(self) -> None:
         """Notice a broken connection, its return, and its final loss."""
+        if self.loss is not None:
+            return
         is_broken = False
         for event, _ in self._socket.events():
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -313,6 +324,7 @@ class Connection(_Side):
         gone = self.loss is not None or self._broken_at is not None or self._is_retrying
         self._socket.close(0 if gone else None)
         self.share(None)
+        self.loss = self.loss or "this process has closed the connection"
 
     def _connect(self) -> _Socket:
         """Return a new socket. The requests without replies go behind its HELLO or RESUME."""

@@ -435,6 +435,42 @@ def test_a_server_that_is_closed(pair):
         work.wait(LIMIT_S)
 
 
+def test_a_call_that_waits_for_credit_when_its_connection_is_lost(pair):
+    server, client = pair
+    client._client._flow_control._limit = 1000
+    first = client.call(server.address, "test/Never", bytes(800))
+    second = client.call(server.address, "test/Never", bytes(800))
+    (connection,) = client._transport._connections.values()
+    connection.loss = "the network is gone"
+    client.notify(server.address, "test/Note", b"key:text")  # it replaces the connection
+    for work in (first, second):
+        with pytest.raises(errors.UnavailableError, match="the network is gone"):
+            work.wait(LIMIT_S)
+
+
+def test_a_connection_that_the_server_has_closed_is_not_opened_again(pair):
+    server, client = pair
+    ask(client, server.address, "Echo", b"hello")
+    (connection,) = client._transport._connections.values()
+    socket = connection._socket
+    server.close()
+    wait_until(lambda: client.progress() or connection.loss)
+    for _ in range(20):
+        time.sleep(0.02)
+        connection.check()
+    assert connection._socket is socket
+    assert connection.loss == "its endpoint was closed"
+
+
+def test_the_server_does_not_keep_the_reply_with_a_large_body(pair):
+    server, client = pair
+    body = bytes(1 << 20)
+    assert ask(client, server.address, "Echo", body).body == body
+    (listener,) = server._transport._listeners.values()
+    (session,) = sessions(listener)
+    wait_until(lambda: client.progress() or not session.replies)
+
+
 def test_a_client_that_says_goodbye(pair, transports):
     server, client = pair
     lost = []
