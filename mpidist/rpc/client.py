@@ -294,6 +294,24 @@ class Client:
             if now >= deadline or call.is_completed():
                 return
 
+    def wait_for_calls(self, work: Work, deadline: float) -> None:
+        """Wait for a Work that callbacks of calls complete, as its ``drive``.
+
+        Calls past their deadlines and calls to lost peers end here.
+        """
+        while not work.is_completed():
+            calls = list(self._pending.values())
+            now = time.monotonic()
+            self.run_until(
+                work,
+                min([deadline, now + _PEER_CHECK_PERIOD_S, *[call.deadline for call in calls]]),
+            )
+            now = time.monotonic()
+            for call in calls:
+                self.check(call, now)
+            if now >= deadline:
+                return
+
     def run_until(self, work: Work, deadline: float) -> None:
         """Drive the transport until a Work completes or the deadline passes."""
         transport = self._transport

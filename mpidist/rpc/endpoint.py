@@ -214,12 +214,13 @@ class Endpoint:
     def work(self, name: str) -> Work:
         """Return a Work for the caller to complete, for instance in a callback of several calls.
 
-        Waiting on the returned Work drives the transport, so callbacks run during the wait.
+        Waiting on the returned Work drives the transport, so callbacks run during the wait. Calls
+        of this endpoint whose deadlines pass, or whose peers are lost, fail meanwhile.
 
         Args:
             name: Name for messages.
         """
-        return Work(name, self._client.run_until)
+        return Work(name, self._client.wait_for_calls)
 
     def progress(self) -> bool:
         """Deliver the messages that have arrived, without blocking; True if anything happened."""

@@ -406,6 +406,25 @@ def test_a_call_that_nobody_waits_for_ends_at_its_deadline(protocol):
         assert client.drain(LIMIT_S)  # it ends, and so does the wait for it
 
 
+@pytest.mark.parametrize("protocol", ["inproc", "tcp"])
+def test_a_work_of_several_calls_ends_at_their_deadlines(protocol):
+    with open_endpoint(protocol) as server, open_endpoint(protocol) as client:
+        held = []
+        server.register("never", {"Answers": lambda request: held.append(request) or LATER})
+        server.serve_in_thread()
+        whole = client.work("both")
+        calls = [client.call(server.address, "never/Answers", timeout=0.2) for _ in range(2)]
+
+        def ended(call):
+            if all(call.is_completed() for call in calls):
+                whole.complete(error=call.error)
+
+        for call in calls:
+            call.add_done_callback(ended)
+        with pytest.raises(errors.DeadlineExceededError, match="no reply to never/Answers"):
+            whole.wait(LIMIT_S / 3)
+
+
 @pytest.mark.parametrize("kind", ["call", "notify"])
 @pytest.mark.parametrize("protocol", ["inproc", "tcp"])
 def test_close_does_not_wait_for_a_handler_that_is_stuck(protocol, kind, monkeypatch, caplog):
