@@ -24,8 +24,8 @@ variables:
   only the ranks know their jobs. Each line of the rank then begins with its task. Empty for no
   labels.
 * ``MPIDIST_RUN_STDIN``: name of the socket that gives rank 0 its standard input (see
-  :class:`mpidist.launcher.job.StandardInput`). The other ranks, and rank 0 where the name is empty,
-  get ``/dev/null``: from launchers some ranks get a pipe that never ends.
+  :func:`mpidist.launcher.job.listen_for_rank_0`). The other ranks, and rank 0 where the name is
+  empty, get ``/dev/null``: from launchers some ranks get a pipe that never ends.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ _SAME_SIGNAL_S = 0.05
 # An unterminated line is written after this time, or at this length: it may be a prompt.
 _UNTERMINATED_S = 0.5
 _LONGEST_BYTES = 1 << 20
-# Processes that the rank has started may hold its output open after its end.
+# Processes that the rank has started may hold its output open after its end. When the limit has
+# passed, one more read gets all that the rank has written.
 _LAST_LINES_S = 1.0
+_PIPE_BYTES = 65536  # capacity of a pipe (pipe(7))
 _STDIN_S = 30.0
 
 
@@ -69,6 +71,7 @@ class _LabelledOutput:
         self._record = os.path.join(os.environ["MPIDIST_RUN_DIR"], f"rank-{rank}.json")
         self._name = name
         self._is_final = False
+        self._ends_at = float("inf")
         self._reading, self.inner = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._copy, daemon=True)
 
@@ -78,25 +81,27 @@ class _LabelledOutput:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the last lines."""
-        self._thread.join(_LAST_LINES_S)
+        """Wait for the last lines, for any time while the reader of the output is slow."""
+        self._ends_at = time.monotonic() + _LAST_LINES_S
+        self._thread.join()
 
     def _copy(self) -> None:
         import select
 
         held = b""
         try:
-            while True:
-                wait_s = _UNTERMINATED_S if held else None
+            is_last = False
+            while not is_last:
+                is_last = time.monotonic() >= self._ends_at
+                wait_s = 0.0 if is_last else _UNTERMINATED_S
                 if select.select([self._reading], [], [], wait_s)[0]:
-                    data = os.read(self._reading, 65536)
+                    data = os.read(self._reading, _PIPE_BYTES)
                     *lines, held = (held + data).split(b"\n")
-                    if held and (not data or len(held) > _LONGEST_BYTES):
+                    is_last = is_last or not data
+                    if held and (is_last or len(held) > _LONGEST_BYTES):
                         lines, held = [*lines, held], b""
                     self._write(lines)
-                    if not data:
-                        return
-                else:
+                elif held:
                     self._write([held])
                     held = b""
         except OSError:  # the reader has left; the rank gets SIGPIPE as if it wrote there itself

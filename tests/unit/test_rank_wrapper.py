@@ -206,6 +206,14 @@ def test_output_that_another_process_holds_open_ends_with_the_rank(tmp_path):
         process.communicate()
 
 
+def test_labelled_output_with_a_slow_reader(tmp_path):
+    process = run_labelled(tmp_path, "for n in range(12_000): print(n)")
+    time.sleep(2.5)
+    out, _ = process.communicate(timeout=30)
+    assert out == b"".join(b"[worker 0] %d\n" % n for n in range(12_000))
+    assert process.returncode == 0
+
+
 def test_labelled_output_without_a_reader(tmp_path):
     process = run_labelled(tmp_path, f"{GATE}gate.readline()\nwhile True: print('on and on')")
     process.stdout.close()
