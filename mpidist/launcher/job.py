@@ -24,11 +24,11 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Signals for the ranks, such as a batch system's warning before its time limit.
 _FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 _TICK_S = 0.1
-# For the launcher, to end after a rank has failed, or for the processes that ranks have left, after
+# Time limit of the launcher after a rank has failed, and of processes that ranks leave behind after
 # all ranks have ended. A launcher waits for each process that holds its pipes.
 _OVER_S = 2.0
-_STEP_S = 1.5  # for the launcher, to end after a signal, before it gets the next one
-_LEAVE_S = 1.0  # for processes that the launcher has told to end before it ended itself
+_STEP_S = 1.5  # time between the signals that end the launcher
+_LEAVE_S = 1.0  # time for processes that the launcher has told to end before it ended itself
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Result:
         status: Exit status of the launcher, as a shell shows it.
         signal: The signal that this command received to end the job, or 0.
         timed_out: Whether the job was ended at its time limit.
+        had_failed: Whether a rank had failed before that signal, or before the time limit.
         killed: Number of processes that had to be killed because they outlived the launcher, or
             because the launcher did not end.
         alive: Number of processes that still exist.
@@ -47,6 +48,7 @@ class Result:
     status: int
     signal: int
     timed_out: bool
+    had_failed: bool
     killed: int
     alive: int
 
@@ -112,7 +114,7 @@ def run_job(
     )
     if standard_input is not None:
         threading.Thread(target=_hand_over, args=(standard_input,), daemon=True).start()
-    received, timed_out, over_at = 0, False, 0.0
+    received, timed_out, had_failed, over_at = 0, False, False, 0.0
     due: list[tuple[float, int]] = []  # signals for the launcher; SIGKILL is for every process
     dropped: set[int] = set()
     try:
@@ -125,12 +127,13 @@ def run_job(
                 if number in passed_on:
                     launcher.send_signal(number)
             elif number in _ENDING:
+                had_failed = had_failed or (not received and failed())
                 due = [(now, signal.SIGKILL)] if received else _steps(number, now)
                 received = number
             elif due:
                 pass
             elif timeout_s is not None and now - started > timeout_s:
-                timed_out = True
+                timed_out, had_failed = True, failed()
                 due = _steps(signal.SIGTERM, now)
             elif not over_at:
                 over_at = now if failed() or ended() else 0.0
@@ -153,7 +156,7 @@ def run_job(
     if status is None:
         status = -signal.SIGKILL
     status = status if status >= 0 else 128 - status
-    return Result(status, received, timed_out, len(dropped | killed), alive)
+    return Result(status, received, timed_out, had_failed, len(dropped | killed), alive)
 
 
 def _steps(first: int, now: float) -> list[tuple[float, int]]:

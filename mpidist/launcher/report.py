@@ -15,11 +15,12 @@ The wrapper is :mod:`mpidist.launcher.rank_wrapper`, and the runner is :mod:`mpi
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import re
 import select
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ _TIMEOUT_STATUS = 124  # as timeout(1)
 _MOST_WAITS = 8
 _END = "end.json"
 Records = dict[int, dict[str, Any]]
+_FIELDS = {
+    "rank": set[str](),
+    "failure": {"pid", "host", "reason", "exit_code", "time"},
+    "exit": {"pid", "host", "signal", "exit_code", "terminated", "time"},
+    "state": {"waits", "time"},
+}
 _RECORD = re.compile(r"(rank|failure|exit|state)-(\d+)\.json")
 
 
@@ -62,21 +69,55 @@ def is_over(folder: Path) -> bool:
     return (folder / _END).exists()
 
 
-def read_records(folder: Path, kind: str) -> Records:
+def read_records(folder: Path, kind: str, *, strict: bool = False) -> Records:
     """Return the records of one kind by rank.
 
     Args:
         folder: The run folder. If it does not exist (any more), there are no records.
         kind: ``rank``, ``failure``, ``state`` or ``exit``.
+        strict: Raise an error for a file that cannot be read, and leave the check of the fields to
+            the caller. By default a warning is printed once, and the file is ignored.
+
+    Raises:
+        OSError: The folder or a file cannot be read.
+        ValueError: A file is not JSON.
     """
     found = {}
-    with contextlib.suppress(FileNotFoundError):
+    try:
         for path in folder.iterdir():
             name = _RECORD.fullmatch(path.name)
-            if name and name[1] == kind:
+            if not name or name[1] != kind:
+                continue
+            try:
                 # Writers replace the file as a whole.
-                found[int(name[2])] = json.loads(path.read_text(encoding="utf-8"))
+                record = json.loads(path.read_text(encoding="utf-8"))
+                if not strict:
+                    _check(record, kind)
+                found[int(name[2])] = record
+            except (OSError, ValueError) as error:
+                if strict:
+                    raise
+                _warn_once(f"the record {path} is ignored: {error}")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if strict:
+            raise
+        _warn_once(f"the run folder cannot be read: {error}")
     return found
+
+
+def _check(record: object, kind: str) -> None:
+    """Raise a ValueError if a record has not the fields that this module uses."""
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004
+    if missing := _FIELDS[kind] - record.keys():
+        raise ValueError(f"it has no {min(missing)!r}")
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    sys.stderr.write(f"mpidist run: {text}\n")
 
 
 def describe_signal(number: int) -> str:
@@ -167,10 +208,10 @@ def _reason(
 ) -> tuple[int, str]:
     """Return the exit status and its reason, "" if there is nothing to explain."""
     ended = f"all {layout.ranks} ranks were ended" if layout.ranks > 1 else "the rank was ended"
-    if result.signal:
+    if result.signal and not result.had_failed:
         name = "Ctrl-C" if result.signal == signal.SIGINT else describe_signal(result.signal)
         return 128 + result.signal, f"interrupted by {name}; {ended}"
-    if result.timed_out:
+    if result.timed_out and not result.had_failed:
         return _TIMEOUT_STATUS, f"the job ran longer than --timeout {timeout_s:g} s; {ended}"
     failure = first_failure(folder)
     if result.status and _output_is_closed() and (failure is None or _is_broken_pipe(failure)):

@@ -78,7 +78,9 @@ class Snapshot:
         """
         folder.stat()  # read_records() finds nothing in a folder that does not exist
         kinds = ("rank", "exit", "failure", "state")
-        ranks, exits, failures, metrics = (read_records(folder, kind) for kind in kinds)
+        ranks, exits, failures, metrics = (
+            read_records(folder, kind, strict=True) for kind in kinds
+        )
         return cls(ranks, exits, failures, metrics, is_over(folder))
 
     def states(self) -> set[str]:

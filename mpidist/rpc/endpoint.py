@@ -571,7 +571,7 @@ class Endpoint:
 
     def _handle_inbox(self) -> None:
         self._busy = True  # before the first message is taken, so that drain() misses none
-        # Not the messages that arrive meanwhile: they could keep serve() from looking at its limits.
+        # Messages that arrive meanwhile wait, because serve() must check its limits between rounds.
         for _ in range(len(self._inbox)):
             arrived = self._next()
             if arrived is None:

@@ -190,7 +190,7 @@ class MpiTransport:
                 # Kept before each further send, which may raise while MPI still reads the frame.
                 self._outgoing.append((peer, requests))
                 for chunk in _chunks(buffers):
-                    requests.append(isend(chunk, peer, BUFFER_TAG))
+                    requests.append(isend(chunk, peer, BUFFER_TAG))  # noqa: PERF401
             elif not requests[0].Test():
                 self._outgoing.append((peer, requests))
         if self._flags[self._flag_offsets[peer]]:

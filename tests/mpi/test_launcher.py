@@ -274,6 +274,26 @@ def test_the_reason_that_a_rank_wrote(tmp_path):
     assert "failed first: ValueError: bad; all 2 ranks were ended" in job.last
 
 
+def test_an_interrupt_after_a_failure(tmp_path):
+    script = WORLD + (
+        "if RANK == 1:\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a rank that is ending\n"
+        "    facts = dict(rank=1, pid=os.getpid(), host='h', exit_code=4, time=time.time(),\n"
+        "                 reason='ValueError: bad')\n"
+        "    path = Path(os.environ['MPIDIST_RUN_DIR']) / 'failure-1.json'\n"
+        "    path.with_suffix('.new').write_text(json.dumps(facts))\n"
+        "    path.with_suffix('.new').rename(path)\n"
+        "    tell()\n"
+    )
+    # Rank 1 is up when its record is there.
+    script = script.replace("barrier()\ntell()\n", "barrier()\nif RANK == 0: tell()\n")
+    job = Job(tmp_path, script + WAIT, "--worker", "2")
+    job.up(2)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end(END_S) == 4, job.err
+    assert "failed first: ValueError: bad; all 2 ranks were ended" in job.last
+
+
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize(("number", "name"), [(2, "Ctrl-C"), (15, "signal 15 (SIGTERM)")])
 def test_interrupted(tmp_path, number, name, stubborn):

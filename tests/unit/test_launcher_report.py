@@ -11,8 +11,8 @@ from mpidist.launcher.layout import Layout
 INTERRUPTED, TIMED_OUT = (15, False), (0, True)
 
 
-def ended(folder, status, hosts=(), ending=(0, False)):
-    result = Result(status, *ending, 0, 0)
+def ended(folder, status, hosts=(), ending=(0, False), had_failed=False):
+    result = Result(status, *ending, had_failed, 0, 0)
     return report.report(folder, Layout(2), result, hosts, 5.0)
 
 
@@ -72,6 +72,38 @@ def test_the_waits_of_ranks_that_were_ended(tmp_path, ending):
     _, lines = ended(tmp_path, 143, ending=ending)
     assert len(lines) == 10
     assert lines[8] == "and 2 more such waits"
+
+
+@pytest.mark.parametrize("ending", [INTERRUPTED, TIMED_OUT])
+def test_a_failure_before_the_job_was_ended_is_the_reason(tmp_path, ending):
+    leave(tmp_path, "failure", 1, reason="ValueError: bad", exit_code=4)
+    assert "ValueError" not in ended(tmp_path, 143, ending=ending)[1][-1]
+    status, lines = ended(tmp_path, 143, ending=ending, had_failed=True)
+    assert status == 4
+    assert lines[-1] == "rank 1 (pid 7 on n1) failed first: ValueError: bad; all 2 ranks were ended"
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", "\xff", None])
+def test_files_that_are_no_records(tmp_path, capsys, text):
+    """A warning comes once, and the other records count."""
+    leave_exit(tmp_path, 0, 3)
+    foreign = tmp_path / "exit-1.json"
+    if text is None:
+        foreign.mkdir()
+    else:
+        foreign.write_bytes(text.encode("latin-1"))
+    for _ in range(3):
+        assert report.first_failure(tmp_path)["rank"] == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"mpidist run: the record {foreign} is ignored: ")
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, capsys):
+    folder = tmp_path / "file"
+    folder.touch()
+    for _ in range(2):
+        assert report.first_failure(folder) is None
+    assert capsys.readouterr().err.count("the run folder cannot be read") == 1
 
 
 def test_no_failure(tmp_path):
