@@ -1,4 +1,4 @@
-"""The watchdog of the start: a reminder while ranks wait for each other, and an end if one is gone.
+"""The watchdog of the start. It logs a reminder, and ends the job if a rank has ended before MPI.
 
 A rank that ends before it has started MPI leaves the other ranks in MPI_Init for ever, and not
 every launcher ends them. The ranks of its host can see that it is gone: the launcher's process
@@ -81,7 +81,7 @@ def _watch(done: threading.Event) -> None:
             # The process ends without MPI. A launcher ends the job when a rank fails in MPI_Init.
             end_job(
                 Identity(-1 if rank is None else rank, os.getpid(), socket.gethostname()),
-                f"it waits for {name} to start MPI, whose script has ended",
+                f"this rank waits in MPI_Init for {name}, whose script has ended",
             )
         before = missing
         if time.monotonic() - began > _REMINDER_S and not reminded:

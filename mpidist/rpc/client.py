@@ -71,10 +71,10 @@ class Call(Work):
 
     Attributes:
         nbytes: Size of the request.
-        flow: The flow of its peer; an empty one before the request is submitted.
-        in_flight: True once it may be sent.
-        released: True once it holds no credit. If the endpoint closes before ``submit``, the
-            request is released first and never sent.
+        flow: The flow of the receiver; an empty flow before the request is submitted.
+        in_flight: True once the request has credit, so that it may be sent.
+        released: True once the request has returned its credit. If the endpoint closes before
+            ``submit``, the request is released first and never sent.
     """
 
     flow = Flow()
@@ -137,12 +137,12 @@ class Call(Work):
 class FlowControl:
     """Bounds the bytes of requests in flight to each peer, to protect servers from floods.
 
-    Requests are admitted in order, as long as credit lasts.
-    The calling thread sends each request that it gets here, resets ``flow.sending``, and asks for
-    the next one. A request that is larger than the credit is sent when nothing else is in flight.
+    Requests are admitted in order while credit is left. The calling thread sends each request that
+    these methods return, resets ``flow.sending``, and asks for the next request. A request that is
+    larger than the credit is sent when no other request is in flight.
 
     Args:
-        limit: Credit: bytes in flight to one peer.
+        limit: The credit: upper limit of the bytes in flight to one peer.
     """
 
     def __init__(self, limit: int) -> None:

@@ -168,8 +168,10 @@ class Endpoint:
             peer: Address of the endpoint.
             method: ``"service/Method"``.
             body: The method's own message, serialised; over mpi and tcp at most 1 GiB.
-            buffers: C-contiguous arrays to send. They must stay unchanged until the Work ends.
-            into: C-contiguous arrays that receive the reply's buffers, if the sizes match.
+            buffers: C-contiguous arrays to send. They must stay unchanged until the Work ends. Do
+                not use them again after the deadline: the transport may still read them.
+            into: C-contiguous arrays that receive the reply's buffers, if the sizes match. Do not
+                use them again after the deadline: a late reply may still be written to them.
             timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
 
         Returns:
@@ -302,7 +304,7 @@ class Endpoint:
         return until()
 
     def handle_arrived(self) -> None:
-        """Handle the requests that are here, and poll for no more.
+        """Handle the requests that have arrived, without polling the transport.
 
         Use it while another endpoint of the process polls, because a poll delivers the messages of
         all endpoints.

@@ -78,7 +78,8 @@ class Reply:
     Attributes:
         body: The method's own message, serialised.
         buffers: C-contiguous arrays. Received buffers are flat uint8 arrays, or the arrays that
-            the caller provided as ``into``.
+            the caller provided as ``into``. The transport may read the arrays of a handler's reply
+            after the handler has returned, so leave them unchanged.
     """
 
     body: bytes = b""

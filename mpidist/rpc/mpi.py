@@ -2,15 +2,15 @@
 
 A frame holds the header and small buffers. Large buffers go through shared memory within a node.
 Otherwise they follow the frame as messages of their own, which are received straight into place.
-Every operation is nonblocking: a sender never waits for the receiver, and large buffers in transfer
-hold up neither replies nor other ranks. Requests and notices of one rank are delivered in the order
-of sending.
+Every operation is nonblocking: a sender never waits for the receiver. Large buffers in transfer do
+not delay other messages. A large body does, because its frame is received alone. Requests and
+notices of one rank are delivered in the order of sending.
 
 All messages are received by matched probes for any source and tag, which find the messages of a
 rank in the order of sending (MPI 4.1, 3.5). So a buffer that no frame has announced, or a frame in
 place of a buffer, comes from corrupt bytes. These are dropped, and reported once for each rank.
-Memory for buffers is allocated when the first one is here and has the right size, so that corrupt
-bytes take none.
+Memory for announced buffers is allocated when the first one arrives and has the right size.
+Unannounced buffers are received into temporary memory and dropped.
 
 Endpoint number n belongs to rank n modulo the size of the world, so that number r is the first
 endpoint of rank r. Requests for it are kept until it opens, and so are those for numbers from
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 FRAME_TAG, BUFFER_TAG = 0, 1
 _CHUNK_BYTES = 1 << 30  # MPI counts have 32 bits
-_LAST_REPLY_S = 1.0  # time for the last messages of a rank whose script has ended
+_LAST_REPLY_S = 1.0  # time for the last messages of a rank after the end of its script
 # About 10 us of probing, which notices a message sooner than full rounds of progress().
 _PROBES = 100
 _LAST_PROBES = 16  # before a rank sleeps
@@ -271,8 +271,8 @@ class MpiTransport:
 
     def _wake(self, peer: int) -> None:
         peers = self._world.peers
-        # An error means that the rank has ended, or has so many datagrams that it is awake. If it
-        # misses this one it polls by itself soon.
+        # An error means that the rank has ended, or that its socket is full, so that the rank is
+        # awake. A rank that misses a datagram polls after 40 ms at the latest.
         with contextlib.suppress(OSError):
             peers.socket.sendto(b"", peers.names[peer])
 
@@ -366,8 +366,8 @@ class _Incoming:
         sizes: Size of each buffer in bytes.
         into: The caller's arrays for them, if there are any.
         requests: The receives that were started.
-        targets: Where the chunks that have not arrived belong, in reverse order. None before the
-            first arrives.
+        targets: Views for the chunks still to arrive, the last chunk first. None until the first
+            chunk arrives.
         dropped: True if the message cannot be completed.
     """
 
@@ -416,7 +416,7 @@ class _Inbox:
         self._shared = shared
         # A frame that is being received. Nothing else is probed for until it is here.
         self._frame: tuple[MPI.Request, int, bytearray] | None = None
-        self._expecting: dict[int, _Incoming] = {}  # by rank: its next messages are buffers of this
+        self._expecting: dict[int, _Incoming] = {}  # by rank: the message whose buffers come next
         self._incoming: deque[_Incoming] = deque()
         self._bad_peers: set[int] = set()  # ranks that have sent corrupt bytes
 
@@ -522,7 +522,7 @@ class _Inbox:
         )
 
     def _drop(self, source: int, reason: str) -> None:
-        """Give up the message whose buffers are expected of a rank, and report the rank."""
+        """Give up the message that expects buffers of a rank, and report the rank."""
         incoming = self._expecting.pop(source, None)
         if incoming is not None:
             incoming.dropped = True
@@ -532,7 +532,8 @@ class _Inbox:
         # A rank that sends corrupt bytes mostly sends many.
         level = logging.DEBUG if source in self._bad_peers else logging.ERROR
         self._bad_peers.add(source)
-        logger.log(level, "rank %d sent rank %d no message: %s", source, self._comm.rank, reason)
+        own = self._comm.rank
+        logger.log(level, "rank %d dropped corrupt bytes from rank %d: %s", own, source, reason)
 
 
 def _chunks(buffers: Sequence[Array]) -> list[Array]:

@@ -1,8 +1,8 @@
 """The two sides of tcp: a client's Connection, and a server's Listener with a Session per client.
 
-A client begins with a HELLO. It offers memory to share, which only a server on the same host can
-open; the HELLO_ACK says if it has. One half of the memory is the client's shared buffer, the other
-half is the server's.
+A client begins with a HELLO, which offers memory to share. Only a server on the same host can open
+the memory, and the HELLO_ACK tells whether the server has done so. One half of the memory is the
+client's shared buffer, the other half is the server's.
 
 A Connection replaces a socket that has lost its network connection. The first message of the new
 socket is a RESUME with the ids of the requests without replies, and the client repeats these behind
@@ -269,7 +269,8 @@ class Connection(_Side):
             try:
                 message = self.decode(frames)
             except BadFrameError as error:
-                logger.error("a server sent no message: %s", error)  # noqa: TRY400
+                text = "dropped corrupt bytes from the server at %s: %s"
+                logger.error(text, self._url, error)  # noqa: TRY400
                 continue
             if message.kind == HELLO_ACK:
                 self._handle_ack(message)
@@ -375,7 +376,7 @@ class Session(_Side):
     Attributes:
         listener: The listening socket of the server.
         client: Random name of the client's process, and the number of the connection there.
-        name: Routing id of the client's newest socket.
+        routing_id: Routing id of the client's newest socket (zmq_socket(3), ROUTER).
         number: Number of that socket.
         accepted: Number of its network connection; None if that had ended before the HELLO came.
         lost_at: Time at which the network connection was found broken; None while it is in order.
@@ -385,7 +386,7 @@ class Session(_Side):
 
     listener: Listener
     client: tuple[bytes, int]
-    name: bytes = b""
+    routing_id: bytes = b""
     number: int = 0
     accepted: int | None = None
     lost_at: float | None = None
@@ -400,7 +401,7 @@ class Session(_Side):
         """Send a reply, and keep it in case the client repeats the request."""
         if message.id in self.replies:
             self.replies[message.id] = message
-        self.listener.send(self.name, self.encode(message))
+        self.listener.send(self.routing_id, self.encode(message))
 
 
 class Listener:
@@ -418,7 +419,7 @@ class Listener:
     """
 
     def __init__(self, context: TcpContext, port: int | None) -> None:
-        self._sessions: dict[bytes, Session] = {}  # by name
+        self._sessions: dict[bytes, Session] = {}  # by routing id
         self._ended: set[str] = set()  # processes that have closed a connection
         # The network connections in order. The system uses descriptors again, so each connection
         # has a number of its own.
@@ -439,8 +440,8 @@ class Listener:
         except zmq.ZMQError as error:
             self._socket.close()
             raise DistNetworkError(
-                f"cannot listen at {address}:{port}: {error.strerror}; choose another port, or 0 "
-                "for any that is free"
+                f"cannot listen at {address}{'' if port is None else f':{port}'}: "
+                f"{error.strerror}; choose another port (number=None takes a free one)"
             ) from None
 
     def receive(self) -> list[Message]:
@@ -456,10 +457,10 @@ class Listener:
                 messages.append(message)
         return messages
 
-    def send(self, name: bytes, frames: Sequence[bytes | memoryview]) -> None:
+    def send(self, routing_id: bytes, frames: Sequence[bytes | memoryview]) -> None:
         """Send frames to a client, unless the listener is closed."""
         if not self._closed:
-            self._socket.send([name, *frames])
+            self._socket.send([routing_id, *frames])
 
     def check(self) -> set[str]:
         """Return the processes that have closed their connection, or stayed away for too long.
@@ -490,12 +491,12 @@ class Listener:
 
     def _handle(self, frames: list[zmq.Frame]) -> Message | None:
         """Return a new request or notice."""
-        name = frames[0].bytes
+        routing_id = frames[0].bytes
         if len(frames) < 2:
-            raise BadFrameError("no frame came with the name")
-        session = self._sessions.get(name)
+            raise BadFrameError("no frame came with the routing id")
+        session = self._sessions.get(routing_id)
         if session is None:
-            self._handle_hello(name, frames[1:])
+            self._handle_hello(routing_id, frames[1:])
             return None
         message = session.decode(frames[1:])
         replies = session.replies
@@ -514,7 +515,7 @@ class Listener:
                 session.send(reply)
         return None
 
-    def _handle_hello(self, name: bytes, frames: list[zmq.Frame]) -> None:
+    def _handle_hello(self, routing_id: bytes, frames: list[zmq.Frame]) -> None:
         """Begin or resume a session."""
         message, _, _ = decode(frames[0].buffer, None)
         if message.kind not in (HELLO, RESUME):
@@ -524,22 +525,22 @@ class Listener:
         session = next((one for one in self._sessions.values() if one.client == client), None)
         if hello.protocol != PROTOCOL:
             self._refuse(
-                name,
+                routing_id,
                 f"the server speaks protocol {PROTOCOL} and the client {hello.protocol} (mpidist "
                 f"{hello.version}): install the same version of mpidist on both sides",
             )
             return
         if session is None:
             if message.kind == RESUME:
-                self._refuse(name, _UNKNOWN_SESSION)
+                self._refuse(routing_id, _UNKNOWN_SESSION)
                 return
             session = Session(self, client)
         elif session.number > message.id:
             return  # it comes late, from a socket that the client has replaced
         else:
-            del self._sessions[session.name]
-        self._sessions[name] = session
-        session.name, session.number = name, message.id
+            del self._sessions[session.routing_id]
+        self._sessions[routing_id] = session
+        session.routing_id, session.number = routing_id, message.id
         session.replies = {
             request_id: session.replies[request_id]
             for request_id in message.acks
@@ -554,12 +555,12 @@ class Listener:
         session.send(ack)
         session.share(memory)
 
-    def _refuse(self, name: bytes, text: str) -> None:
+    def _refuse(self, routing_id: bytes, text: str) -> None:
         failure = Failure(code=FailedPreconditionError.code, message=text)
-        self.send(name, _Side().encode(Message(HELLO_ACK, failure=failure)))
+        self.send(routing_id, _Side().encode(Message(HELLO_ACK, failure=failure)))
 
     def _end(self, session: Session) -> None:
-        del self._sessions[session.name]
+        del self._sessions[session.routing_id]
         session.replies.clear()  # they refer to the session
         self._ended.add(session.process)
 
@@ -576,7 +577,8 @@ class Listener:
         level = logging.DEBUG if self._reported else logging.ERROR
         self._reported = True
         origin = frames[0].bytes.hex()
-        logger.log(level, "tcp port %d: client %s sent no message: %s", self.port, origin, error)
+        text = "tcp port %d dropped corrupt bytes from client %s: %s"
+        logger.log(level, text, self.port, origin, error)
 
 
 def hello_message(process: bytes, memory: Memory | None = None) -> Message:

@@ -24,7 +24,7 @@ class Receiver(Protocol):
         """
 
     def peer_lost(self, process: str) -> None:
-        """Accept the news that a process has disconnected."""
+        """Accept the loss of a process, which has disconnected."""
 
     def close(self) -> None:
         """Close the endpoint, because the transport ends."""
@@ -91,8 +91,8 @@ class Transport(Protocol):
 
         Args:
             seconds: Upper limit.
-            done: Returns True if there is no need to sleep. It becomes true with a delivery.
+            done: Returns True if the thread need not sleep. Only a delivery changes its value.
 
         Returns:
-            False, at once, if the transport cannot wake a sleeping thread.
+            False if the transport cannot wake a sleeping thread. The call then returns at once.
         """

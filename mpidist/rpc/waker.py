@@ -1,4 +1,7 @@
-"""How threads sleep until a message arrives, instead of polling."""
+"""Wake-ups for threads that wait for messages.
+
+The pattern is Leader/Followers (Schmidt et al., 2000).
+"""
 
 from __future__ import annotations
 

@@ -388,7 +388,7 @@ atexit.register(last)
     ),
     "ends before MPI": Way(
         f"if odd:\n    sys.exit(0)\n{WORK}work_on()\n", 1, None,
-        says=ended("it waits for rank ODD to start MPI, whose script has ended", OTHER),
+        says=ended("this rank waits in MPI_Init for rank ODD, whose script has ended", OTHER),
         reasons=(1, 1),
     ),
 }  # fmt: skip

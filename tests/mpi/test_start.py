@@ -58,7 +58,7 @@ dist.init_process_group()
     reasons = [line for line in ended.err.splitlines() if "ends the job: " in line]
     assert len(reasons) == 1, ended.err
     assert reasons[0].startswith("mpidist: rank 0 on ")
-    assert reasons[0].endswith("it waits for rank 1 to start MPI, whose script has ended")
+    assert reasons[0].endswith("this rank waits in MPI_Init for rank 1, whose script has ended")
 
 
 HELLO = "import mpidist as dist; print(dist.init_process_group().size())"
