@@ -7,6 +7,7 @@ To add one, write its formula and its class here, and add a case to
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -170,7 +171,7 @@ class Optimizer:
                 )
             if not callable(value):
                 _check_number(name, value)
-                if not 0 <= value < math.inf:
+                if not 0 <= value <= sys.float_info.max:
                     raise ValueError(f"{name} must be at least 0 and finite, not {value!r}")
                 value = float(value)
         elif name in self.__dict__ or name not in self._settable:
@@ -795,8 +796,10 @@ class Function(Optimizer):
     ) -> None:
         if not callable(update):
             raise TypeError(f"an update rule must be a function, not {update!r}")
-        if isinstance(slots, str) or any(":" in slot or not slot for slot in slots):
-            raise ValueError(f"slots are a list of names without ':', not {slots!r}")
+        names = [] if isinstance(slots, str) else list(slots)
+        valid = all(isinstance(name, str) and name and ":" not in name for name in names)
+        if isinstance(slots, str) or not valid or len(set(names)) < len(names):
+            raise ValueError(f"slots are a list of different names without ':', not {slots!r}")
         super().__init__(
             learning_rate,
             clipnorm=clipnorm,

@@ -641,3 +641,13 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
 def own_words(strategy, variable):
     """Return what workers compare of a step of SGD for a variable."""
     return describe_step(optimizers.SGD(1.0), 1.0, [(None, variable)])
+
+
+@pytest.mark.parametrize("options", [{"mode": "sync"}, {"mode": "ssp", "staleness": 1}])
+def test_a_worker_that_closes_before_another_begins_is_not_waited_for(make, options):
+    cluster = make(workers=2)
+    cluster.worker(0, **options).close()
+    (v,) = variables(cluster.worker(1, **options), [2], np.float64)
+    for _ in range(5):
+        optimizers.SGD(1.0).apply_gradients([(np.ones(2), v)]).result(LIMIT_S)
+    np.testing.assert_array_equal(v, np.full(2, -4.0))
