@@ -234,7 +234,7 @@ def copy_within(target, source):
 
 
 def rule_side(optimizer, param, grad):
-    """What starts an update by an optimizer once, and how many arrays it works on."""
+    """Return a function that starts one update by an optimizer, and its number of arrays."""
     apply, numbers = on_arrays(optimizer.formula()), optimizer.numbers(1e-3, 1)
     slots = [cupy().zeros(param.size, "f4") for _ in optimizer.slots()]
     return lambda: apply(Update(param, grad, slots, numbers)), 2 + len(slots)

@@ -132,8 +132,8 @@ class Optimizer:
         global_clipnorm: Limit for the norm of all gradients of an ``apply_gradients`` together;
             otherwise as ``clipnorm``.
         clipvalue: Limit for the absolute value of each element; otherwise as ``clipnorm``.
-        name: Name under which the ps tasks and checkpoints keep the slots; by default that of the
-            class. Optimizers with the same name share slots.
+        name: Name under which the ps tasks and checkpoints keep the slots; by default the name of
+            the class. Optimizers with the same name share slots.
 
     Raises:
         TypeError: An argument is not a number.
@@ -506,7 +506,7 @@ class Adadelta(Optimizer):
     """Adadelta (Zeiler, arXiv 1212.5701).
 
     Args:
-        learning_rate: See :class:`Optimizer`; 1.0 is that of the paper.
+        learning_rate: See :class:`Optimizer`; the paper uses 1.0.
         rho: Decay rate of both means of squares, in [0, 1).
         epsilon: Positive; added to the means before their roots are taken.
         weight_decay: This times the variable is added to the gradient.
@@ -568,7 +568,24 @@ class RMSprop(Optimizer):
 
 
 @dataclass(eq=False, repr=False)
-class Adam(Optimizer):
+class _Moments(Optimizer):
+    """The common numbers of Adam and its relatives."""
+
+    learning_rate: float | Schedule = 0.001
+    beta_1: float = _fraction(0.9)
+    beta_2: float = _fraction(0.999)
+    epsilon: float = _positive(1e-7)
+    weight_decay: float = _not_negative(0.0)
+
+    def slots(self) -> Slots:
+        return ("m", "v")
+
+    def _betas(self) -> Numbers:
+        return (self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
+
+
+@dataclass(eq=False, repr=False)
+class Adam(_Moments):
     """Adam (Kingma and Ba, arXiv 1412.6980).
 
     Args:
@@ -581,11 +598,6 @@ class Adam(Optimizer):
     The other arguments are those of :class:`Optimizer`.
     """
 
-    learning_rate: float | Schedule = 0.001
-    beta_1: float = _fraction(0.9)
-    beta_2: float = _fraction(0.999)
-    epsilon: float = _positive(1e-7)
-    weight_decay: float = _not_negative(0.0)
     amsgrad: bool = _flag(False)
 
     def slots(self) -> Slots:
@@ -600,8 +612,7 @@ class Adam(Optimizer):
     def _numbers(self, rate: float, step: int, decay: float, shrink: float) -> Numbers:
         correction = math.sqrt(1.0 - self.beta_2**step)
         rate = rate * correction / (1.0 - self.beta_1**step)
-        betas = (self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
-        return (rate, decay, shrink, self.epsilon * correction, *betas)
+        return (rate, decay, shrink, self.epsilon * correction, *self._betas())
 
 
 @dataclass(eq=False, repr=False)
@@ -625,7 +636,7 @@ class AdamW(Adam):
 
 
 @dataclass(eq=False, repr=False)
-class Adamax(Optimizer):
+class Adamax(_Moments):
     """Adamax (Kingma and Ba, arXiv 1412.6980, section 7.1).
 
     Args:
@@ -637,12 +648,6 @@ class Adamax(Optimizer):
     The other arguments are those of :class:`Optimizer`.
     """
 
-    learning_rate: float | Schedule = 0.001
-    beta_1: float = _fraction(0.9)
-    beta_2: float = _fraction(0.999)
-    epsilon: float = _positive(1e-7)
-    weight_decay: float = _not_negative(0.0)
-
     def slots(self) -> Slots:
         return ("m", "largest")
 
@@ -651,33 +656,24 @@ class Adamax(Optimizer):
 
     def numbers(self, rate: float, step: int) -> Numbers:
         rate = rate / (1.0 - self.beta_1**step)
-        betas = (self.beta_1, 1.0 - self.beta_1, self.beta_2)
-        return (rate, self.weight_decay, self.epsilon, *betas)
+        return (rate, self.weight_decay, self.epsilon, *self._betas()[:3])
 
 
 @dataclass(eq=False, repr=False)
-class Nadam(Optimizer):
+class Nadam(_Moments):
     """Adam with Nesterov's momentum (Dozat, ICLR workshop 2016).
 
     Args:
         beta_1: Decay rate of the mean, in [0, 1).
         beta_2: Decay rate of the squares, in [0, 1).
         epsilon: Positive; added to the root of the corrected squares.
-        momentum_decay: Speed with which the momentum approaches ``beta_1``; not negative.
         weight_decay: This times the variable is added to the gradient.
+        momentum_decay: Speed with which the momentum approaches ``beta_1``; not negative.
 
     The other arguments are those of :class:`Optimizer`.
     """
 
-    learning_rate: float | Schedule = 0.001
-    beta_1: float = _fraction(0.9)
-    beta_2: float = _fraction(0.999)
-    epsilon: float = _positive(1e-7)
     momentum_decay: float = _not_negative(0.004)
-    weight_decay: float = _not_negative(0.0)
-
-    def slots(self) -> Slots:
-        return ("m", "v")
 
     def formula(self) -> Formula:
         return _nadam
@@ -695,8 +691,7 @@ class Nadam(Optimizer):
         rate_g = rate * correction * (1.0 - momentum) / (1.0 - product)
         rate_m = rate * correction * following / (1.0 - product * following)
         epsilon = self.epsilon * correction
-        betas = (self.beta_1, 1.0 - self.beta_1, self.beta_2, 1.0 - self.beta_2)
-        return (rate_g, rate_m, self.weight_decay, epsilon, *betas)
+        return (rate_g, rate_m, self.weight_decay, epsilon, *self._betas())
 
     def _momentum(self, step: int) -> float:
         return float(self.beta_1 * (1.0 - 0.5 * 0.96 ** (step * self.momentum_decay)))

@@ -138,12 +138,10 @@ class Submission:
                     pass  # a prepared operation that runs again
                 elif op.name == "barrier":
                     signature = "barrier", 0, -1, -1, "", nonblocking
-                elif array is None:
-                    signature = signature_of(op, nonblocking)
-                elif op.name in SHAPED:
+                elif array is not None and op.name in SHAPED:
                     shape, kind = array.shape, array.dtype.char
                     signature = op.name, +op.reduce, op.root, shape, kind, nonblocking
-                elif op.name in SIZED:
+                elif array is not None and op.name in SIZED:
                     signature = op.name, 0, op.root, array.nbytes, "", nonblocking
                 else:
                     signature = signature_of(op, nonblocking)
@@ -168,10 +166,6 @@ class Submission:
         work.limit = limit
         if async_op:
             return work
-        if limit is None:
-            work.wait()
-            return None
-        assert left is not None
         self._wait_within(op, work, limit, left)
         return None
 
@@ -498,11 +492,13 @@ class Submission:
         with self._state_lock:
             self._late, self._refusing = work, True
 
-    def _wait_within(self, op: Op, work: Work, limit: float, left: float) -> None:
-        """Wait for the rest of a time limit, in seconds."""
+    def _wait_within(self, op: Op, work: Work, limit: float | None, left: float | None) -> None:
+        """Wait for the rest of a time limit, in seconds; without a limit until the end."""
         try:
             work.wait(left)
         except DeadlineExceededError:
+            if limit is None:
+                raise
             if op.sequence:
                 self._set_late(work)
             else:

@@ -70,10 +70,10 @@ def reap(but: int = 0) -> None:
 
 
 def end_descendants(leave_s: float) -> tuple[set[int], int]:
-    """Wait for the descendants of this process to end, then kill those that are left.
+    """Wait for the descendants of this process to end, then kill the remaining ones.
 
     Args:
-        leave_s: Time limit for those that end by themselves.
+        leave_s: Time that descendants have to end by themselves, in seconds.
 
     Returns:
         The killed processes, and the number of processes that still exist.
@@ -131,7 +131,7 @@ def _locked_folder(prefix: str) -> tuple[Path, int]:
 
 
 def _remove_abandoned(prefix: str) -> None:
-    # The names are those that mkdtemp gives.
+    # mkdtemp adds eight characters to the prefix.
     for folder in Path(tempfile.gettempdir()).glob(f"{glob.escape(prefix)}{'[a-z0-9_]' * 8}"):
         # Skipped: folders of other users, links and files, and folders whose lock is held.
         with suppress(OSError):

@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Run a Python script on the tasks of a cluster: on this host, on the hosts of "
         "the batch job around it, or on the hosts that are given.",
         epilog="Ranks are ordered by job: ps, worker, data, then the others as given. The exit "
-        "status is that of the task that failed first: 128 + N if signal N killed it; 124 after "
+        "status comes from the task that failed first: 128 + N if signal N killed it; 124 after "
         "--timeout, 130 after Ctrl-C.",
         allow_abbrev=False,
     )

@@ -21,7 +21,7 @@ class Configured:
 
     Args:
         definition: A worker's description of the optimizer.
-        who: The server's name, for messages.
+        server: Name of the ps task, for messages.
 
     Attributes:
         name: The name under which slots are kept.
@@ -33,7 +33,7 @@ class Configured:
         UnimplementedError: There is no such optimizer.
     """
 
-    def __init__(self, definition: pb.OptimizerDef, who: str) -> None:
+    def __init__(self, definition: pb.OptimizerDef, server: str) -> None:
         self.name, self.kind = definition.name, definition.kind
         self._optimizer: Optimizer
         self._schedule: Callable[[int], float] | None = None
@@ -45,7 +45,7 @@ class Configured:
             return
         if definition.kind not in BY_NAME:
             raise errors.UnimplementedError(
-                f"{who} has no optimizer {definition.kind!r}; it knows {', '.join(BY_NAME)}"
+                f"{server} has no optimizer {definition.kind!r}; it knows {', '.join(BY_NAME)}"
             )
         try:
             make: Callable[..., Optimizer] = BY_NAME[definition.kind]

@@ -27,19 +27,19 @@ class ParameterServer:
     def __init__(self, host: Host) -> None:
         index = host.own_index("ps")
         self._catalogue = Catalogue(host, index)
-        who = f"ps {index}"
-        self._rules = Rules(who)
+        name = f"ps {index}"
+        self._rules = Rules(name)
         self._metrics = task_metrics("ps", index)
         self._timekeeper = Timekeeper(self._catalogue, host)
         self._pushes = Pushes(
-            who,
+            name,
             self._catalogue,
             self._rules,
             self._metrics,
             self._remind,
-            lambda number: self._checkpoints.drop_mirror(number),
+            lambda connection: self._checkpoints.drop_mirror(connection),  # made below
         )
-        self._reads = Reads(who, self._catalogue, self._pushes, self._metrics)
+        self._reads = Reads(name, self._catalogue, self._pushes, self._metrics)
         workers = len(workers_of(host.cluster_spec))
         self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics, workers)
         self._endpoint = host.endpoint

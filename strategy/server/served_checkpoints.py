@@ -84,7 +84,7 @@ class ServedCheckpoints:
                 with _in_words(mirror):
                     reply.found.extend(self._fitting(paths))
             except Exception:
-                self.drop_mirror(asked.connection)  # whoever repeats it begins anew
+                self.drop_mirror(asked.connection)  # a repeated request starts again
                 raise
         return Reply(reply.SerializeToString())
 

@@ -3,12 +3,15 @@
 import pytest
 from _cases.jobs import run_job
 
-ONE_MORE = """
+BEGIN = """
 import mpidist
 import numpy as np
 from mpidist.cluster_resolver import MPIClusterResolver
 from strategy import ParameterServerStrategy, get_variable, optimizers
-
+"""
+ONE_MORE = (
+    BEGIN
+    + """
 resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
 with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id) as server:
     if resolver.task_type == "ps":
@@ -24,6 +27,7 @@ with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_i
         optimizers.SGD(1.0).apply_gradients([(grads, w)]).wait()
         print("mean", w.numpy().tolist(), flush=True)
 """
+)
 
 
 @pytest.mark.xfail(
@@ -37,12 +41,9 @@ def test_workers_train_together_after_one_of_them_has_made_a_strategy_more(tmp_p
     assert ended.out.splitlines() == ["mean [-1.5, -1.5, -1.5]"] * 2
 
 
-REUSED = """
-import mpidist
-import numpy as np
-from mpidist.cluster_resolver import MPIClusterResolver
-from strategy import ParameterServerStrategy, get_variable, optimizers
-
+REUSED = (
+    BEGIN
+    + """
 resolver = MPIClusterResolver(jobs={"ps": 1, "worker": -1})
 with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id) as server:
     if resolver.task_type == "ps":
@@ -54,6 +55,7 @@ with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_i
                 optimizers.SGD(1.0).apply_gradients([(np.full(v.shape, -1.0), v)]).wait(30)
                 print(np.unique(v.numpy()).tolist(), flush=True)
 """
+)
 
 
 def test_the_ring_of_a_closed_strategy_is_used_again_over_rma(tmp_path):

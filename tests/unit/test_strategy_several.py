@@ -181,14 +181,14 @@ def test_a_strategy_that_closes_before_the_first_value_is_there(closed):
     threads.append(threading.Thread(target=create, args=(1, 1.0, second)))
     threads[1].start()
     if closed == "waiting":
-        strategies[1]._give_up()
+        strategies[1].close()
         threads[1].join(60)
         assert isinstance(second[0], mpidist.errors.FailedPreconditionError)
         go_on.set()
         threads[0].join(60)
         np.testing.assert_array_equal(first[0], np.zeros(3))
     else:
-        strategies[0]._give_up()
+        strategies[0].close()
         threads[1].join(60)
         np.testing.assert_array_equal(second[0], np.ones(3))
         go_on.set()
