@@ -15,6 +15,7 @@ from mpidist.buffers.compiling import compiled, compiled_fence
 
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # rows to prefetch; measured with rows of 256 bytes: 4 are too few, 32 no better
+_BYTES_AHEAD = 4096  # processors prefetch on their own only within a page
 
 
 def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:
@@ -55,6 +56,7 @@ _prefetch: Any = intrinsic(_prefetch_code)
 @compiled
 def _copy_lines(to: Any, whence: Any, nbytes: Any) -> None:
     for offset in range(0, nbytes, _LINE):
+        _prefetch(whence + np.uintp(offset + _BYTES_AHEAD))
         _copy_line(to + np.uintp(offset), whence + np.uintp(offset))
     _fence()
 
