@@ -15,8 +15,10 @@ from mpidist.group.operation import Op
 from mpidist.group.submission import Submission
 from mpidist.work import Timeout, Work, gather_works
 
-# Larger arrays gain less from one common call than the copies cost.
-_LARGE_BYTES = 256 << 10
+# Larger arrays gain less from one common call than the copies cost. A fused array above 256 KiB
+# would lie in new pages at every call, whose page faults take longer than the calls that it saves.
+_LARGE_BYTES = 32 << 10
+_MAX_FUSED_BYTES = 256 << 10
 _ELEMENTWISE = frozenset(("all_reduce", "broadcast"))
 
 
@@ -121,21 +123,28 @@ def _places(op: Op) -> list[tuple[Array, bool]]:
 
 
 def fuse(ops: Sequence[Op]) -> list[Op]:
-    """Return the operations, with small ones of one name, root and dtype as one.
+    """Return the operations, with small ones of one name, root and dtype fused up to a size.
 
     Broadcasts only move bytes, so their dtypes may differ.
     """
-    kinds: dict[tuple[object, ...], list[Op]] = {}
-    for number, op in enumerate(ops):
+    fused: list[list[Op]] = []
+    last: dict[tuple[object, ...], tuple[list[Op], int]] = {}  # operations and bytes, by kind
+    for op in ops:
         buffer = op.recv
-        if op.name in _ELEMENTWISE and buffer is not None and buffer.nbytes <= _LARGE_BYTES:
-            # One rank may send numbers that another one receives as bytes.
-            dtype = None if op.name == "broadcast" else buffer.dtype
-            key: tuple[object, ...] = (op.name, op.reduce, op.root, dtype)
-        else:
-            key = (number,)
-        kinds.setdefault(key, []).append(op)
-    return [_as_one(alike) for alike in kinds.values()]
+        if op.name not in _ELEMENTWISE or buffer is None or buffer.nbytes > _LARGE_BYTES:
+            fused.append([op])
+            continue
+        # One rank may send numbers that another one receives as bytes.
+        dtype = None if op.name == "broadcast" else buffer.dtype
+        kind = (op.name, op.reduce, op.root, dtype)
+        alike, nbytes = last.get(kind, ([], 0))
+        nbytes += buffer.nbytes
+        if not alike or nbytes > _MAX_FUSED_BYTES:
+            alike, nbytes = [], buffer.nbytes
+            fused.append(alike)
+        alike.append(op)
+        last[kind] = alike, nbytes
+    return [_as_one(alike) for alike in fused]
 
 
 def _as_one(ops: list[Op]) -> Op:

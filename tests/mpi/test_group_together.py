@@ -101,6 +101,21 @@ def test_small_ones_become_one(group):
 
 
 @pytest.mark.ranks(2)
+def test_fused_operations_take_bounded_memory(group):
+    rank = group.rank()
+    arrays = [np.full(8192, n + rank, np.float32) for n in range(20)]
+    large = np.full(8193, rank, np.float32)
+    with group._submission.collecting() as ops:
+        for array in (*arrays, large):
+            group.all_reduce(array)
+    assert [op.recv.nbytes >> 15 for op in fuse(ops)] == [8, 8, 4, 1]
+    group.all_reduce_coalesced([*arrays, large])
+    for n, array in enumerate(arrays):
+        np.testing.assert_array_equal(array, 2 * n + 1)
+    np.testing.assert_array_equal(large, 1)
+
+
+@pytest.mark.ranks(2)
 def test_a_block_within_a_block(group):
     array, others = np.ones(3), [np.ones(2), np.ones(2, np.int32)]
     with group.coalesce(async_ops=True) as outer:
