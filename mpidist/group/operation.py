@@ -147,6 +147,11 @@ class Op:
         """World rank of the root or peer, or -1; see :class:`mpidist.mpi.pending.PendingOp`."""
         return self.group.ranks[self.root] if self.root >= 0 else -1
 
+    @property
+    def is_blocking(self) -> bool:
+        """See :class:`mpidist.mpi.pending.PendingOp`."""
+        return self.signature is not None and self.signature[5] is False
+
     def count(self) -> int:
         """Return the count argument of the MPI call: the size of the smaller array."""
         if self.recv is None:

@@ -45,6 +45,10 @@ class PendingOp(Protocol):
     def describe(self) -> str:
         """Return the operation in words."""
 
+    @property
+    def is_blocking(self) -> bool:
+        """True for a compared collective that its thread cannot leave before it has ended."""
+
     def call(self) -> str:
         """Return the call with its arguments, equal on all members; "" if it is not compared."""
 
@@ -88,6 +92,7 @@ class _WatchedCall:
     sequence = 0
     peer = ALL_MEMBERS
     group_number = 0
+    is_blocking = False
 
     def __init__(self, name: str, members: tuple[int, ...]) -> None:
         self._name = name

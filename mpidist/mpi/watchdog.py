@@ -26,6 +26,8 @@ _CALLS_TAG = 2
 # Seconds of waiting in a collective after which its call is compared with those of the other ranks.
 _COMPARED_AFTER_S = 5.0
 _CALLS_PERIOD_S = 1.0
+_MAX_SHOWN = 4  # ranks in a message
+_CALLS_VALID_S = 5.0  # a rank that still waits has sent its call again
 
 
 class Watchdog:
@@ -56,6 +58,9 @@ class Watchdog:
         self._counts_of_left: dict[int, dict[int, int]] = {}
         self._looked = 0.0
         self._calls_sent = 0.0
+        # The blocking collective in which other ranks wait, and when its first and its last message
+        # arrived; by group and rank.
+        self._blocked: dict[tuple[int, int], tuple[int, str, float, float]] = {}
         self._sending: list[MPI.Request] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mpidist-watchdog", daemon=True)
@@ -153,13 +158,18 @@ class Watchdog:
             if operation.sequence and now - since >= _COMPARED_AFTER_S
         }
         while (received := self._receive(_CALLS_TAG)) is not None:
-            rank, (place, other) = received
+            rank, (place, other, is_blocking) = received
+            if is_blocking:
+                self._note_blocked(rank, place, other, now)
             if place in calls and (call := calls[place].call()) not in ("", other):
                 self._end(
                     "the ranks of a group call different collectives: "
                     f"{calls[place].describe()} is {call} on rank {self._control.rank} and "
                     f"{other} on rank {rank}"
                 )
+        for operation, since in pending:
+            if operation.is_blocking and now - since >= config.stall_s:
+                self._check_positions(operation, now)
         if now - self._calls_sent < _CALLS_PERIOD_S:
             return
         self._calls_sent = now
@@ -167,10 +177,42 @@ class Watchdog:
         for place, operation in calls.items():
             if call := operation.call():
                 self._sending += [
-                    self._control.isend((place, call), rank, _CALLS_TAG)
+                    self._control.isend((place, call, operation.is_blocking), rank, _CALLS_TAG)
                     for rank in operation.members
                     if rank != self._control.rank
                 ]
+
+    def _note_blocked(self, rank: int, place: tuple[int, int], call: str, now: float) -> None:
+        group, sequence = place
+        before = self._blocked.get((group, rank))
+        first = before[2] if before is not None and before[0] == sequence else now
+        self._blocked[group, rank] = sequence, call, first, now
+
+    def _check_positions(self, operation: PendingOp, now: float) -> None:
+        """End the job if every member waits in a blocking collective, and not all in the same one.
+
+        One of them has left out a call, or made one more. A single member that is not blocked may
+        be late, so that the others only have to wait.
+        """
+        positions = {self._control.rank: (operation.sequence, operation.call())}
+        for rank in operation.members:
+            if rank != self._control.rank:
+                sequence, call, first, last = self._blocked.get(
+                    (operation.group_number, rank), (0, "", now, now)
+                )
+                waited_s = _COMPARED_AFTER_S + now - first
+                if now - last > _CALLS_VALID_S or waited_s < config.stall_s:
+                    return
+                positions[rank] = sequence, call
+        if len({sequence for sequence, _ in positions.values()}) > 1:
+            shown = "; ".join(
+                f"rank {rank} in {call}, its number {sequence}"
+                for rank, (sequence, call) in sorted(positions.items())[:_MAX_SHOWN]
+            )
+            self._end(
+                f"all ranks of a group wait in different collectives: {shown}; a rank has left out "
+                "a collective, or called one more (MPIDIST_DEBUG=detail finds it at the call)"
+            )
 
     def _end(self, reason: str) -> None:
         """End the job, and print the stacks of all other threads."""

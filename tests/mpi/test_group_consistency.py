@@ -289,6 +289,52 @@ def test_ranks_that_wait_in_different_collectives_end_the_job(tmp_path):
     assert (root, rank) == (other, other_root) != (other_root, other)
 
 
+ONE_MORE = """
+import numpy as np
+import mpidist as dist
+group = dist.init_process_group()
+for _ in range(1000):
+    group.all_reduce(np.ones(1))
+if group.rank() == 0:
+    group.broadcast(np.ones(1), 0)  # its root does not wait for the others
+for _ in range(300):
+    group.all_reduce(np.ones(1))
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_late_collective_of_one_rank_alone_ends_the_job(tmp_path, size):
+    """One rank compares calls before number 1024, while the other is still in number 1023."""
+    ended = run_ranks(tmp_path, size, ONE_MORE, env={"MPIDIST_STALL_S": "6"})
+    assert ended.status == 1, ended.err
+    said = (
+        r"all ranks of a group wait in different collectives: "
+        r"rank 0 in all_reduce\(.*\), its number 1024; rank 1 in all_reduce\(.*\), its number 1023"
+    )
+    assert re.search(said, ended.err), ended.err
+
+
+LATE = """
+import time
+import numpy as np
+import mpidist as dist
+group = dist.init_process_group()
+for _ in range(150):
+    group.barrier()
+if group.rank() == 0:
+    time.sleep(9)
+group.broadcast(np.ones(3), 1)  # rank 1 does not wait here
+group.barrier()
+print("done")
+"""
+
+
+def test_ranks_that_wait_for_a_late_one_do_not_end_the_job(tmp_path):
+    ended = run_ranks(tmp_path, 3, LATE, env={"MPIDIST_STALL_S": "6"})
+    assert ended.status == 0, ended.err
+    assert ended.out.count("done") == 3
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("wait", ["blocking", "second work first"])
 def test_an_operation_behind_a_difference_ends_with_it(world, wait):
