@@ -159,6 +159,7 @@ class FlowControl:
             request.flow = flow
             if not (flow.sending or flow.waiting) and self._reserve(flow, request):
                 return request
+            request.message.own_buffers()
             flow.waiting.append(request)
         return self.next(flow)  # the thread that was sending may have found nothing waiting
 
@@ -237,6 +238,7 @@ class Client:
         if call is None:
             logger.debug("reply %d came after its deadline", message.id)
             return
+        call.message.buffers = ()  # the caller may keep the Work
         following = self._flow_control.release(call)
         if following is not None:
             self._send(following)
@@ -355,6 +357,7 @@ class Client:
         request_id = call.message.id
         if self._pending.pop(request_id, None) is not None:
             self._transport.forget(call.message.peer, request_id)
+            call.message.buffers = ()
             following = self._flow_control.release(call)
             call.complete(error=error)
             self._send(following)

@@ -161,6 +161,7 @@ class Endpoint:
         *,
         into: Sequence[Array] | None = None,
         timeout: Timeout = None,
+        copy: bool = False,
     ) -> Work:
         """Call a method of another endpoint.
 
@@ -168,11 +169,14 @@ class Endpoint:
             peer: Address of the endpoint.
             method: ``"service/Method"``.
             body: The method's own message, serialised; over mpi and tcp at most 1 GiB.
-            buffers: C-contiguous arrays to send. They must stay unchanged until the Work ends. Do
-                not use them again after the deadline: the transport may still read them.
+            buffers: C-contiguous arrays to send. Without ``copy`` they must stay unchanged until
+                the Work ends. Do not use them again after the deadline: the transport may still
+                read them.
             into: C-contiguous arrays that receive the reply's buffers, if the sizes match. Do not
                 use them again after the deadline: a late reply may still be written to them.
             timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
+            copy: Read the buffers before the call returns, so that they may be changed at once.
+                Buffers that go through shared memory are not copied once more.
 
         Returns:
             A Work with a :class:`Reply` as its result. It fails with the handler's error, with
@@ -189,6 +193,7 @@ class Endpoint:
         if limit is None:
             limit = config.call_timeout_s
         message = self._message(REQUEST, peer, method, body, buffers)
+        message.copies_buffers = copy
         if into is not None:
             check_output_buffers(into)
             message.has_output_buffers = True

@@ -74,6 +74,7 @@ class InprocTransport:
         if receiver is None:
             self._refuse(message)
             return
+        message.own_buffers()
         receiver.deliver(replace(message, peer=message.sender))
 
     def _refuse(self, message: Message) -> None:

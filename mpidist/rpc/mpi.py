@@ -181,6 +181,8 @@ class MpiTransport:
         is_output = message.has_output_buffers and message.kind == REPLY
         writers = self._reply_writers if is_output else self._writers
         frame, buffers = encode(message, writers[peer])
+        if buffers and message.copies_buffers:
+            buffers = [array.copy() for array in buffers]
         isend = self._comm.Isend
         with self._send_lock:  # no other message may come between a frame and its buffers
             if self._ended:
