@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from strategy.variable import Variable
 Pairs = Sequence[tuple[Any, Variable]]
 
 _ONE = np.ones((), np.int64)
+_NOTE = "It is the gradient of variable {!r}."
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,16 @@ class GradientPusher:
     def _push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
         rate = optimizer.learning_rate  # another thread may set it
         pairs = [(_to_host(grad, var), var) for grad, var in pairs]  # all, before any is awaited
-        divided = [gradient_changes(optimizer, rate, grad, var) for grad, var in pairs]
+        rules: dict[Connection, int] = {}
+
+        def rule_of(connection: Connection) -> int:
+            rule = rules.get(connection)
+            if rule is None:
+                rule = rules[connection] = connection.rule_of(optimizer)
+            return rule
+
+        sent_rate = 0.0 if callable(rate) else rate
+        divided = [gradient_changes(rule_of, sent_rate, grad, var) for grad, var in pairs]
         changes = [change for parts in divided for change in parts]
         if not self._nan.allows(changes):
             return self._pace.pass_over().then(lambda _: Applied((), (), contributed=False))
@@ -114,9 +123,6 @@ class GradientPusher:
         counts = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         residuals = self._compressor.apply(changes)
         try:
-            if optimizer.subtracts_rate_alone and self._pace.alone and not callable(rate):
-                for change in changes:
-                    change.scale_ahead(rate)
             changes.append(Change(self._global_step.remotes[0], pb.ADD, _ONE))
             work = self._pace.push(changes, lambda: describe_step(optimizer, rate, pairs))
         except BaseException:
@@ -147,30 +153,48 @@ def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) ->
 
 
 def gradient_changes(
-    optimizer: Optimizer, rate: float | Schedule, grad: Any, variable: Variable
+    rule_of: Callable[[Connection], int], rate: float, grad: Any, variable: Variable
 ) -> list[Change]:
-    """Return the checked changes of a variable's parts; see :meth:`Variable.changes`."""
-    shape = () if isinstance(grad, int | float | complex) else getattr(grad, "shape", None)
-    if shape == () and variable.shape:
-        raise ValueError(
-            f"the gradient of variable {variable.name!r} is a number, and the variable has shape "
-            f"{variable.shape}"
-        )
+    """Return the checked changes of a variable's parts; see :meth:`Variable.changes`.
 
-    def rule_of(connection: Connection) -> int:
-        return connection.rule_of(optimizer)
-
-    with _naming(variable):
+    Args:
+        rule_of: Returns the number of the optimizer over a connection.
+        rate: The learning rate; 0 if a schedule gives it.
+        grad: The gradient.
+        variable: The variable.
+    """
+    if grad.__class__ is not np.ndarray:
+        number = isinstance(grad, int | float | complex)
+        if variable.shape and (number or getattr(grad, "shape", None) == ()):
+            raise _not_a_number(variable)
+    elif grad.shape == () and variable.shape:
+        raise _not_a_number(variable)
+    try:
         changes = variable.changes(grad, rule_of)
+    except TypeError as error:
+        error.add_note(_NOTE.format(variable.name))
+        raise
     for change in changes:
-        change.rate = 0.0 if callable(rate) else rate
+        change.rate = rate
     return changes
+
+
+def _not_a_number(variable: Variable) -> ValueError:
+    return ValueError(
+        f"the gradient of variable {variable.name!r} is a number, and the variable has shape "
+        f"{variable.shape}"
+    )
 
 
 def _to_host(grad: Any, variable: Variable) -> Any:
     """Start to download a gradient on a GPU. Return others as they are."""
-    with _naming(variable):
+    if grad.__class__ is np.ndarray:
+        return grad
+    try:
         return leaving(grad)
+    except TypeError as error:
+        error.add_note(_NOTE.format(variable.name))
+        raise
 
 
 def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
@@ -193,16 +217,6 @@ def _scale_down(changes: Sequence[Change], limit: float) -> None:
     if norm > limit:
         for change in changes:
             change.scale = limit / norm
-
-
-@contextmanager
-def _naming(variable: Variable) -> Iterator[None]:
-    """Add the name of the variable to a TypeError about its gradient."""
-    try:
-        yield
-    except TypeError as error:
-        error.add_note(f"It is the gradient of variable {variable.name!r}.")
-        raise
 
 
 def _undo_uncounted(compressor: Compressor, residuals: Residuals, push: Work) -> None:

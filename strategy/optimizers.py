@@ -245,11 +245,6 @@ class Optimizer:
         """
         raise NotImplementedError
 
-    @property
-    def subtracts_rate_alone(self) -> bool:
-        """True if an update only subtracts learning rate times gradient."""
-        return False
-
     def __repr__(self) -> str:
         rate = self.learning_rate
         shown = {"learning_rate": described(rate) if callable(rate) else f"{rate:g}"}
@@ -465,10 +460,6 @@ class SGD(Optimizer):
     def numbers(self, rate: float, step: int) -> Numbers:
         own = (self.momentum, self.nesterov) if self.momentum else ()
         return (rate, self.weight_decay, *own)
-
-    @property
-    def subtracts_rate_alone(self) -> bool:
-        return not (self.momentum or self.weight_decay)
 
 
 @dataclass(eq=False, repr=False)

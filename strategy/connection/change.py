@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,13 +31,13 @@ class Change:
     Attributes:
         remote: The variable.
         rule: See ``Rule`` in the messages, or the number from :meth:`Connection.rule_of`.
-        data: Any strides, the variable's shape; converted to its dtype.
-        scale: What it is multiplied with on the way.
-        ids: The rows that ``data`` are of, each once, int64; None for the whole variable.
-        wire: The dtype that it travels in; None: the variable's.
-        places: Where the elements of ``data`` belong in the flattened variable, ascending, int64;
-            the others are 0. None: all are there.
-        scaled: Whether ``scale`` is the rule's learning rate, and the server only subtracts.
+        data: The values, of any strides, in the shape of the variable. They are converted to its
+            dtype.
+        scale: A factor for the values.
+        ids: Row numbers of ``data``, each once, int64; None for the whole variable.
+        wire: The dtype in which the values are sent; None for the dtype of the variable.
+        places: Indices of the elements of ``data`` in the flattened variable, ascending, int64. The
+            other elements are 0. None if ``data`` has all elements.
         rate: The learning rate; 0 for other rules than optimizers, and if a schedule gives it.
     """
 
@@ -47,24 +48,17 @@ class Change:
     ids: Array | None = None
     wire: np.dtype[Any] | None = None
     places: Array | None = None
-    scaled: bool = False
     rate: float = 0.0
 
     @property
     def travels_in(self) -> np.dtype[Any]:
-        """Local. The dtype that it travels in."""
+        """The dtype in which the values are sent."""
         return self.remote.layout.dtype if self.wire is None else self.wire
 
-    def scale_ahead(self, rate: float) -> None:
-        """Local. Multiply by the learning rate on the way, where the server would do just that.
-
-        The copy to the server costs no more for it, and the server saves a pass over the gradient.
-        In halves, or after another factor, the product would be rounded otherwise.
-        """
-        layout = self.remote.layout
-        same = self.data.dtype == self.travels_in == layout.dtype and self.places is None
-        if same and layout.is_floating and not layout.is_half and self.scale == 1.0:
-            self.scale, self.scaled = rate, True
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``data`` has all elements of the variable."""
+        return self.ids is None and self.places is None
 
 
 def check_change(
@@ -161,8 +155,10 @@ def push_all(
             for connection, positions in by_server.items():
                 own = [changes[position] for position in positions]
                 works.append(connection.push(own, decision, sent))
-        except BaseException:  # Ctrl-C too
+        except BaseException as error:  # Ctrl-C too
             _pass_by(first, by_server, sent)
+            for work in works:
+                work.add_done_callback(partial(_attach, error))
             raise
     if len(works) == 1:
         return works[0]
@@ -180,6 +176,12 @@ def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -
         for one, last in pairs:
             if one.sequence < last:
                 one.pass_by(sent)
+
+
+def _attach(cause: BaseException, work: Work) -> None:
+    """Raise nothing more for a part of a push that has failed as a whole."""
+    if work.error is not None:
+        work.error.__context__ = cause
 
 
 def _tell_once(works: Sequence[Work]) -> None:

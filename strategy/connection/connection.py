@@ -6,18 +6,19 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import cloudpickle
+import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Reply, Work, errors, task_metrics
 from mpidist.config import config as settings
 from strategy.connection.change import Change
 from strategy.connection.line import LOOK_S, Line
-from strategy.connection.parcel import Parcel
 from strategy.connection.pulls import Pulls
 from strategy.connection.reach import Reach
 from strategy.connection.remote import Remote
@@ -26,12 +27,23 @@ from strategy.connection.steps import Steps
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host
-from strategy.shared.inline import MOST_PUSHES
 from strategy.shared.parts import Origin
+from strategy.shared.push_layout import arrays_of, messages_of
+from strategy.shared.push_message import (
+    PLACES,
+    ROWS,
+    WHOLE,
+    Entry,
+    PushMessage,
+    unpack_reply,
+    wire_number,
+)
 from strategy.shared.rounds import Decision
 from strategy.shared.shard import Layout
 
 Array = NDArray[Any]
+
+_MAX_PUSHES = 16  # pushes under way at once
 
 
 class Connection(Line):
@@ -80,23 +92,16 @@ class Connection(Line):
         self.pushing_to_all = threading.RLock()
         self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._sequence = 0
-        self._broken = self._closed = False
+        self._closed = False
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
-        asked = pb.AttachRequest(
-            worker=worker,
-            workers=workers,
-            shared=self._reach.is_direct,
-            mode=mode,
-            strategy=strategy,
-            gpu=gpu,
-        )
+        self._sent: deque[tuple[Work, int]] = deque()  # requests of pushes, and their bytes
+        asked = pb.AttachRequest(worker=worker, mode=mode, strategy=strategy, gpu=gpu)
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
         self.pulls = Pulls(self)
         self.steps = Steps(self)
         self.snapshots = Snapshots(self, worker)
-        self._ring = self._reach.ring(reply)
 
     def announce(
         self, name: str, layout: Layout, ordinal: int, server: int, origin: Origin, count: int
@@ -162,7 +167,6 @@ class Connection(Line):
             if not reply.grow:
                 break
             self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
-        self._ring = self._reach.ring(reply.ring) or self._ring
         shared = self._reach.shard(layout, reply)
         whole = origin.variable
         gpu = reply.gpu if reply.HasField("gpu") else None
@@ -192,40 +196,43 @@ class Connection(Line):
         decision: Decision | None = None,
         sent: Sequence[int] = (),
     ) -> Work:
-        """Local. Send changes to variables of this server.
+        """Send changes to variables of this server, which applies them in order.
 
-        They are applied in order.
-
-        The arrays may be used again when the call returns.
+        Large pushes are sent in several messages. The server changes nothing before it has all of
+        them. The arrays may be used again when the call returns.
 
         Args:
-            changes: Of synchronous workers also none: servers count the steps.
-            decision: The step in which they count, and with whose; None: by themselves.
-            sent: The sequences of the last pushes to all servers, this one included; without, of
-                this server alone.
+            changes: The changes. Synchronous workers also push none, since servers count the steps.
+            decision: The step to which the changes belong, and its members; None for no step.
+            sent: The sequence numbers of the last pushes to all servers, this one included. Empty
+                if there is one server.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change.
         """
         begin = time.time()
         with self._pushing:
-            self._check_whole()
+            self._check_open()
             self._make_room()
-            push = pb.PushRequest(connection=self.number, sequence=self._sequence + 1, sent=sent)
+            with np.errstate(all="ignore"):  # the server does not report overflow either
+                *slices, last = messages_of(arrays_of(changes))
+            for index, arrays in enumerate(slices):
+                self._wait_for_credit(arrays)
+                request = pb.SliceRequest(connection=self.number, index=index)
+                self._send("PushSlice", request.SerializeToString(), arrays)
+            push = PushMessage(self.number, slices=len(slices), sent=sent)
+            push.entries = [_entry_of(change) for change in changes]
             if decision is not None:
-                push.step = decision.step
-                push.members.extend(decision.members)
-            parcel = self._enclose(push, changes)
-            self._sequence += 1
+                push.step, push.members = decision.step, decision.members
+            self._wait_for_credit(last)  # an interrupt here changes nothing
+            self._sequence = push.sequence = self._sequence + 1
+            try:
+                call = self._send("Push", push.pack(), last)
+            except BaseException:  # Ctrl-C: it may have been sent
+                self._pass_by(sent)
+                raise
             for change in changes:
                 change.remote.seen += 1
-            try:
-                call = self.start("Push", push, parcel.inline)
-                parcel.stream()
-            except BaseException:  # Ctrl-C too
-                self._broken = True
-                self._give_up()
-                raise
             remotes = [change.remote for change in changes]
             gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
             work = call.then(lambda reply: self._applied(reply, remotes, gradients))
@@ -234,16 +241,19 @@ class Connection(Line):
         return work
 
     def pass_by(self, sent: Sequence[int]) -> None:
-        """Local. Send a push of nothing in place of one that others were told of, and no more.
+        """Send an empty push in place of a push that other servers expect here.
 
         Args:
             sent: See :meth:`push`.
         """
         with self._pushing:
-            self._sequence += 1
-            with contextlib.suppress(errors.Error):  # it is gone, and waits for nothing
-                push = pb.PushRequest(connection=self.number, sequence=self._sequence, sent=sent)
-                self.start("Push", push)
+            self._pass_by(sent)
+
+    def _pass_by(self, sent: Sequence[int]) -> None:
+        self._sequence += 1
+        with contextlib.suppress(errors.Error):  # the server has ended
+            push = PushMessage(self.number, self._sequence, sent=sent)
+            self.start_raw("Push", push.pack())
 
     def detach(self) -> None:
         """Tell the server that the strategy was closed, after all pushes have ended."""
@@ -253,16 +263,10 @@ class Connection(Line):
             body = pb.AttachReply(connection=self.number).SerializeToString()
             self._host.endpoint.notify(self.address, "ps/Detach", body)
 
-    def _give_up(self) -> None:
-        """Tell the server, which waits for the rest of a push, that it does not come."""
-        body = pb.AttachReply(connection=self.number).SerializeToString()
-        with contextlib.suppress(errors.Error):  # it is gone, and waits for nothing
-            self._host.endpoint.notify(self.address, "ps/GiveUp", body)
-
     def make_room(self) -> None:
-        """Local. Wait until a push can be under way; raises what earlier ones failed with."""
+        """Wait until another push may be under way; raise errors of earlier pushes."""
         with self._pushing:
-            self._check_whole()
+            self._check_open()
             self._make_room()
 
     def drain(self) -> None:
@@ -277,7 +281,7 @@ class Connection(Line):
         Raises:
             Exception: What a push failed with, unless it has been raised from its Work already.
         """
-        self._check_whole()
+        self._check_open()
         if self._under_way:
             with self._pushing:
                 waiting = list(self._under_way)
@@ -316,19 +320,25 @@ class Connection(Line):
         if reply.enter:
             self._reach.grow(reply)
 
-    def _check_whole(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:  # another thread has closed the strategy during this push
             raise errors.FailedPreconditionError("the strategy was closed during a push")
-        if self._broken:
-            raise errors.FailedPreconditionError(
-                f"a push to {self.address} was interrupted half-way: the variables in it may be "
-                "half changed; start again from a checkpoint"
-            )
 
-    def _enclose(self, push: pb.PushRequest, changes: Sequence[Change]) -> Parcel:
-        parcel = Parcel(push, changes, self._ring)
-        self.metrics.values["out_bytes"] += parcel.nbytes
-        return parcel
+    def _send(self, method: str, body: bytes, arrays: Sequence[Array]) -> Work:
+        """Send one message of a push. The arrays may be changed when this returns."""
+        call = self.start_raw(method, body, arrays, copy=True)
+        nbytes = sum([array.nbytes for array in arrays])
+        self._sent.append((call, nbytes))
+        self.metrics.values["out_bytes"] += nbytes
+        return call
+
+    def _wait_for_credit(self, arrays: Sequence[Array]) -> None:
+        """Wait until a message fits in, so that the messages of pushes take bounded memory."""
+        self._sent = deque(one for one in self._sent if not one[0].is_completed())
+        left = settings.credit_bytes // 2 - sum([array.nbytes for array in arrays])
+        while self._sent and sum([nbytes for _, nbytes in self._sent]) > left:
+            self._sent[0][0].block(float("inf"))
+            self._sent.popleft()
 
     def _applied(
         self,
@@ -337,8 +347,8 @@ class Connection(Line):
         gradients: Sequence[bool],
     ) -> list[tuple[int, int]]:
         """What has become of a push: version and staleness of each of its changes."""
-        answer = pb.PushReply.FromString(reply.body)
-        pairs = list(zip(answer.versions, answer.staleness, strict=True))
+        versions, staleness = unpack_reply(reply.body)
+        pairs = list(zip(versions, staleness, strict=True))
         for remote, (version, _) in zip(remotes, pairs, strict=True):
             remote.known = max(remote.known, version)
         values = self.metrics.values
@@ -348,8 +358,18 @@ class Connection(Line):
 
     def _make_room(self) -> None:
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
-        while len(self._under_way) >= MOST_PUSHES:
+        while len(self._under_way) >= _MAX_PUSHES:
             self._under_way.pop(0).wait()
+
+
+def _entry_of(change: Change) -> Entry:
+    kind = WHOLE
+    if change.ids is not None:
+        kind = ROWS
+    elif change.places is not None:
+        kind = PLACES
+    remote = change.remote
+    return remote.number, change.rule, remote.seen, change.rate, kind, wire_number(change.wire)
 
 
 def _part_of(origin: Origin, count: int) -> pb.PartOf:

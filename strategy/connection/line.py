@@ -15,7 +15,7 @@ Array = NDArray[Any]
 # Who asks for these waits for other workers, or for a disk that the server writes to: as long as it
 # is there.
 _PATIENT = (
-    *("CreateVariable", "Read", "ReadMany", "Push", "Await", "Missing"),
+    *("CreateVariable", "Read", "ReadMany", "PushSlice", "Push", "Await", "Missing"),
     *("Hold", "Save", "CheckRestore", "Restore"),
 )
 
@@ -56,10 +56,22 @@ class Line:
         into: Sequence[Array] | None = None,
         timeout: float | None = None,
     ) -> Work:
-        """Local. Ask the server; see :meth:`mpidist.Endpoint.call`."""
+        """Call a method of the server with a protobuf message; see :meth:`start_raw`."""
+        return self.start_raw(method, message.SerializeToString(), buffers, into, timeout)
+
+    def start_raw(
+        self,
+        method: str,
+        body: bytes,
+        buffers: Sequence[Array] = (),
+        into: Sequence[Array] | None = None,
+        timeout: float | None = None,
+        *,
+        copy: bool = False,
+    ) -> Work:
+        """Call a method of the server; see :meth:`mpidist.Endpoint.call`."""
         if timeout is None and method in _PATIENT:
             timeout = float("inf")
-        body = message.SerializeToString()
         return self._host.endpoint.call(
-            self.address, f"ps/{method}", body, buffers, timeout=timeout, into=into
+            self.address, f"ps/{method}", body, buffers, timeout=timeout, into=into, copy=copy
         )

@@ -30,12 +30,7 @@ class Pace(ABC):
     Args:
         connections: One to each ps task; the first decides.
         worker: Index of this worker.
-
-    Attributes:
-        alone: Whether gradients of a worker are applied by themselves, not as a part of a mean.
     """
-
-    alone = True
 
     def __init__(self, connections: Sequence[Connection], worker: int) -> None:
         self._connections = connections
@@ -124,8 +119,6 @@ class Asynchronous(Pace):
 
 class Synchronous(Pace):
     """Every step has the gradients of all workers, or of those that come first."""
-
-    alone = False
 
     # The last word on a step that this worker has entered, if it was interrupted on the way.
     _entering: Work | None = None

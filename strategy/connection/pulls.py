@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Work, errors
+from mpidist import Reply, Work
 from strategy.proto import parameter_server_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Pulls:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._readings = itertools.count(1)
 
     def start(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
         """Local. Ask the server for a consistent copy.
@@ -85,7 +83,10 @@ class Pulls:
         return self._connection.start("ReadMany", asked, into=(memory,)).then(put)
 
     def in_pieces(self, remote: Remote, out: Array) -> int:
-        """Local. Get a consistent copy of a variable, which nobody changes meanwhile.
+        """Get a consistent copy of a large variable.
+
+        The copy is made of pieces, so that the server needs no second copy for each reader. If
+        pushes change the variable between the pieces again and again, the server copies it whole.
 
         Args:
             remote: The variable.
@@ -95,39 +96,34 @@ class Pulls:
             The version of the copy.
         """
         for _ in range(_TRIES):
-            try:
-                return self._read_once(remote, out.reshape(-1))
-            except errors.AbortedError:  # this worker stood still in between
-                continue
-        version: int = self.start(remote, out).result()
-        return version
+            version = self._read_pieces(remote, out.reshape(-1))
+            if version is not None:
+                return version
+        whole: int = self.start(remote, out).result()
+        return whole
 
-    def _read_once(self, remote: Remote, flat: Array) -> int:
-        reading, step = next(self._readings), max(_PIECE_BYTES // flat.itemsize, 1)
+    def _read_pieces(self, remote: Remote, flat: Array) -> int | None:
+        """Return the version of all pieces; None if the variable has changed meanwhile."""
+        step = max(_PIECE_BYTES // flat.itemsize, 1)
+        versions: set[int] = set()
         asked: deque[Work] = deque()
-        version = 0
         try:
             for start in range(0, flat.size, step):
-                asked.append(self._ask(remote, reading, start, flat[start : start + step]))
+                piece = flat[start : start + step]
+                request = pb.ReadRequest(
+                    variable=remote.number, start=start, stop=start + piece.size
+                )
+                asked.append(self._connection.start("Read", request, into=(piece,)))
                 if len(asked) > _AHEAD:
-                    version = _version(asked.popleft())
+                    versions.add(_version(asked.popleft()))
+                if len(versions) > 1:
+                    break
             while asked:
-                version = _version(asked.popleft())
-        except errors.Error:
-            for work in asked:  # they may still be written into the array
+                versions.add(_version(asked.popleft()))
+        finally:
+            for work in asked:  # late replies would still be written into the array
                 work.block(float("inf"))
-            raise
-        return version
-
-    def _ask(self, remote: Remote, reading: int, start: int, piece: Array) -> Work:
-        message = pb.ReadRequest(
-            variable=remote.number,
-            connection=self._connection.number,
-            reading=reading,
-            start=start,
-            stop=start + piece.size,
-        )
-        return self._connection.start("Read", message, into=(piece,))
+        return versions.pop() if len(versions) == 1 else None
 
 
 def _version(work: Work) -> int:

@@ -7,9 +7,8 @@ import contextlib
 from mpidist import errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host, Task, workers_of
-from strategy.shared.one_sided import OneSidedRing, OneSidedShard
+from strategy.shared.one_sided import OneSidedShard
 from strategy.shared.shard import Layout, SharedShard
-from strategy.shared.staging import Ring
 
 TRANSPORTS = ("auto", "shared", "rma", "p2p")
 
@@ -25,7 +24,7 @@ class Reach:
     Attributes:
         only_shared: Whether what cannot be mapped is an error.
         one_sided: Whether memory is reached by MPI's Get and Put.
-        is_direct: Whether memory of the server is reached, and a ring in it wanted.
+        is_direct: Whether this worker reaches the memory of the server.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
@@ -57,19 +56,6 @@ class Reach:
         memory = self._host.memory.part(self._index, reply.segment)
         assert memory is not None
         return SharedShard(memory, layout, *offsets, self._host.memory.sync)
-
-    def ring(self, reply: pb.AttachReply) -> Ring | OneSidedRing | None:
-        """Local. The ring that a server names, if it does."""
-        if not reply.slots:
-            return None
-        pump = self._host.endpoint.progress
-        server = (f"ps {self._index}", lambda: self._host.has_left("ps", self._index))
-        if self.one_sided:
-            window, rank = self._host.memory.window(self._index, reply.segment)
-            return OneSidedRing(window, rank, reply.offset, reply.slots, pump, *server)
-        memory = self._host.memory.part(self._index, reply.segment)
-        assert memory is not None
-        return Ring(memory, reply.offset, reply.slots, self._host.memory.sync, pump, *server)
 
     def mate_has_left(self) -> bool:
         """Local. Whether one of those who share the memory has ended, or closed its Server."""

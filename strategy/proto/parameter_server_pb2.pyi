@@ -27,20 +27,16 @@ MAX: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
-    __slots__ = ("worker", "workers", "shared", "mode", "strategy", "gpu")
+    __slots__ = ("worker", "mode", "strategy", "gpu")
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     worker: int
-    workers: int
-    shared: bool
     mode: Mode
     strategy: int
     gpu: int
-    def __init__(self, worker: _Optional[int] = ..., workers: _Optional[int] = ..., shared: bool = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ..., gpu: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ..., gpu: _Optional[int] = ...) -> None: ...
 
 class Mode(_message.Message):
     __slots__ = ("name", "backup_workers", "staleness", "compression", "one_sided")
@@ -57,18 +53,10 @@ class Mode(_message.Message):
     def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ..., compression: _Optional[str] = ..., one_sided: bool = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("offset", "slots", "segment", "chunk_bytes", "connection")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_FIELD_NUMBER: _ClassVar[int]
-    SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("connection",)
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    offset: int
-    slots: int
-    segment: int
-    chunk_bytes: int
     connection: int
-    def __init__(self, offset: _Optional[int] = ..., slots: _Optional[int] = ..., segment: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
+    def __init__(self, connection: _Optional[int] = ...) -> None: ...
 
 class CreateRequest(_message.Message):
     __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared", "server", "part")
@@ -109,14 +97,13 @@ class PartOf(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class CreateReply(_message.Message):
-    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "ring", "version", "gpu", "grow")
+    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "version", "gpu", "grow")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     GROW_FIELD_NUMBER: _ClassVar[int]
@@ -126,11 +113,10 @@ class CreateReply(_message.Message):
     must_initialize: bool
     segment: int
     private: bool
-    ring: AttachReply
     version: int
     gpu: int
     grow: int
-    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., ring: _Optional[_Union[AttachReply, _Mapping]] = ..., version: _Optional[int] = ..., gpu: _Optional[int] = ..., grow: _Optional[int] = ...) -> None: ...
+    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., version: _Optional[int] = ..., gpu: _Optional[int] = ..., grow: _Optional[int] = ...) -> None: ...
 
 class GrowRequest(_message.Message):
     __slots__ = ("segment", "create")
@@ -179,51 +165,13 @@ class ConfigureReply(_message.Message):
     rule: int
     def __init__(self, rule: _Optional[int] = ...) -> None: ...
 
-class PushRequest(_message.Message):
-    __slots__ = ("entries", "connection", "sequence", "step", "members", "sent")
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+class SliceRequest(_message.Message):
+    __slots__ = ("connection", "index")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedCompositeFieldContainer[PushEntry]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     connection: int
-    sequence: int
-    step: int
-    members: _containers.RepeatedScalarFieldContainer[int]
-    sent: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, entries: _Optional[_Iterable[_Union[PushEntry, _Mapping]]] = ..., connection: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class PushEntry(_message.Message):
-    __slots__ = ("variable", "rule", "seen", "staged", "rows", "wire", "places", "scaled", "learning_rate")
-    VARIABLE_FIELD_NUMBER: _ClassVar[int]
-    RULE_FIELD_NUMBER: _ClassVar[int]
-    SEEN_FIELD_NUMBER: _ClassVar[int]
-    STAGED_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    WIRE_FIELD_NUMBER: _ClassVar[int]
-    PLACES_FIELD_NUMBER: _ClassVar[int]
-    SCALED_FIELD_NUMBER: _ClassVar[int]
-    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    variable: int
-    rule: int
-    seen: int
-    staged: bool
-    rows: bool
-    wire: str
-    places: bool
-    scaled: bool
-    learning_rate: float
-    def __init__(self, variable: _Optional[int] = ..., rule: _Optional[int] = ..., seen: _Optional[int] = ..., staged: bool = ..., rows: bool = ..., wire: _Optional[str] = ..., places: bool = ..., scaled: bool = ..., learning_rate: _Optional[float] = ...) -> None: ...
-
-class PushReply(_message.Message):
-    __slots__ = ("versions", "staleness")
-    VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    STALENESS_FIELD_NUMBER: _ClassVar[int]
-    versions: _containers.RepeatedScalarFieldContainer[int]
-    staleness: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, versions: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Iterable[int]] = ...) -> None: ...
+    index: int
+    def __init__(self, connection: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class EnterRequest(_message.Message):
     __slots__ = ("connection", "step", "gives", "what")
@@ -270,18 +218,14 @@ class MissingReply(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("variable", "connection", "reading", "start", "stop")
+    __slots__ = ("variable", "start", "stop")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
-    CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    READING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     variable: int
-    connection: int
-    reading: int
     start: int
     stop: int
-    def __init__(self, variable: _Optional[int] = ..., connection: _Optional[int] = ..., reading: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    def __init__(self, variable: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
     __slots__ = ("version",)

@@ -84,6 +84,10 @@ class Rule:
         return None if self.kind is Kind.PLAIN or self.compiled is not None else TILE
 
 
+FoundRule = tuple[str, Rule, Sequence[float]]
+"""The name under which slots and steps are kept, the rule, and its numbers for a step."""
+
+
 def _assign(update: Update) -> None:
     np.copyto(update.param, update.grad)
 

@@ -1,191 +1,149 @@
-"""How pushes change the variables of a server, as fast as their gradients come."""
+"""How pushes change the variables of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from numpy.typing import NDArray
 
-from mpidist import errors
+from mpidist import TaskMetrics, errors
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server.given import Given
-from strategy.server.joint import Joint, find_joint
-from strategy.server.ledger import FoundRule, Ledger
+from strategy.rules.rule import FoundRule, Kind
+from strategy.server.bucket import joined
+from strategy.server.catalogue import Catalogue
+from strategy.server.known_rules import Rules
 from strategy.server.means import mean_of_blocks
-from strategy.server.owned_shard import OwnedShard
+from strategy.server.received import ReceivedChange, ReceivedPush
 from strategy.server.scratch import Scratch
-from strategy.shared.blocks import Blocks
-from strategy.shared.staging import RingBrokenError
+from strategy.server.served import ServedVariable
 
 Array = NDArray[Any]
 
 
+class Outcome:
+    """What has become of the changes of a push: versions after them, and their staleness."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.staleness: list[int] = []
+
+
 class Applier:
-    """Applies what several workers have pushed as one change.
+    """Applies pushes of one or several workers as one change.
 
     Args:
         who: The server, for messages.
-        ledger: What it notes of changes.
+        catalogue: The variables of the server.
+        rules: The update rules.
+        metrics: The metrics of the server.
     """
 
-    def __init__(self, who: str, ledger: Ledger) -> None:
+    def __init__(self, who: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics) -> None:
         self._who = who
-        self._ledger = ledger
+        self._catalogue = catalogue
+        self._rules = rules
+        self._metrics = metrics
         self._sums = Scratch()
-        self._scratch = Scratch()
 
-    def apply(
-        self,
-        batch: Sequence[Given],
-        replies: Sequence[pb.PushReply],
-        refusal: str = "",
-    ) -> Iterator[None]:
-        """Local. Apply pushes, or drop them.
+    def apply(self, batch: Sequence[ReceivedPush]) -> list[Outcome]:
+        """Apply pushes.
 
         Args:
-            batch: Alike but for what is in them.
-            replies: Versions and staleness are added to these.
-            refusal: Why they are dropped, if they are.
+            batch: Pushes of different workers with changes of the same variables.
 
-        Yields:
-            None, where what a worker streams is late, or another push, of which this is so, is in
-            the middle of the same variable. While it waits for another it holds none.
+        Returns:
+            The outcome of each push.
 
         Raises:
-            AbortedError: They are dropped, or a worker will not stream the rest.
-            Exception: What a rule has raised; the other changes have been applied.
+            InternalError: The pushes do not change the same variables.
+            InvalidArgumentError: The arrays of a push do not fit its message.
+            Exception: The first error of a rule. The other changes have been applied.
         """
-        if refusal:
-            yield from self._drop(batch)
-            raise errors.AbortedError(refusal)
-        yield from self._check_alike(batch)
-        each = list(zip(*(given.push.entries for given in batch), strict=True))
-        since = max(given.arrived for given in batch)
+        for push in batch:
+            if push.problem is not None:
+                raise push.problem
+        self._check_alike(batch)
+        outcomes = [Outcome() for _ in batch]
         problem: BaseException | None = None
-        place = 0
-        while place < len(each):
-            changed, first = each[place : place + 1], each[place][0]
-            yield from self._ledger.until_free(first.variable, since)
-            try:
-                rule = self._ledger.rule(first)  # called once, since a schedule may fail once
-                joint = find_joint(self._ledger, each, place, rule)
-            except (Exception, SystemExit) as error:
-                problem = problem or error
-                yield from self._drop(batch, place, place + 1)
-            else:
+        for changes in zip(*(push.changes for push in batch), strict=True):
+            for each in self._alike(changes):
                 try:
-                    if joint is None:
-                        yield from self._change_one(batch, each[place], replies, rule)
-                    else:
-                        changed = each[place : place + len(joint.shards)]
-                        self._change_joint(batch, joint, changed, replies)
-                except RingBrokenError:
-                    yield from self._drop(batch, place + 1)
-                    raise
-                except (Exception, SystemExit) as error:
+                    self._change(each, outcomes)
+                except (Exception, SystemExit) as error:  # also of a user's function
                     problem = problem or error
-            versions = [self._ledger.variable(entries[0]).shard.version for entries in changed]
-            for reply in replies:
-                reply.versions.extend(versions)
-            place += len(changed)
         if problem is not None:
             raise problem
+        return outcomes
 
-    def _change_joint(
-        self,
-        batch: Sequence[Given],
-        joint: Joint,
-        changed: Sequence[Sequence[pb.PushEntry]],
-        replies: Sequence[pb.PushReply],
-    ) -> None:
-        ledger, layout = self._ledger, joint.shards[0].layout
-        for own, reply in zip(zip(*changed, strict=True), replies, strict=True):
-            ledger.count(own, joint.shards, reply)
-        each = [iter((given.inline.values(layout.dtype, joint.size),)) for given in batch]
-        for gradient in mean_of_blocks(each, layout, self._sums):
-            assert gradient is not None  # they are there
-            joint.change(gradient, self._scratch)
-        for entries in changed:
-            variable = ledger.variable(entries[0])
-            if variable.waiting:
-                ledger.tell_waiting(variable)
-
-    def _change_one(
-        self,
-        batch: Sequence[Given],
-        entries: Sequence[pb.PushEntry],
-        replies: Sequence[pb.PushReply],
-        rule: FoundRule,
-    ) -> Iterator[None]:
-        """Make one change, in the middle of which it may be that no other is made."""
-        ledger = self._ledger
-        variable = ledger.variable(entries[0])
-        shard = variable.shard
-        rest: Sequence[Blocks] = ()
-        ledger.in_work.add(variable.identity)
-        # A bad entry must not leave its blocks in a ring, nor keep the others from applying.
-        try:
-            change, rest = self._change(batch, entries, shard)
-            ledger.count_streamed(entries, shard)
-            for entry, reply in zip(entries, replies, strict=True):
-                ledger.count([entry], [shard], reply)
-            yield from change(*rule)
-            ledger.tell_waiting(variable)
-        except (Exception, SystemExit):
-            yield from _drained(rest)
-            raise
-        finally:
-            ledger.in_work.discard(variable.identity)
-
-    def _check_alike(self, batch: Sequence[Given]) -> Iterator[None]:
-        """InternalError unless all push the same: they were compared before they might."""
+    def _check_alike(self, batch: Sequence[ReceivedPush]) -> None:
         if len(batch) == 1:
             return
-        kinds = [
-            (given.push.step, [(entry.variable, entry.rows) for entry in given.push.entries])
-            for given in batch
-        ]
+        kinds = [(push.message.step, [change.kind for change in push.changes]) for push in batch]
         if any(kind != kinds[0] for kind in kinds):
-            yield from self._drop(batch)
             raise errors.InternalError(f"{self._who} got pushes that make no step: {kinds}")
 
-    def _drop(
-        self, batch: Sequence[Given], first: int = 0, end: int | None = None
-    ) -> Iterator[None]:
-        """Take some changes out of messages and rings, and do nothing with them."""
-        for given in batch:
-            for entry in given.push.entries[first:end]:
-                shard = self._ledger.variable(entry).shard
-                if entry.rows:
-                    given.rows(entry, shard)
-                else:
-                    yield from _drained([given.dense(entry, shard)])
+    def _alike(self, changes: tuple[ReceivedChange, ...]) -> Sequence[tuple[ReceivedChange, ...]]:
+        """Divide a change of several variables unless one call of the rule can make it."""
+        first = changes[0]
+        if len(first.variables) == 1:
+            return [changes]
+        name, rule = self._rules.rule_of(first.rule)
+        steps = {variable.shard.steps.get(name, 0) for variable in first.variables}
+        if len(steps) == 1 and rule.kind is not Kind.FUNCTION:
+            with suppress(errors.ResourceExhaustedError):  # one by one, each tells of its slots
+                for slot in rule.slots:
+                    for variable in first.variables:
+                        variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
+                return [changes]
+        return list(zip(*(change.divided() for change in changes), strict=True))
 
-    def _change(
-        self, batch: Sequence[Given], entries: Sequence[pb.PushEntry], shard: OwnedShard
-    ) -> tuple[Callable[..., Iterator[None]], Sequence[Blocks]]:
-        """What changes a shard, given a rule, and the blocks that it takes one by one."""
-        if entries[0].rows:
-            parts = [given.rows(entry, shard) for given, entry in zip(batch, entries, strict=True)]
-            return partial(_at_once, partial(shard.apply_mean_of_rows, each=parts)), ()
-        each = [given.dense(entry, shard) for given, entry in zip(batch, entries, strict=True)]
-        blocks = mean_of_blocks(each, shard.layout, self._sums)
-        return partial(shard.applying, blocks=blocks), each
+    def _change(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
+        """Make a change, and note versions and staleness."""
+        first = changes[0]
+        variables = first.variables
+        found = self._rules.find(first.rule, first.rate, variables[0].shard)
+        self._count(changes, outcomes)
+        shard = variables[0].shard
+        if len(variables) > 1:
+            self._change_bucket(changes, found)
+        elif first.ids is not None:
+            shard.apply_mean_of_rows(*found, [change.rows() for change in changes])
+        else:
+            each = [change.blocks() for change in changes]
+            shard.apply(*found, mean_of_blocks(each, shard.layout, self._sums))
+        self._finish(variables, outcomes)
 
+    def _count(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
+        """Note how stale changes are that are about to be made."""
+        versions = [variable.shard.version for variable in changes[0].variables]
+        total = 0
+        for change, outcome in zip(changes, outcomes, strict=True):
+            late = [v - min(seen, v) for v, seen in zip(versions, change.seen, strict=True)]
+            outcome.staleness += late
+            total += sum(late)
+        if changes[0].rule >= pb.FIRST_OPTIMIZER:
+            self._metrics.values["changes"] += len(versions) * len(changes)
+            self._metrics.values["staleness"] += total
 
-def _at_once(change: Callable[..., None], *rule: Any) -> Iterator[None]:
-    change(*rule)
-    yield from ()
+    def _change_bucket(self, changes: Sequence[ReceivedChange], found: FoundRule) -> None:
+        """Change adjacent variables of a bucket by one call of a rule."""
+        shards = [variable.shard for variable in changes[0].variables]
+        spans = [shard.span for shard in shards if shard.span is not None]
+        gradients = [iter((change.values[0],)) for change in changes]
+        (gradient,) = mean_of_blocks(gradients, shards[0].layout, self._sums)
+        spans[0].bucket.change(*joined(spans), found, gradient)
+        name = found[0]
+        step = shards[0].steps.get(name, 0) + 1
+        for shard in shards:
+            shard.steps[name] = step
 
-
-def _drained(each: Sequence[Blocks]) -> Iterator[None]:
-    """Take the rest of some blocks, as far as there is a rest."""
-    for blocks in each:
-        try:
-            for block in blocks:
-                if block is None:
-                    yield
-        except RingBrokenError:
-            continue
+    def _finish(self, variables: Sequence[ServedVariable], outcomes: Sequence[Outcome]) -> None:
+        """Report the new versions, also to workers that wait for a first value."""
+        versions = [variable.shard.version for variable in variables]
+        for outcome in outcomes:
+            outcome.versions += versions
+        for variable in variables:
+            if variable.waiting:
+                self._catalogue.answer_waiting(variable)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from typing import Any
+
+import numpy as np
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.agreement import Agreement
+from strategy.server.bucket import DATA_BYTES, VERSIONS_BYTES, Bucket, Span, is_small
 from strategy.server.growth import Creation, Growth
 from strategy.server.memory import Memory, Place, check_room, needed_bytes
 from strategy.server.on_gpus import Gpus
@@ -21,11 +23,10 @@ from strategy.server.served import (
     origin_of,
 )
 from strategy.shared.host import Host, Task, workers_of
-from strategy.shared.shard import BLOCK_BYTES, Layout
-from strategy.shared.staging import COUNTER_BYTES, Ring, ring_bytes, slots_for
+from strategy.shared.shard import Layout
 
 # Each segment takes all workers to make.
-_LEAST_SEGMENT_BYTES = 4 << 20
+_LEAST_SEGMENT_BYTES = 16 << 20
 
 
 class Catalogue:
@@ -65,6 +66,7 @@ class Catalogue:
             self._mates[kind] = {n: task for n, task in enumerate(workers) if task in mates}
             self._growth[kind] = Growth(self._mates[kind])
         self._grown_for: set[str] = set()
+        self._buckets: dict[tuple[np.dtype[Any], bool], Bucket] = {}  # with room, by dtype and kind
 
     def close(self) -> None:
         """Local. Answer those who wait for more memory: there will be none. Give GPUs back."""
@@ -75,6 +77,7 @@ class Catalogue:
         self._gpus.close()
         for variable in self.variables:
             variable.shard.close()
+        self._buckets.clear()
 
     def attach(self, request: Request) -> Reply:
         """Local. A worker opens a connection."""
@@ -87,22 +90,15 @@ class Catalogue:
                     f"{other.worker} {mode_in_words(its, mine)}: all workers must have the same"
                 )
         gpu = self._gpus.wanted(asked, self.connections.values())
-        slots = slots_for(asked.workers) if asked.shared else 0
-        connection = ServedConnection(asked.worker, asked.strategy, asked.mode, slots, gpu)
-        reply = pb.AttachReply(connection=self._attached, chunk_bytes=BLOCK_BYTES)
+        reply = pb.AttachReply(connection=self._attached)
+        connection = ServedConnection(asked.worker, asked.strategy, asked.mode, gpu)
         self.connections[self._attached] = connection
         self._attached += 1
-        # Where there is no room for the ring, there may be when the first variable needs it.
-        with contextlib.suppress(errors.ResourceExhaustedError):
-            self._make_ring(connection)
-        connection.tell(reply)
         return Reply(reply.SerializeToString())
 
     def detach(self, number: int) -> None:
-        """Forget a connection without pushes, and free its ring."""
-        connection = self.connections.pop(number)
-        if connection.place is not None:
-            self._memory.free(connection.place)
+        """Forget a connection without pushes."""
+        del self.connections[number]
         gone = errors.FailedPreconditionError("the strategy was closed")
         for variable in self.variables:
             for request in list(variable.waiting):
@@ -120,10 +116,13 @@ class Catalogue:
         variable = self.by_name.get(asked.name)
         if variable is None:
             self._growth[self._kind(asked)].check(asked.worker, self._creation(asked))
-            values, place = self._place_of(asked, layout)
+            values, span = None, self._span_of(asked, layout)
+            place = None if span is None else span.place
+            if place is None:
+                values, place = self._place_of(asked, layout)
             if place is None:
                 return Reply(pb.CreateReply(grow=self._memory.count).SerializeToString())
-            variable = self._make(asked, layout, place, values)
+            variable = self._make(asked, layout, place, values, span)
         else:
             self.agreement.check_same(variable, asked, layout)
             if asked.only_shared and not variable.place.is_reached(one_sided=False):
@@ -169,14 +168,13 @@ class Catalogue:
             version=variable.shard.version,
             gpu=variable.shard.gpu,
         )
-        connection = self.connections[asked.connection]
-        if connection.lacks_ring(variable.shard.layout):
-            try:
-                self._make_ring(connection)
-            except errors.ResourceExhaustedError as error:
-                self._host.memory.warn_unshared(error.message)
-        connection.tell(reply.ring)
         return Reply(reply.SerializeToString())
+
+    def answer_waiting(self, variable: ServedVariable) -> None:
+        """Answer the workers that wait for the first value of a variable."""
+        waiting, variable.waiting = variable.waiting, []
+        for request in waiting:
+            request.reply(self.created(variable, request, must_initialize=False).body)
 
     def grow(self, request: Request) -> Reply:
         """Local. A worker promises to take part in making a segment."""
@@ -227,6 +225,24 @@ class Catalogue:
     def _gpu_of(self, asked: pb.CreateRequest) -> int | None:
         return self.connections[asked.connection].gpu
 
+    def _span_of(self, asked: pb.CreateRequest, layout: Layout) -> Span | None:
+        """Return the part of a bucket for a small variable; None if it must lie elsewhere."""
+        kind = self._kind(asked)
+        is_on_gpu = self._gpu_of(asked) is not None and layout.is_floating
+        if is_on_gpu or not is_small(layout):
+            return None
+        bucket = self._buckets.get((layout.dtype, kind))
+        if bucket is None or not bucket.has_room(layout):
+            lengths = VERSIONS_BYTES, DATA_BYTES
+            try:
+                check_room(sum(lengths))
+                place = self._memory.carve(*lengths, one_sided=kind)
+            except errors.ResourceExhaustedError:
+                return None
+            bucket = Bucket(place, layout.dtype, self._host.memory.sync)
+            self._buckets[layout.dtype, kind] = bucket
+        return bucket.take(layout)
+
     def _place_of(self, asked: pb.CreateRequest, layout: Layout) -> tuple[Any, Place | None]:
         """Its values on a GPU, if they lie there, and its place; see :meth:`_find_place`.
 
@@ -246,13 +262,8 @@ class Catalogue:
 
     def _find_place(self, asked: pb.CreateRequest, layout: Layout) -> Place | None:
         """Where a new variable can lie, or None: after growth it will be known."""
-        lengths = self._lengths(asked, layout)
-        connection, kind = self.connections[asked.connection], self._kind(asked)
+        lengths, kind = self._lengths(asked, layout), self._kind(asked)
         try:
-            # What is left of a one-sided segment might not do for the rings of the others.
-            for each in self.connections.values() if kind else (connection,):
-                if each.mode.one_sided == kind and each.lacks_ring(layout):
-                    self._make_ring(each)
             return self._memory.carve(*lengths, one_sided=kind)
         except errors.ResourceExhaustedError as error:
             problem = error
@@ -265,10 +276,7 @@ class Catalogue:
             return self._find_place(asked, layout)
         if asked.only_shared:
             raise problem
-        try:
-            place = self._memory.carve(*lengths, one_sided=kind)  # it was the ring without room
-        except errors.ResourceExhaustedError:
-            place = self._carve_private(*lengths)
+        place = self._carve_private(*lengths)
         self._host.memory.warn_unshared(problem.message)
         return place
 
@@ -282,7 +290,12 @@ class Catalogue:
             ) from error
 
     def _make(
-        self, asked: pb.CreateRequest, layout: Layout, place: Place, values: Any
+        self,
+        asked: pb.CreateRequest,
+        layout: Layout,
+        place: Place,
+        values: Any,
+        span: Span | None,
     ) -> ServedVariable:
         if values is not None:
             place = self._gpus.aligned(place, layout)
@@ -291,7 +304,7 @@ class Catalogue:
         lies = (place.memory, layout, versions, data)
         given = (asked.name, *lies, self._host.memory.sync, self._scratch, origin_of(asked))
         if values is None:
-            shard = OwnedShard(*given)
+            shard = OwnedShard(*given, span)
         else:
             shard = self._gpus.shard(self._gpu_of(asked), given, values)
         number = len(self.variables)
@@ -305,31 +318,11 @@ class Catalogue:
                 promise.reply(pb.GrowReply().SerializeToString())
         return variable
 
-    def _make_ring(self, connection: ServedConnection) -> None:
-        if connection.ring is None and connection.slots:
-            nbytes = ring_bytes(connection.slots)
-            place = self._memory.carve(nbytes, one_sided=connection.mode.one_sided)
-            counters = place.offsets[0]  # memory of an earlier ring or variable is not zero
-            place.memory[counters : counters + COUNTER_BYTES] = 0
-            self._host.memory.sync()
-            pump = self._host.endpoint.progress
-            ends = (place.memory, place.offsets[0], connection.slots)
-            task = workers_of(self._host.cluster_spec)[connection.worker]
-            worker = (f"worker {connection.worker}", lambda: self._host.has_left(*task))
-            connection.ring = Ring(*ends, self._host.memory.sync, pump, *worker)
-            connection.place = connection.untold = place
-
     def _growth_bytes(self, asked: pb.CreateRequest) -> int:
         """How long a segment to make for a variable; 0 if there cannot be one."""
         layout, kind = Layout(asked.shape, asked.dtype), self._kind(asked)
         needed = needed_bytes(*self._lengths(asked, layout))
-        rings = [
-            needed_bytes(ring_bytes(connection.slots))
-            for connection in self.connections.values()
-            if connection.lacks_ring(layout) and connection.mode.one_sided == kind
-        ]
-        needed += max(rings, default=0)
-        wanted = max(2 * needed + sum(rings), self._memory.nbytes(kind), _LEAST_SEGMENT_BYTES)
+        wanted = max(2 * needed, self._memory.nbytes(kind), _LEAST_SEGMENT_BYTES)
         return self._host.memory.growth_bytes(self._index, needed, wanted)
 
     def _go(self, asked: pb.CreateRequest) -> None:

@@ -11,7 +11,7 @@ made in the copy, and goes up: that is one way over the bus in place of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,16 +60,16 @@ class GpuShard(OwnedShard):
         if self._pinned is not None:
             self._pinned.close()
 
-    def applying(
-        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array | None]
-    ) -> Iterator[None]:
-        """Local. See :meth:`OwnedShard.applying`.
+    def apply(
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
+    ) -> None:
+        """Change the whole variable once; see :meth:`OwnedShard.apply`.
 
         Raises:
             InternalError: CUDA failed.
         """
         with self._gpu.told():
-            yield from super().applying(name, rule, numbers, blocks)
+            super().apply(name, rule, numbers, blocks)
 
     def slots_on_host(self) -> Mapping[str, Array]:
         """Local. See :meth:`OwnedShard.slots_on_host`; copies.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from mpidist import Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.rules import rule as rules
-from strategy.rules.rule import Kind, Rule
+from strategy.rules.rule import FoundRule, Rule
 from strategy.server.configured import Configured
 from strategy.server.owned_shard import OwnedShard
 
@@ -48,19 +48,25 @@ class Rules:
             self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
 
-    def may_join(self, number: int) -> bool:
-        """Local. Whether the rule of this number may be called for several variables at once."""
+    def rule_of(self, number: int) -> tuple[str, Rule]:
+        """Return a rule, and the name under which it keeps slots and steps."""
         if number in _PLAIN:
-            return True
-        return self._optimizers[number - pb.FIRST_OPTIMIZER].rule.kind is Kind.OPTIMIZER
+            return _PLAIN[number]
+        optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
+        return optimizer.name, optimizer.rule
 
-    def find(self, entry: pb.PushEntry, shard: OwnedShard) -> tuple[str, Rule, Sequence[float]]:
-        """Return the name, the rule, and the numbers of its next step for a change of a shard.
+    def find(self, number: int, rate: float, shard: OwnedShard) -> FoundRule:
+        """Return a rule for the next change of a variable.
+
+        Args:
+            number: Number of the rule.
+            rate: The learning rate of an optimizer without a schedule.
+            shard: The variable.
 
         Raises:
-            InvalidArgumentError: The shard's dtype does not do, or a schedule fails.
+            InvalidArgumentError: The rule does not take the dtype, or a schedule fails.
         """
-        number, dtype = entry.rule, shard.layout.dtype
+        dtype = shard.layout.dtype
         if number in _PLAIN:
             if number == pb.SUB and dtype == np.bool_:
                 raise errors.InvalidArgumentError(
@@ -73,8 +79,5 @@ class Rules:
                 f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
                 "optimizers need bfloat16, float16, float32 or float64"
             )
-        if entry.scaled:
-            return optimizer.name, rules.SUB, ()
         step = shard.steps.get(optimizer.name, 0) + 1
-        numbers = optimizer.numbers_at(step, entry.learning_rate)
-        return optimizer.name, optimizer.rule, numbers
+        return optimizer.name, optimizer.rule, optimizer.numbers_at(step, rate)

@@ -1,8 +1,8 @@
-"""Means of what several workers push, in the order of the workers. Pure."""
+"""Means of the changes of several workers, in the order of the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,15 @@ Array = NDArray[Any]
 
 
 def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> Blocks:
-    """Local. The mean of several changes of a shard, block by block.
+    """Yield the mean of several changes of a variable, block by block.
 
-    The sum is taken in the order given, then divided; halves in float32, integers rounded down.
+    The sum is taken in the given order, then divided. Halves are added in float32, integers are
+    rounded down.
 
     Args:
-        each: The blocks of each; of one alone they are given on as they are.
-        layout: The shard's.
-        scratch: For the sum.
+        each: The blocks of each change. The blocks of a single change are yielded unchanged.
+        layout: The layout of the variable.
+        scratch: Memory for the sum.
 
     Yields:
         Flat arrays; each is overwritten by the next.
@@ -36,11 +37,7 @@ def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> 
     (memory,) = scratch.take(1, _wide(layout))
     if layout.is_half:
         memory = np.resize(memory, 2 * memory.size)  # a block has twice as many halves
-    for together in _together(each):
-        if together is None:
-            yield None
-            continue
-        first, second, *others = together
+    for first, second, *others in zip(*each, strict=True):
         total = memory[: first.size]
         np.add(first, second, out=total, dtype=total.dtype)
         for block in others:
@@ -49,20 +46,20 @@ def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> 
 
 
 def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[Array, Array]:
-    """Local. The mean of several changes of rows; who does not name a row adds nothing to it.
+    """Return the mean of several changes of rows. A worker adds zero to rows that it does not name.
 
     Args:
-        each: Of each the numbers of rows, each once, and what is for them, flat.
-        layout: The shard's.
+        each: Row numbers, each once, and flat values of each change.
+        layout: The layout of the variable.
 
     Returns:
-        Numbers, each once, and what is for them, flat.
+        Row numbers, each once, and their values, flat.
     """
     if len(each) == 1:
         return each[0]
     ids, places = distinct(np.concatenate([numbers for numbers, _ in each]))
     width = layout.size // max(layout.shape[0], 1)
-    # The only number that changes none that is added to it.
+    # -0.0 is the only number that changes no number to which it is added.
     total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
     ends = np.cumsum([len(numbers) for numbers, _ in each])
     for here, (numbers, values) in zip(np.split(places, ends[:-1]), each, strict=True):
@@ -70,23 +67,6 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
         part += values.reshape(len(numbers), width)
         put_rows(total, here, part)
     return ids, _divided(total, len(each)).reshape(-1)
-
-
-def _together(each: Sequence[Blocks]) -> Iterator[list[Array] | None]:
-    """One block of each, again and again, until they end; they are equally many."""
-    while True:
-        found: list[Array] = []
-        for blocks in each:
-            for block in blocks:
-                if block is not None:
-                    found.append(block)
-                    break
-                yield None
-        if not found:
-            return
-        if len(found) < len(each):
-            raise ValueError(f"{len(each)} changes of a shard are not equally long")
-        yield found
 
 
 def _wide(layout: Layout) -> np.dtype[Any]:

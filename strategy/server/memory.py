@@ -88,13 +88,6 @@ class Memory:
                 return Place(memory, tuple(offsets), number, one_sided)
         raise problem
 
-    def free(self, place: Place) -> None:
-        """Free the pieces of a place in a segment."""
-        assert place.segment is not None
-        _, arena, _ = self._segments[place.segment]
-        for offset in place.offsets:
-            arena.free(offset)
-
     @staticmethod
     def carve_private(*lengths: int) -> Place:
         """Local. Pieces in memory of this process alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,32 +26,21 @@ _quiet = partial(np.errstate, all="ignore")
 class OwnedShard(SlottedShard):
     """A shard as its server has it: the only one who writes. See :class:`SlottedShard`."""
 
-    _ahead = 0  # blocks that may be in the middle of a change when the next one is begun
+    _ahead = 0  # blocks that may be in the middle of a change when the next one begins
 
     def apply(
         self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
     ) -> None:
-        """Local. Change the whole shard once; see :meth:`applying`. All blocks are there."""
-        for _ in self.applying(name, rule, numbers, blocks):
-            continue
-
-    def applying(
-        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array | None]
-    ) -> Iterator[None]:
-        """Local. Change the whole shard once, as its gradient comes.
+        """Change the whole variable once.
 
         Args:
-            name: Under which slots and steps are kept: the optimizer's.
-            rule: How.
+            name: Name of the optimizer, under which slots and steps are kept.
+            rule: The update rule.
             numbers: The numbers of this step.
-            blocks: The gradient, flat, block by block; asked for one by one.
-
-        Yields:
-            None, where the next block is not there yet: until then some blocks are of the next
-            version, and no consistent copy can be had.
+            blocks: The gradient, flat, block by block.
 
         Raises:
-            Exception: What the rule or the blocks raise, after the versions of all blocks have
+            Exception: An error of the rule or of the blocks, after the versions of all blocks have
                 advanced: some of the values may have changed.
         """
         step = self.steps.get(name, 0) + 1
@@ -61,10 +50,6 @@ class OwnedShard(SlottedShard):
         problem: BaseException | None = None
         try:
             for gradient in blocks:
-                if gradient is None:
-                    problem = self._end_blocks(odd, 0) or problem
-                    yield
-                    continue
                 self._version_of[block] += 1
                 self._sync()
                 end: End | None = None
@@ -72,7 +57,7 @@ class OwnedShard(SlottedShard):
                     if problem is None:
                         with _quiet():
                             end = update(start, gradient)
-                except (Exception, SystemExit) as error:  # of a user's rule
+                except (Exception, SystemExit) as error:  # of a user's function
                     problem = error
                 if end is None:
                     self._sync()
@@ -81,14 +66,10 @@ class OwnedShard(SlottedShard):
                     odd.append((block, end))
                     problem = self._end_blocks(odd, self._ahead) or problem
                 block, start = block + 1, start + gradient.size
-        except GeneratorExit:
-            raise  # dropped half-way when the server ended: the memory may be gone
-        except BaseException:
-            self._end_blocks(odd, 0)
-            self._end_change(block, name, step)
-            raise
-        problem = self._end_blocks(odd, 0) or problem
-        self._end_change(block, name, step)
+        finally:
+            problem = self._end_blocks(odd, 0) or problem
+            self.versions[block:] += 2  # no blocks, unless a checkpoint is damaged
+            self.steps[name] = step
         if problem is not None:
             raise problem
 
@@ -105,19 +86,6 @@ class OwnedShard(SlottedShard):
                 self._sync()
                 self._version_of[block] += 1
         return problem
-
-    def _end_change(self, block: int, name: str, step: int) -> None:
-        self.versions[block:] += 2  # none, but where the rest does not come
-        self.steps[name] = step
-
-    def replace(self, values: Array) -> None:
-        """Local. Put new values, flat, in the place of those of a shard of one block."""
-        version, sync = self._version_of, self._sync
-        version[0] += 1
-        sync()
-        self.flat[:] = values
-        sync()
-        version[0] += 1
 
     def apply_rows(
         self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
-from mpidist import errors, task_metrics
+from mpidist import task_metrics
 from strategy.server.catalogue import Catalogue
 from strategy.server.known_rules import Rules
 from strategy.server.pushes import Pushes
@@ -36,10 +34,9 @@ class ParameterServer:
             self._catalogue,
             self._rules,
             self._metrics,
-            self._remind,
             lambda connection: self._checkpoints.drop_mirror(connection),  # made below
         )
-        self._reads = Reads(name, self._catalogue, self._pushes, self._metrics)
+        self._reads = Reads(self._catalogue, self._metrics)
         workers = len(workers_of(host.cluster_spec))
         self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics, workers)
         self._endpoint = host.endpoint
@@ -55,13 +52,12 @@ class ParameterServer:
                 "Grow": self._catalogue.grow,
                 "Withdraw": self._catalogue.withdraw,
                 "Configure": self._rules.configure,
+                "PushSlice": self._pushes.take_slice,
                 "Push": self._pushes.push,
                 "Hold": self._pushes.hold,
                 "Release": self._pushes.release,
                 "Await": self._pushes.wait,
                 "Fail": self._pushes.fail,
-                "GiveUp": self._pushes.give_up,
-                "Resume": self._pushes.resume,
                 "Enter": self._timekeeper.enter,
                 "Clock": self._timekeeper.clock,
                 "Missing": self._timekeeper.missing,
@@ -81,11 +77,5 @@ class ParameterServer:
     def close(self) -> None:
         """Local. Serve no more."""
         self._endpoint.unregister("ps")
-        self._pushes.close()
         self._catalogue.close()
         self._checkpoints.close()
-
-    def _remind(self) -> None:
-        """On a thread of its own: have those who are half-way looked after."""
-        with contextlib.suppress(errors.Error):  # the endpoint is being closed
-            self._endpoint.notify(str(self._endpoint.address), "ps/Resume")

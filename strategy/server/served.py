@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpidist import Request, errors
+import numpy as np
+
+from mpidist import Request
 from strategy.checkpoints.cut import Key
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.memory import Place
 from strategy.server.owned_shard import OwnedShard
-from strategy.shared.inline import MOST_PUSHES
 from strategy.shared.parts import Origin, Part
-from strategy.shared.shard import Layout
-from strategy.shared.staging import STAGED_BYTES, Ring
 
 
 @dataclass
@@ -51,63 +51,31 @@ class ServedConnection:
         worker: Index of the worker.
         strategy: How many strategies the worker made before.
         mode: How it waits for other workers.
-        slots: Of the ring that it wants; 0 if it wants none.
-        gpu: On which GPU of the server what optimizers can change is to lie; None for the host.
-        ring: The ring, if it has one.
-        place: Where the ring lies.
-        untold: The same, until the worker is told.
+        gpu: Index of the GPU of the server for floating-point variables; None for the host.
         is_closed: True after the worker has closed the strategy.
-        sequence: Of the last push.
-        unfinished: Pushes that wait for those of other workers, and those that came after them.
-        applied: Sequence of the last push that has been applied.
-        sent: What that one said of the worker's pushes to all servers: the sequence of the last.
-        answers: To the last pushes, by their sequence: one that is repeated gets the same.
+        sequence: Sequence of the last push.
+        slices: Arrays of each slice of a push that has not arrived yet.
+        unfinished: Pushes that have not been applied, in order.
+        applied: Sequence of the last push that was applied.
+        sent: The sequences of the worker's last pushes to all servers, as the last applied push
+            said.
     """
 
     worker: int
     strategy: int
     mode: pb.Mode
-    slots: int
     gpu: int | None = None
-    ring: Ring | None = None
-    place: Place | None = None
-    untold: Place | None = None
     is_closed: bool = False
     sequence: int = 0
+    slices: list[Sequence[np.ndarray]] = field(default_factory=list)
     unfinished: deque[Any] = field(default_factory=deque)
     applied: int = 0
     sent: tuple[int, ...] = ()
-    answers: dict[int, bytes | BaseException] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
         """Local. The worker, and the number of its strategy."""
         return (self.worker, self.strategy)
-
-    def remember(self, sequence: int, answer: bytes | BaseException) -> None:
-        """Local. Keep the answer to a push, and forget one that nobody can ask for any more."""
-        self.answers[sequence] = answer
-        self.answers.pop(sequence - MOST_PUSHES, None)
-
-    def opened_ring(self) -> Ring:
-        """Return the ring; FailedPreconditionError if the connection has none."""
-        if self.ring is None:
-            raise errors.FailedPreconditionError(
-                f"worker {self.worker} streams a push over a connection without a ring: send the "
-                "data in the message, or attach with a ring"
-            )
-        return self.ring
-
-    def lacks_ring(self, layout: Layout) -> bool:
-        """Local. Whether changes of a variable would be streamed if there were a ring."""
-        return self.ring is None and self.slots > 0 and layout.data_bytes >= STAGED_BYTES
-
-    def tell(self, reply: pb.AttachReply) -> None:
-        """Local. Tell the worker where the ring lies, if it does not know."""
-        if self.untold is not None and self.untold.segment is not None:
-            reply.slots = self.slots
-            reply.segment, reply.offset = self.untold.segment, self.untold.offsets[0]
-            self.untold = None
 
 
 def mode_in_words(mode: pb.Mode, other: pb.Mode) -> str:

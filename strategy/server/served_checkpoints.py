@@ -100,19 +100,9 @@ class ServedCheckpoints:
         mirror.put(asked.file, asked.size, asked.start, np.asarray(request.buffers[0]))
 
     def restore(self, request: Request) -> Reply:
-        """Local. Take the variables from a checkpoint, when no push is in the middle of one."""
+        """Restore the variables from a checkpoint."""
         asked = pb.RestoreRequest.FromString(request.body)
-
-        def answer() -> None:
-            try:
-                reply = self._restored(asked)
-            except Exception as error:
-                request.fail(error)
-            else:
-                request.reply(reply.SerializeToString())
-
-        self._pushes.when_free(None, answer)
-        return LATER
+        return Reply(self._restored(asked).SerializeToString())
 
     def await_restore(self, request: Request) -> Reply:
         """Local. A worker that does not see a checkpoint waits until another has it restored."""

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 from mpidist import errors
 from strategy.checkpoints.carried import Stored
 from strategy.rules.rule import Kind, Rule
+from strategy.server.bucket import Span
 from strategy.server.memory import check_room
 from strategy.server.scratch import Scratch
 from strategy.shared.parts import Origin, whole
@@ -29,6 +30,7 @@ class SlottedShard(SharedShard):
         sync: See :class:`SharedShard`.
         scratch: The server's; by default one of its own.
         origin: What of which variable it is; by default all of the one of this name.
+        span: Where it lies in a bucket of small variables, if it does.
 
     Attributes:
         gpu: The number of the GPU on which its values and slots lie, beside the copy in the arena;
@@ -50,10 +52,12 @@ class SlottedShard(SharedShard):
         sync: Callable[[], None],
         scratch: Scratch | None = None,
         origin: Origin | None = None,
+        span: Span | None = None,
     ) -> None:
         super().__init__(memory, layout, versions_offset, data_offset, sync)
         self.origin = Origin(name, whole(layout.shape)) if origin is None else origin
         self.name = name
+        self.span = span
         self.slots: dict[str, Array] = {}
         self.initials: dict[str, float] = {}
         self.steps: dict[str, int] = {}
@@ -67,6 +71,7 @@ class SlottedShard(SharedShard):
     def close(self) -> None:
         """Local. Give back what is kept beside the server's arena: nobody changes it any more."""
         self.slots = {}
+        self.span = None
 
     def slot(self, name: str, initial: float = 0.0, dtype: DTypeLike | None = None) -> Array:
         """Local. The slot of this name, flat, shape ``(size,)``.
@@ -91,11 +96,15 @@ class SlottedShard(SharedShard):
 
     def _restore_slot(self, key: str, stored: Stored) -> None:
         if key not in self.slots:
-            self.slots[key] = np.zeros(stored.size, stored.dtype)
+            self.slots[key] = self._new_slot(key, 0.0, stored.dtype)
         stored.fill(self.slots[key])
 
     def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
         self._check_room(key, dtype)
+        if self.span is not None and dtype == self.layout.dtype:
+            slot = self.span.slot(key)
+            slot.fill(initial)
+            return slot
         return np.full(self.layout.size, initial, dtype)
 
     def _arrays(self, name: str, rule: Rule, values: Array) -> tuple[Array, list[Array]]:

@@ -1,11 +1,8 @@
-"""Changes of whole shards, block by block: a block has a version of its own. Pure.
-
-What gives blocks may give None: the next one is not there yet, and is to be asked for again.
-"""
+"""Values of whole variables block by block: each block of 1 MiB has a version of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,40 +11,39 @@ from numpy.typing import NDArray
 from strategy.shared.shard import BLOCK_BYTES
 
 Array = NDArray[Any]
-Blocks = Iterator[Array | None]
+Blocks = Iterator[Array]
 
 
-def in_blocks(flat: Array) -> Iterator[Array]:
-    """Local. An array block by block; an empty one is a block too, so that it has versions."""
-    step = BLOCK_BYTES // flat.itemsize
-    for start in range(0, max(flat.size, 1), step):
-        yield flat[start : start + step]
-
-
-def widened(blocks: Blocks, dtype: np.dtype[Any]) -> Blocks:
-    """Local. Blocks of halves as those of a wider dtype, which are more.
-
-    Yields:
-        Flat arrays; each is overwritten by the next.
-    """
-    memory = np.empty(BLOCK_BYTES // dtype.itemsize, dtype)
-    for block in blocks:
-        if block is None:
-            yield None
-            continue
-        for start in range(0, max(block.size, 1), memory.size):
-            part = block[start : start + memory.size]
-            np.copyto(memory[: part.size], part)
-            yield memory[: part.size]
-
-
-def scattered(places: Array, values: Array, size: int) -> Iterator[Array]:
-    """Local. Some elements of an array, the others of which are 0, block by block.
+def in_blocks(slices: Sequence[Array], dtype: np.dtype[Any]) -> Blocks:
+    """Yield values block by block. An empty variable is one block, since it has a version, too.
 
     Args:
-        places: Where the elements are, ascending.
+        slices: The values, flat. All slices but the last consist of whole blocks.
+        dtype: The dtype of the variable. Narrower values are converted.
+
+    Yields:
+        Flat arrays of ``dtype``. Each may be overwritten by the next one.
+    """
+    step = BLOCK_BYTES // dtype.itemsize
+    memory: Array | None = None
+    for flat in slices:
+        for start in range(0, max(flat.size, 1), step):
+            block = flat[start : start + step]
+            if block.dtype != dtype:
+                if memory is None:
+                    memory = np.empty(step, dtype)
+                np.copyto(memory[: block.size], block)
+                block = memory[: block.size]
+            yield block
+
+
+def scattered(places: Array, values: Array, size: int) -> Blocks:
+    """Yield an array of zeros with some elements set, block by block.
+
+    Args:
+        places: Indices of the elements, ascending.
         values: The elements.
-        size: Of the array.
+        size: Size of the array.
 
     Yields:
         Flat arrays; each is overwritten by the next.

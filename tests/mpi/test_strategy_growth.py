@@ -275,26 +275,3 @@ def test_a_worker_that_dies_before_it_promises_ends_the_job(tmp_path):
     assert ended.status == 1
     assert "RuntimeError: before it creates the variable" in ended.err
     assert "worker 1" in ended.err
-
-
-@pytest.mark.ranks(3, 4)
-def test_all_workers_have_rings_in_one_sided_memory(world):
-    """After small variables, of which the first segment was made."""
-
-    def train(strategy, server):
-        made = create(strategy, ["large"], 100_000, 0)
-        push_all(made, 1.0, 1)
-        made[0].read_value()  # all own pushes are applied: what follows the barrier sees them
-        server.job_group("worker").barrier()
-        rings = [connection._ring is not None for connection in strategy._connections]
-        rings += [remote.shared is not None for v in made for remote in v.remotes]
-        return rings, made[0].read_value()
-
-    def checked(strategy, server):
-        rings, value = train(strategy, server)
-        assert all(rings), strategy.worker_index
-        return value
-
-    value = on_small_cluster(world, 1, checked, "rma")
-    if value is not None:
-        np.testing.assert_array_equal(value, np.full(100_000, world.size - 1.0))

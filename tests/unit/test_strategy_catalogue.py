@@ -79,8 +79,7 @@ class Server:
         self.host = Host()
         self.catalogue = Catalogue(self.host, 0)
         for worker in (0, 1, 2, 0):
-            asked = pb.AttachRequest(worker=worker, workers=3, shared=worker != 1)
-            self.catalogue.attach(Asked(asked, []))
+            self.catalogue.attach(Asked(pb.AttachRequest(worker=worker), []))
 
     def creation(self, worker, connection=None, **changes):
         fields = {"name": "v", "shape": [3 * MIB], "dtype": "float32", "ordinal": 1}
@@ -122,8 +121,6 @@ def test_all_are_answered_before_the_server_enters(server):
     assert set(server.host.log[3:]) == {far, again}
     made = server.create(2)
     assert (made.segment, made.private, made.must_initialize, made.grow) == (1, False, True, 0)
-    assert made.ring.slots > 0
-    assert made.ring.segment == 1
     assert server.create(0) is LATER  # for the first value
     assert server.host.warnings == []
 
@@ -241,7 +238,7 @@ def test_a_segment_of_the_server_alone_that_cannot_be(server, monkeypatch):
     monkeypatch.setattr(server.host, "mates", lambda index, one_sided=False: [])
     monkeypatch.setattr(server.host, "grow", lambda *arguments: mmap.mmap(-1, 1 << 59))
     alone = Catalogue(server.host, 0)
-    alone.attach(Asked(pb.AttachRequest(worker=0, workers=1, shared=True), []))
+    alone.attach(Asked(pb.AttachRequest(worker=0), []))
     reply = alone.create(Asked(server.creation(0), []))
     assert pb.CreateReply.FromString(reply.body).private
 
@@ -252,7 +249,7 @@ def test_pages_of_a_segment_count_when_they_are_taken(server, monkeypatch, one_s
     monkeypatch.setattr(server.host, "mates", lambda index, one_sided=False: [])
     alone = Catalogue(server.host, 0)
     mode = pb.Mode(name="async", one_sided=one_sided)
-    alone.attach(Asked(pb.AttachRequest(worker=0, workers=1, shared=True, mode=mode), []))
+    alone.attach(Asked(pb.AttachRequest(worker=0, mode=mode), []))
     assert alone.create(Asked(server.creation(0), [])) is not LATER
     monkeypatch.setattr(host_memory, "free_memory", lambda: (0, "host"))
     more = Asked(server.creation(0, name="w", shape=[MIB], ordinal=2), [])

@@ -202,13 +202,13 @@ def test_a_push_that_reaches_some_servers_only_keeps_no_save_waiting(make, tmp_p
     step(1).wait()
     first = made[1][0].remotes[0].connection  # in the order of the gradients
     (last,) = [one for one in strategies[1]._connections if one is not first]
-    enclose = last._enclose
+    push = last.push
 
     def fail(*_):
-        last._enclose = enclose
+        last.push = push
         raise problem
 
-    last._enclose = fail
+    last.push = fail
     with pytest.raises(problem):
         step(1)
     with ThreadPoolExecutor(1) as pool:

@@ -488,6 +488,7 @@ def test_slots_that_the_gpu_has_no_room_for(compiling_xp, monkeypatch):
         with pytest.raises(errors.ResourceExhaustedError, match=message):
             adam.apply_gradients([(grad, v)]).wait()
         np.testing.assert_array_equal(v.numpy(), np.ones(2 * BLOCK))
+        monkeypatch.setattr(compiling_xp, "limit", [used + 3 * v.numpy().nbytes])
         optimizers.SGD(0.5).apply_gradients([(grad, v)]).wait()
         monkeypatch.undo()
         adam.apply_gradients([(grad, v)]).wait()

@@ -1,4 +1,4 @@
-"""Small variables that a push changes by one rule: changed together as they would be one by one."""
+"""Small variables in buckets: changed together as they would be one by one."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,6 @@ from contextlib import ExitStack
 import ml_dtypes
 import numpy as np
 import pytest
-from _cases.endpoints import wait_until
 from _cases.servers import Cluster, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +15,8 @@ from mpidist import errors
 from strategy import optimizers, schedules
 from strategy.connection.change import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.rules.rule import TILE
-from strategy.server import configured, joint, slotted_shard
+from strategy.server import catalogue, configured, slotted_shard
+from strategy.server.bucket import Bucket
 
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),
@@ -52,14 +51,14 @@ def make():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How many shards have been changed by each call of a rule for several."""
-    made, change = [], joint.Joint.change
+    """How many variables have been changed by each call of a rule for several."""
+    made, change = [], Bucket.change
 
-    def counted(one, gradient, scratch):
-        made.append(len(one.shards))
-        change(one, gradient, scratch)
+    def counted(bucket, variables, *arguments):
+        made.append(variables.stop - variables.start)
+        change(bucket, variables, *arguments)
 
-    monkeypatch.setattr(joint.Joint, "change", counted)
+    monkeypatch.setattr(Bucket, "change", counted)
     return made
 
 
@@ -128,22 +127,21 @@ def test_as_one_by_one(mode, compiled, pushes, kinds, transport):
         if not compiled:
             patch.setattr(configured, "can_compile", lambda: False)
         together = train(pushes, kinds, mode, transport)
-        patch.setattr(joint, "_can_join", lambda shard: False)
+        patch.setattr(catalogue, "is_small", lambda layout: False)
         assert together == train(pushes, kinds, mode, transport)
 
 
 @pytest.mark.parametrize(("count", "size", "expected"), [
-    (5, 3, [5]), (1, 3, [1]), (20, 4000, [3, 3, 3, 3, 3, 3, 2]), (3, 4096, []), (3, 4095, [3]),
+    (5, 3, [5]), (1, 3, []), (20, 4000, [16, 4]), (3, 4096, []), (3, 4095, [3]),
 ])  # fmt: skip
 def test_what_is_changed_together(make, calls, count, size, expected):
     strategy = make().worker(0)
     made = [variable(strategy, f"v{i}", size, "zeros", np.float32) for i in range(count)]
     calls.clear()
     applied = optimizers.SGD(1.0).apply_gradients([(np.ones(size, "f4"), v) for v in made]).result()
-    assert calls == [*expected, 1]  # the last is the global step
+    assert calls == expected
     assert applied.versions == (2,) * count
     assert applied.staleness == (0,) * count
-    assert 3 * 4000 <= TILE < 4 * 4000
     for v in made:
         np.testing.assert_array_equal(v, -np.ones(size))
 
@@ -164,7 +162,7 @@ def test_what_is_not_alike_is_changed_in_order(make, calls):
         row, change(a, pb.MUL, 2), change(b, pb.MUL, 3),
     ]  # fmt: skip
     pairs = push_all(changes).result(30)
-    assert calls == [2, 1, 1, 2]
+    assert calls == [2, 2]
     assert pairs == [(2, 0), (2, 0), (3, 1), (2, 0), (4, 2), (5, 3), (3, 1)]
     np.testing.assert_array_equal(a, [12, 12, 212, 12])
     np.testing.assert_array_equal(b, np.full(4, 9))
@@ -179,7 +177,7 @@ def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
 
     def no_room(nbytes):
         asked.append(nbytes)
-        if len(asked) in (3, 4, 5):  # of the third variable: with others, first, and by itself
+        if len(asked) in (3, 4):  # of the third variable: with others, and by itself
             raise errors.ResourceExhaustedError("none left")
         check_room(nbytes)
 
@@ -218,25 +216,6 @@ def test_who_reads_meanwhile_sees_whole_values(make):
     np.testing.assert_array_equal(read[-1], np.full(500, 200))
 
 
-def test_a_variable_in_the_middle_of_another_change_is_waited_for(make):
-    cluster = make()
-    strategy = cluster.worker(0)
-    a, b, c = (variable(strategy, name, 2, "zeros") for name in "abc")
-    pushes = cluster.parameter_servers[0]._pushes
-    release = threading.Event()
-
-    def holding():
-        while not release.is_set():
-            yield
-
-    pushes.hold_variable(b.remotes[0].number, holding())
-    work = optimizers.SGD(1.0).apply_gradients([(np.ones(2), v) for v in (a, b, c)])
-    wait_until(lambda: (a.remotes[0].shared.flat == -1).all())
-    assert not work.is_completed()
-    release.set()
-    assert work.result(30).versions == (2, 2, 2)
-
-
 def exit_at(step, rate=1.0):
     def schedule(number):
         if number == step:
@@ -248,7 +227,7 @@ def exit_at(step, rate=1.0):
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("large", [40_000, 600_000])
-def test_a_schedule_that_exits_leaves_nothing_in_the_ring(make, mode, large):
+def test_a_schedule_that_exits_keeps_other_changes(make, mode, large):
     """Not even before it is known which changes are made together."""
     cluster = make()
     strategies = [cluster.worker(index, mode=mode) for index in range(2)]

@@ -88,7 +88,7 @@ class TestLocalMode:
         assert (strategy.worker_index, strategy.num_workers) == (0, 1)
         assert strategy.num_replicas_in_sync == 1
 
-    def test_large_gradients_go_through_the_ring(self):
+    def test_large_gradients(self):
         v = get_variable("v", 500_000, initializer="zeros")
         grad = np.arange(500_000, dtype=np.float32)
         optimizers.SGD(1.0).apply_gradients([(grad, v)])

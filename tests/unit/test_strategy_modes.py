@@ -400,13 +400,13 @@ def test_a_worker_that_cannot_push_fails_the_step_for_all(make):
 
     def fail_once(strategy):
         own = strategy._connections[1]
-        enclose = own._enclose
+        push = own.push
 
-        def enclosing(*arguments):
-            own._enclose = enclose
+        def failing(*arguments):
+            own.push = push
             raise MemoryError("no room for a copy")
 
-        own._enclose = enclosing
+        own.push = failing
 
     def run(index):
         strategy = cluster.worker(index, mode="sync")
@@ -442,11 +442,11 @@ def test_what_follows_a_step_that_fails_is_applied(make):
         def behind():  # the other has pushed, and assigned behind it
             return [len(one.unfinished) for one in server.connections.values()] == [0, 2]
 
-        def enclosing(*_):
+        def failing(*_):
             until(behind)
             raise MemoryError("no room for a copy")
 
-        connection._enclose = enclosing
+        connection.push = failing
         with pytest.raises(MemoryError):
             optimizers.SGD(1.0).apply_gradients([(grad, made[0])])
 

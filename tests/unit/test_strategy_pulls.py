@@ -1,7 +1,6 @@
 """Large variables that are pulled by message: in pieces, whole, without copies on the server."""
 
 import threading
-import time
 import tracemalloc
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from mpidist import Reply, Work, errors
 from strategy import optimizers
 from strategy.connection import pulls
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server import reads
 
 SIZE = 1000
 
@@ -81,85 +79,6 @@ def test_no_pull_is_torn_by_pushes(make):
     assert weights[2].read_value()[0] > 0
 
 
-def test_a_reader_that_stands_still_holds_up_nobody_for_long(make, monkeypatch):
-    monkeypatch.setattr(reads, "_PATIENCE_S", 0.2)
-    cluster = make()
-    one, two = (variable(cluster.worker(n), "v", SIZE, "zeros") for n in range(2))
-    (remote,) = one.remotes
-    first = np.empty(8)
-    begin = pb.ReadRequest(
-        variable=remote.number, connection=remote.connection.number, reading=99, stop=8
-    )
-    started = time.monotonic()  # the server's patience begins with its answer
-    remote.connection.start("Read", begin, into=(first,)).result()
-    two.assign_add(1)
-    assert 0.1 < time.monotonic() - started < 10
-    np.testing.assert_array_equal(two.read_value(), np.ones(SIZE))
-    begin.start, begin.stop = 8, 16
-    with pytest.raises(errors.AbortedError, match="begin again"):
-        remote.connection.start("Read", begin, into=(first,)).result()
-
-
-def test_a_slow_reader_gets_the_rest_of_its_values_while_a_writer_goes_on(make, monkeypatch):
-    monkeypatch.setattr(reads, "_PATIENCE_S", 0.2)
-    cluster = make()
-    one, two = (variable(cluster.worker(n), "v", SIZE, np.arange(1000.0)) for n in range(2))
-    (remote,) = one.remotes
-    values, written = np.empty(SIZE), threading.Event()
-
-    def write():
-        two.assign_add(1)
-        written.set()
-
-    writer = threading.Thread(target=write)
-    asked = pb.ReadRequest(variable=remote.number, connection=remote.connection.number, reading=99)
-    for asked.start in range(SIZE):
-        asked.stop = asked.start + 1
-        piece = values[asked.start : asked.stop]
-        remote.connection.start("Read", asked, into=(piece,)).result()
-        if asked.start == 0:
-            writer.start()
-        elif asked.start == SIZE - 2:
-            # The reader has been fast, or the writer has not waited for it.
-            assert written.wait(30)
-        else:
-            written.wait(0.02)
-    writer.join(30)
-    np.testing.assert_array_equal(values, np.arange(1000))
-    np.testing.assert_array_equal(one.read_value(), np.arange(1000) + 1)
-
-
-def test_a_reader_that_is_slow_begins_again_and_gets_the_whole_in_the_end(make, monkeypatch):
-    monkeypatch.setattr(reads, "_PATIENCE_S", 0.0)
-    weight = variable(make().worker(0), "v", SIZE, np.arange(1000.0))
-    np.testing.assert_array_equal(weight.read_value(), np.arange(1000))
-
-
-@pytest.mark.parametrize("kind", [errors.AbortedError, errors.ResourceExhaustedError])
-def test_nothing_is_written_any_more_when_a_reader_begins_again_or_fails(make, kind):
-    asked = []
-
-    class Connection:
-        number = 1
-
-        def start(self, method, message, buffers=(), into=()):
-            assert all(work.is_completed() for reading, work in asked if reading < message.reading)
-            error = kind("a piece") if (message.reading, message.start) == (1, 0) else None
-            reply = Reply(pb.ReadReply(version=message.reading).SerializeToString())
-            work = Work(method, lambda work, deadline: work.complete(reply, error))
-            asked.append((message.reading, work))
-            return work
-
-    begin, remote = pulls.Pulls(Connection()).in_pieces, SimpleNamespace(number=0)
-    if kind is errors.AbortedError:
-        assert begin(remote, np.empty(SIZE)) == 2
-        assert {reading for reading, _ in asked} == {1, 2}
-    else:
-        with pytest.raises(kind, match="a piece"):
-            begin(remote, np.empty(SIZE))
-        assert all(work.is_completed() for _, work in asked)
-
-
 def test_readers_follow_each_other(make):
     cluster = make(workers=4)
     weights = [variable(cluster.worker(n), "v", SIZE, np.arange(1000.0)) for n in range(4)]
@@ -216,36 +135,61 @@ def test_the_server_holds_a_few_pieces_only():
     assert most < 40 << 20
 
 
-@pytest.mark.parametrize("writer", ["push", "save"])
-def test_writers_wait_for_slow_readers_once(monkeypatch, writer, tmp_path):
-    """Six readers are in line; none asks for its next piece before the writer has come through."""
-    with ExitStack() as stack:
-        cluster = Cluster(stack, near=False)
-        one, two = (variable(cluster.worker(n), "v", SIZE, np.arange(1000.0)) for n in range(2))
-        (remote,) = one.remotes
-        pieces, asked = [np.empty(SIZE) for _ in range(6)], []
-        for reading, piece in enumerate(pieces):
-            message = pb.ReadRequest(
-                variable=remote.number, connection=remote.connection.number, reading=reading + 100
-            )
-            message.start, message.stop = 0, 1
-            asked.append((message, remote.connection.start("Read", message, into=(piece[:1],))))
-        begin = time.monotonic()
-        if writer == "push":
-            optimizers.SGD(1.0).apply_gradients([(np.ones(SIZE), two)]).wait()
-        else:
-            two.strategy.save(str(tmp_path))
-            two.assign_sub(1)
-        waited = time.monotonic() - begin
-        assert waited < 2 * len(pieces) - 2  # two seconds for each of them
-        for number, ((message, first), piece) in enumerate(zip(asked, pieces, strict=True)):
-            first.wait()
-            message.start, message.stop = 1, SIZE
-            rest = remote.connection.start("Read", message, into=(piece[1:],))
-            if number:
-                rest.wait()
-                np.testing.assert_array_equal(piece, np.arange(1000))
-            else:  # it has not asked for two seconds
-                with pytest.raises(errors.AbortedError, match="begin again"):
-                    rest.wait()
-        np.testing.assert_array_equal(one.read_value(), np.arange(1000) - 1)
+def test_a_reader_that_stands_still_holds_up_nobody(make):
+    """Its pieces are of two versions, so it begins again."""
+    cluster = make()
+    strategy = cluster.worker(0)
+    weight, other = variable(strategy, "v", SIZE, np.arange(1000.0)), cluster.worker(1)
+    changed = variable(other, "v", SIZE)
+    (connection,) = strategy._connections
+    start, pieces = connection.start, []
+
+    def slowly(method, message, *arguments, **options):
+        pieces.append((message.start, message.stop))
+        if len(pieces) == 3:
+            changed.assign_add(1)
+        return start(method, message, *arguments, **options)
+
+    connection.start = slowly
+    np.testing.assert_array_equal(weight.read_value(), np.arange(1000) + 1)
+    assert weight.version == 2
+    assert pieces.count((0, 8)) == 2
+
+
+def test_the_server_copies_what_changes_all_the_time(make):
+    cluster = make()
+    strategy = cluster.worker(0)
+    weight, other = variable(strategy, "v", SIZE), cluster.worker(1)
+    changed = variable(other, "v", SIZE)
+    (connection,) = strategy._connections
+    start, asked = connection.start, []
+
+    def beside_pushes(method, message, *arguments, **options):
+        asked.append(message.stop)
+        changed.assign_add(1)
+        return start(method, message, *arguments, **options)
+
+    connection.start = beside_pushes
+    value = weight.read_value()
+    assert asked[-1] == 0  # the whole variable
+    np.testing.assert_array_equal(value, np.full(SIZE, len(asked)))
+    assert weight.version == len(asked) + 1
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_nothing_is_written_any_more_when_a_reader_begins_again_or_fails(make, failing):
+    asked = []
+
+    class Connection:
+        def start(self, method, message, buffers=(), into=()):
+            assert all(work.is_completed() for work in asked[: len(asked) // 125 * 125])
+            error = errors.ResourceExhaustedError("a piece") if len(asked) == failing else None
+            reply = Reply(pb.ReadReply(version=1).SerializeToString())
+            work = Work(method, lambda work, deadline: work.complete(reply, error))
+            asked.append(work)
+            return work
+
+    read, remote = pulls.Pulls(Connection()).in_pieces, SimpleNamespace(number=0)
+    with pytest.raises(errors.ResourceExhaustedError, match="a piece"):
+        read(remote, np.empty(SIZE))
+    assert all(work.is_completed() for work in asked)

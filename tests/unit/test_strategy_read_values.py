@@ -6,7 +6,6 @@ from contextlib import ExitStack
 import ml_dtypes
 import numpy as np
 import pytest
-from _cases.endpoints import wait_until
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
@@ -114,33 +113,6 @@ def test_own_pushes_are_seen(make, near):
     for i, value in enumerate(read_values([*made, made[0]])):
         np.testing.assert_array_equal(value, np.full(3, i % 20 - 1.0))
     assert {v.version for v in made} == {2}
-
-
-def test_each_waits_for_its_own_change_only(make):
-    """One is in the middle of a change; those before have been copied, and may be changed."""
-    cluster = make(near=False)
-    reader, writer = cluster.worker(0), cluster.worker(1)
-    wanted = [variable(reader, name, 2) for name in "abc"]
-    others = [variable(writer, name, 2) for name in "abc"]
-    pushes = cluster.parameter_servers[0]._pushes
-    release = threading.Event()
-
-    def holding():
-        while not release.is_set():
-            yield
-
-    pushes.hold_variable(wanted[1].remotes[0].number, holding())
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(read_values(wanted)))
-    thread.start()
-    wait_until(lambda: len(pushes._half_way) == 2)
-    assert others[0].assign_add(1) == 2
-    assert others[2].assign_add(1) == 2
-    assert thread.is_alive()
-    release.set()
-    thread.join(30)
-    np.testing.assert_array_equal(found, [[0, 0], [0, 0], [1, 1]])
-    assert [v.version for v in wanted] == [1, 1, 2]
 
 
 def test_one_that_is_not_there(make):

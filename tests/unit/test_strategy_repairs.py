@@ -1,11 +1,6 @@
-"""What a save leaves alone, a variable's truth, and pushes that were interrupted."""
+"""What a save leaves alone, and a variable's truth."""
 
-import numpy as np
-import pytest
-
-from mpidist import errors
-from strategy import ParameterServerStrategy, get_variable, optimizers
-from strategy.connection.parcel import Parcel
+from strategy import ParameterServerStrategy, get_variable
 
 
 def test_a_save_at_a_lower_step_stays(tmp_path):
@@ -27,20 +22,3 @@ def test_truth_of_a_variable():
     with ParameterServerStrategy().scope():
         assert not get_variable("off", initializer=0.0)
         assert get_variable("on", (1,), initializer="ones")
-
-
-def test_an_interrupted_push_is_not_forgotten(monkeypatch):
-    strategy = ParameterServerStrategy()
-    with strategy.scope():
-        variable = get_variable("v", 8, initializer="zeros")
-
-    def interrupt(parcel):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Parcel, "stream", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        optimizers.SGD(1.0).apply_gradients([(np.ones(8), variable)])
-    monkeypatch.undo()
-    for use in (variable.read_value, lambda: variable.assign(1.0)):
-        with pytest.raises(errors.FailedPreconditionError, match="interrupted half-way"):
-            use()

@@ -11,6 +11,7 @@ from _cases.servers import Cluster
 
 from mpidist import errors
 from strategy import get_variable, optimizers
+from strategy.server.bucket import Bucket
 
 
 @pytest.fixture
@@ -62,51 +63,27 @@ def test_an_error_that_nobody_has_read_is_raised_by_the_next_read(cluster):
     np.testing.assert_array_equal(v.read_value(), np.zeros(4))
 
 
-@pytest.mark.parametrize("method", ["add", "change"])
-def test_a_bug_in_joint_changes_is_an_error_of_the_push(cluster, monkeypatch, method):
-    from strategy.server.joint import Joint
-
+def test_a_bug_in_the_change_of_a_bucket_is_an_error_of_the_push(cluster, monkeypatch):
+    """The variables behind it get their own values."""
     strategy = cluster.worker(0, transport="p2p")
-    v = made(strategy)
+    with strategy.scope():
+        small = [get_variable(name, 4, np.float64, 0.0) for name in "ab"]
+        large = get_variable("c", 4000, np.float64, 0.0)
+    pairs = [*((np.ones(4), v) for v in small), (np.full(4000, 2.0), large)]
 
     def broken(*_):
         raise AttributeError("a programming error")
 
-    monkeypatch.setattr(Joint, method, broken)
-    work = optimizers.Adam(0.1).apply_gradients([(np.ones(4), v)])
-    with pytest.raises(errors.Error, match="a programming error"):
-        work.wait()
-
-
-@pytest.mark.parametrize("method", ["add", "change"])
-def test_the_variables_behind_a_bug_get_their_own_values(cluster, monkeypatch, method):
-    from strategy.server.joint import Joint
-
-    strategy = cluster.worker(0, transport="p2p")
-    with strategy.scope():
-        a = get_variable("a", 4, np.float64, 0.0)
-        b = get_variable("b", 4000, np.float64, 0.0)
-    original, calls = getattr(Joint, method), []
-
-    def broken(self, *args):
-        calls.append(self)
-        if len(calls) == 1:
-            raise AttributeError("a programming error")
-        return original(self, *args)
-
-    monkeypatch.setattr(Joint, method, broken)
     adam = optimizers.Adam(0.1)
-    work = adam.apply_gradients([(np.ones(4), a), (np.full(4000, 2.0), b)])
-    with pytest.raises(errors.Error, match="a programming error"):
-        work.wait()
-    monkeypatch.undo()
-    if method == "add":
-        np.testing.assert_array_equal(a, np.zeros(4))
-        np.testing.assert_allclose(b, np.full(4000, -0.1))
-    before = a.read_value(), b.read_value()
-    adam.apply_gradients([(np.ones(4), a), (np.full(4000, 2.0), b)]).wait()
-    np.testing.assert_allclose(a, before[0] - 0.1)
-    np.testing.assert_allclose(b, before[1] - 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "change", broken)
+        with pytest.raises(errors.Error, match="a programming error"):
+            adam.apply_gradients(pairs).wait()
+    np.testing.assert_array_equal(small, np.zeros((2, 4)))
+    np.testing.assert_allclose(large, np.full(4000, -0.1))
+    adam.apply_gradients(pairs).wait()
+    np.testing.assert_allclose(small, np.full((2, 4), -0.1))
+    np.testing.assert_allclose(large, np.full(4000, -0.2))
 
 
 SIZES = {"small": [4, 5], "streamed": [200_000, 300_000], "mixed": [4, 200_000, 5, 300_000]}

@@ -1,9 +1,6 @@
 """Restores by several workers, and from several servers: all of a checkpoint or nothing of it."""
 
 import os
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -13,8 +10,6 @@ from _cases.servers import Cluster, variable
 from mpidist import errors
 from strategy import ParameterServerStrategy, optimizers
 from strategy.checkpoints import saved
-from strategy.shared import staging
-from strategy.shared.shard import BLOCK_BYTES
 
 SIZES = {"a": 1000, "b": 10, "c": 5, "d": 3000}
 
@@ -198,36 +193,6 @@ def test_one_that_is_replaced_while_it_is_read(make, tmp_path, monkeypatch):
     monkeypatch.undo()
     strategy.restore(path)
     np.testing.assert_array_equal(made["a"], np.ones(SIZES["a"]))
-
-
-def test_it_waits_for_a_push_that_is_half_way(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "PATIENCE_S", 0.002)
-    cluster = make()
-    strategies = [cluster.worker(i) for i in range(2)]
-    size, block = 300_000, BLOCK_BYTES // 8
-    one, two = (variable(strategy, "v", size) for strategy in strategies)
-    path = strategies[0].save(str(tmp_path))
-    (connection,) = strategies[1]._connections
-    write, reached, go_on = connection._ring.write, threading.Event(), threading.Event()
-
-    def slowly(flat, *arguments):
-        write(flat[:block], *arguments)
-        reached.set()
-        assert go_on.wait(60)
-        write(flat[block:], *arguments)
-
-    monkeypatch.setattr(connection._ring, "write", slowly)
-    with ThreadPoolExecutor(2) as pool:
-        late = pool.submit(optimizers.SGD(1.0).apply_gradients, [(np.ones(size), two)])
-        assert reached.wait(60)
-        restoring = pool.submit(strategies[0].restore, path)
-        (server,) = cluster.parameter_servers
-        while not server._pushes._later and not restoring.done():
-            time.sleep(0.001)
-        go_on.set()
-        late.result(60).wait()
-        assert restoring.result(60) == 0
-    np.testing.assert_array_equal(one, np.zeros(size))
 
 
 def test_two_strategies_of_a_worker(make, tmp_path):

@@ -83,14 +83,6 @@ def test_one_made_after_another_has_pushed():
     assert v.assign_add(1) == 6
 
 
-def test_without_shared_memory_there_is_no_ring(server):
-    before = {transport: make(transport, transport)[0] for transport in TRANSPORTS}
-    lines = {t: s.global_step.remotes[0].connection for t, s in before.items()}
-    assert lines["p2p"]._ring is None
-    assert lines["auto"]._ring is not None
-    assert lines["p2p"].number != lines["auto"].number
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_closed_strategies_leave_the_others_alone(transport):
     """Strategies come and go while another one trains and saves."""

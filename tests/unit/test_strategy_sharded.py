@@ -15,7 +15,7 @@ from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
 from strategy.connection.change import push_all
 from strategy.gradients import gradient_changes
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
-from strategy.shared import inline
+from strategy.shared import push_layout
 
 PARTITIONERS = {
     "whole": None,
@@ -294,7 +294,9 @@ def test_slots_that_only_some_parts_have(make, tmp_path, dtype, then):
     strategy = make(servers=2).worker(0)
     v = sharded(strategy, "v", 1, "rows", dtype)
     optimizer = optimizers.Adagrad(0.5, initial_accumulator_value=0.25)
-    push_all(gradient_changes(optimizer, 0.5, np.ones(SHAPE, dtype), v)[:1]).wait()
+    push_all(
+        gradient_changes(lambda c: c.rule_of(optimizer), 0.5, np.ones(SHAPE, dtype), v)[:1]
+    ).wait()
     path = strategy.save(str(tmp_path))
     first = v.parts[0].stop
     del strategy
@@ -372,7 +374,7 @@ def test_a_push_that_could_not_be_made_leaves_the_connection_whole(make, monkeyp
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inline, "_joined", interrupted)
+    monkeypatch.setattr(push_layout, "_joined", interrupted)
     with pytest.raises(KeyboardInterrupt):
         v.assign_add(1)
     assert v.assign_add(2) == 2
