@@ -1,9 +1,9 @@
-"""The message of a push and of its reply: numbers of fixed size, since small pushes are frequent.
+"""The message of a push and its reply: numbers of fixed size, since small pushes are frequent.
 
 A push has a header, the members of its step, the sequences of the worker's last pushes to all
-servers, and a table with an entry for each change. All numbers are little-endian. The values of the
-changes are arrays beside the message; see :mod:`strategy.shared.push_layout`. The reply has the
-versions after the changes, then their staleness.
+servers, and an entry for each change. All numbers are little-endian. The values of the changes are
+arrays beside the message; see :mod:`strategy.shared.push_layout`. The reply has the versions after
+the changes, then their staleness.
 """
 
 from __future__ import annotations
@@ -20,18 +20,7 @@ from strategy.shared.shard import DTYPES
 
 # Connection, number of slices, sequence, step; number of members, of sequences and of entries.
 _HEADER = struct.Struct("<IIQQIII")
-_ENTRY = np.dtype(
-    [
-        ("seen", "<u8"),
-        ("rate", "<f8"),
-        ("variable", "<u4"),
-        ("rule", "<u4"),
-        ("kind", "u1"),
-        ("wire", "u1"),
-    ]
-)
-_COLUMNS = ("variable", "rule", "seen", "rate", "kind", "wire")
-_U8 = np.dtype("<u8")
+_ENTRY = struct.Struct("<IIQdBB")
 
 WHOLE, ROWS, PLACES = 0, 1, 2
 """Kinds of changes: of the whole variable, of rows, or of single elements."""
@@ -78,23 +67,13 @@ class PushMessage:
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
-        table = np.empty(len(self.entries), _ENTRY)
-        if self.entries:
-            for name, column in zip(_COLUMNS, zip(*self.entries, strict=True), strict=True):
-                table[name] = column
-        members, sent = self.members, self.sent
+        members, sent, entries = self.members, self.sent, self.entries
         header = _HEADER.pack(
             self.connection, self.slices, self.sequence, self.step,
-            len(members), len(sent), len(table),
+            len(members), len(sent), len(entries),
         )  # fmt: skip
-        return b"".join(
-            (
-                header,
-                struct.pack(f"<{len(members)}I", *members),
-                struct.pack(f"<{len(sent)}Q", *sent),
-                table.tobytes(),
-            )
-        )
+        lists = struct.pack(f"<{len(members)}I{len(sent)}Q", *members, *sent)
+        return b"".join((header, lists, *[_ENTRY.pack(*entry) for entry in entries]))
 
     @classmethod
     def unpack(cls, body: bytes) -> PushMessage:
@@ -105,29 +84,26 @@ class PushMessage:
         """
         try:
             connection, slices, sequence, step, members, sent, entries = _HEADER.unpack_from(body)
-            start = _HEADER.size
-            member_ranks = struct.unpack_from(f"<{members}I", body, start)
-            start += 4 * members
-            sequences = struct.unpack_from(f"<{sent}Q", body, start)
-            start += 8 * sent
+            start = _HEADER.size + 4 * members + 8 * sent
+            if len(body) == start + entries * _ENTRY.size:
+                numbers = struct.unpack_from(f"<{members}I{sent}Q", body, _HEADER.size)
+                rows = list(_ENTRY.iter_unpack(body[start:]))
+                lists = numbers[:members], numbers[members:]
+                return cls(connection, sequence, slices, step, *lists, rows)
         except struct.error as error:
             raise errors.InvalidArgumentError(f"no message of a push: {error}") from error
-        if len(body) != start + entries * _ENTRY.itemsize:
-            raise errors.InvalidArgumentError(
-                f"the message of a push has {len(body)} bytes for {entries} changes"
-            )
-        table = np.frombuffer(body, _ENTRY, entries, start)
-        columns = [table[name].tolist() for name in _COLUMNS]
-        rows = list(zip(*columns, strict=True))
-        return cls(connection, sequence, slices, step, member_ranks, sequences, rows)
+        raise errors.InvalidArgumentError(
+            f"the message of a push has {len(body)} bytes for {entries} changes"
+        )
 
 
 def pack_reply(versions: Sequence[int], staleness: Sequence[int]) -> bytes:
     """Return the reply to a push as bytes."""
-    return np.array([versions, staleness], _U8).tobytes()
+    return struct.pack(f"<{2 * len(versions)}Q", *versions, *staleness)
 
 
-def unpack_reply(body: bytes) -> tuple[list[int], list[int]]:
+def unpack_reply(body: bytes) -> tuple[Sequence[int], Sequence[int]]:
     """Return versions and staleness of a reply."""
-    versions, staleness = np.frombuffer(body, _U8).reshape(2, -1).tolist()
-    return versions, staleness
+    numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+    count = len(numbers) // 2
+    return numbers[:count], numbers[count:]

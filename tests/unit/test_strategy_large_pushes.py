@@ -368,4 +368,4 @@ def test_messages_are_read_as_they_were_written(members, sent, entries):
     for end in range(len(body)):
         with pytest.raises(errors.InvalidArgumentError, match="message of a push"):
             PushMessage.unpack(body[:end])
-    assert unpack_reply(pack_reply(sent, sent)) == (sent, sent)
+    assert unpack_reply(pack_reply(sent, sent)) == (tuple(sent), tuple(sent))
