@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Work, gather_works
-from strategy.shared.copy_scaled import copy_scaled
+from strategy.shared.push_layout import copy_scaled
 from strategy.shared.ranges import check_range
 
 if TYPE_CHECKING:

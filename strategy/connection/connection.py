@@ -23,7 +23,6 @@ from strategy.connection.pulls import Pulls
 from strategy.connection.reach import Reach
 from strategy.connection.remote import Remote
 from strategy.connection.snapshots import Snapshots
-from strategy.connection.steps import Steps
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host
@@ -62,7 +61,6 @@ class Connection(Line):
     Attributes:
         metrics: What the worker has done so far.
         pulls: Pulls by message.
-        steps: What workers that wait for each other say.
         snapshots: What is said of checkpoints.
         siblings: The connections of the strategy, this one included, in their order.
         pushing_to_all: Held while changes go to several of them.
@@ -100,7 +98,6 @@ class Connection(Line):
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
         self.pulls = Pulls(self)
-        self.steps = Steps(self)
         self.snapshots = Snapshots(self, worker)
 
     def announce(
@@ -269,6 +266,47 @@ class Connection(Line):
             self._check_open()
             self._make_room()
 
+    def enter(self, step: int, what: str | None) -> Work:
+        """Ask the first server to count this worker in a synchronous step.
+
+        Args:
+            step: Number of the step.
+            what: The variables and the optimizer of the changes, in words; None without changes.
+
+        Returns:
+            A Work whose result is a :class:`Decision`. Its call has no deadline.
+        """
+        asked = pb.EnterRequest(
+            connection=self.number, step=step, gives=what is not None, what=what or ""
+        )
+        return self.start("Enter", asked, timeout=float("inf")).then(_decision)
+
+    def wait_for(self, step: int) -> Work:
+        """Ask the server to reply when all steps before this one have been applied."""
+        return self.start("Await", pb.AwaitRequest(connection=self.number, step=step))
+
+    def fail(self, step: int) -> Work:
+        """Tell the server that this worker cannot push its part of a step."""
+        return self.start("Fail", pb.AwaitRequest(connection=self.number, step=step))
+
+    def tick(self, clock: int) -> Work:
+        """Tell the first server how many steps this worker has made.
+
+        Returns:
+            A Work that ends when the worker may go on. Its call has no deadline.
+        """
+        asked = pb.ClockRequest(connection=self.number, clock=clock)
+        return self.start("Clock", asked, timeout=float("inf"))
+
+    def missing(self) -> list[int]:
+        """Return the workers for which others wait, as the first server knows."""
+        reply = self.call("Missing", pb.AttachReply(connection=self.number))
+        return list(pb.MissingReply.FromString(reply.body).workers)
+
+    def leave(self) -> None:
+        """Tell the first server that others must not wait for this worker any more."""
+        self.call("Leave", pb.AttachReply(connection=self.number))
+
     def drain(self) -> None:
         """Local. The same as :meth:`settle`, of pushes, too, that another thread is just making."""
         with self._pushing:
@@ -360,6 +398,11 @@ class Connection(Line):
         self._under_way = [work for work in self._under_way if _needs_attention(work)]
         while len(self._under_way) >= _MAX_PUSHES:
             self._under_way.pop(0).wait()
+
+
+def _decision(reply: Reply) -> Decision:
+    answer = pb.EnterReply.FromString(reply.body)
+    return Decision(answer.step, tuple(answer.members), answer.problem)
 
 
 def _entry_of(change: Change) -> Entry:

@@ -63,7 +63,7 @@ class Pace(ABC):
         with self._turn:
             if not self._left:
                 self._left = True
-                self._connections[0].steps.leave()
+                self._connections[0].leave()
 
     def _check_here(self) -> None:
         if self._left:
@@ -87,7 +87,7 @@ class Pace(ABC):
             work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
             if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
                 continue
-            names = self._connections[0].steps.missing()  # frees those who wait for who has left
+            names = self._connections[0].missing()  # frees those who wait for who has left
             if said or time.monotonic() < since + settings.stall_s:
                 continue
             if not work.is_completed() and names:
@@ -164,7 +164,7 @@ class Synchronous(Pace):
 
     def _enter(self, what: str | None) -> Decision:
         if self._entering is None:
-            self._entering = self._connections[0].steps.enter(self._steps, what)
+            self._entering = self._connections[0].enter(self._steps, what)
         decision: Decision = self._wait(self._entering)
         self._entering = None
         if decision.problem:
@@ -173,7 +173,7 @@ class Synchronous(Pace):
 
     def _follow(self, decision: Decision) -> Work:
         """Go on with a later step, on values that have all the steps before."""
-        for work in [c.steps.wait_for(decision.step) for c in self._connections]:
+        for work in [c.wait_for(decision.step) for c in self._connections]:
             work.wait()
         self._steps = decision.step
         return _nothing()
@@ -181,7 +181,7 @@ class Synchronous(Pace):
     def _fail(self, decision: Decision) -> None:
         """Others must not wait for what this worker will not push."""
         self._steps = decision.step + 1
-        for work in [c.steps.fail(decision.step) for c in self._connections]:
+        for work in [c.fail(decision.step) for c in self._connections]:
             work.wait()
 
 
@@ -206,7 +206,7 @@ class StaleSynchronous(Pace):
 
     def _tick(self) -> None:
         self._steps += 1
-        self._wait(self._connections[0].steps.tick(self._steps))
+        self._wait(self._connections[0].tick(self._steps))
 
 
 def _nothing() -> Work:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import errors
-from strategy.shared.copy_scaled import copy_scaled
 
 if TYPE_CHECKING:
     from strategy.connection.change import Change
@@ -90,6 +89,15 @@ def _joined(changes: Sequence[Change]) -> Array:
         copy_scaled(part, change.data, change.scale)
         begin += size
     return flat
+
+
+def copy_scaled(target: Array, source: Array, scale: float) -> None:
+    """Copy an array, converted to the dtype of the target, and multiplied."""
+    if scale == 1.0:
+        np.copyto(target, source, casting="same_kind")
+    else:  # not in the precision of halves or integers, where the factor may be nothing
+        wide = np.result_type(source.dtype, target.dtype, np.float32)
+        np.multiply(source, scale, out=target, dtype=wide, casting="unsafe")
 
 
 class ArrayReader:

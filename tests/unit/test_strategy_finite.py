@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy.connection.change import Change
-from strategy.connection.finite import _PART, not_finite
+from strategy.connection.nan_policy import _PART, not_finite
 from strategy.shared.shard import Layout
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]

@@ -612,9 +612,9 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
         return optimizers.SGD(1.0).apply_gradients([(np.ones(2), made[index])])
 
     own = strategies[0].pace
-    own._entering = own._connections[0].steps.enter(0, own_words(strategies[0], made[0]))
+    own._entering = own._connections[0].enter(0, own_words(strategies[0], made[0]))
     until(lambda: rounds._rounds and rounds._rounds[0]._entered)
-    steps, leave = own._connections[0].steps, own._connections[0].steps.leave
+    first, leave = own._connections[0], own._connections[0].leave
     other = []
 
     def late():
@@ -631,7 +631,7 @@ def test_who_leaves_when_it_has_just_been_counted_in_fails_the_step(make):
         except errors.AbortedError as error:
             return error
 
-    steps.leave = late
+    first.leave = late
     strategies[0].finish()
     other[0].join(LIMIT_S)
     assert [type(one) for one in results] == [errors.AbortedError]
