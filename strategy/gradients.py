@@ -1,4 +1,4 @@
-"""The way of gradients from an optimizer to the connections of a worker."""
+"""Pushes of gradients: from an optimizer to the connections of a worker."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _NOTE = "It is the gradient of variable {!r}."
 
 @dataclass(frozen=True)
 class _ReplicaGradients:
-    """The gradients of one replica; not a tuple, which a merge call would take apart."""
+    """The gradients of one replica. A merge call would unpack a tuple, so this is a class."""
 
     optimizer: Optimizer
     pairs: Pairs
 
 
 class GradientPusher:
-    """Pushes the gradients of a worker.
+    """The push of gradients by one worker.
 
     Args:
-        strategy: The strategy, which replicas are compared with.
+        strategy: The strategy to which all variables and replicas must belong.
         global_step: The variable that each push advances by one.
-        nan: What happens to gradients with NaN or infinite elements.
-        compressor: Makes gradients smaller on their way.
-        pace: How pushes wait for those of other workers.
+        nan: The policy for gradients with NaN or infinite elements.
+        compressor: The gradient compression.
+        pace: The synchronization mode, which decides when a push waits for other workers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GradientPusher:
         self._pace = pace
 
     def push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
-        """Push gradients, or the means of all replicas' gradients.
+        """Push gradients. In a step of several replicas, push the means of their gradients.
 
         Args:
             optimizer: The optimizer.
@@ -94,7 +94,7 @@ class GradientPusher:
         return self._push(optimizer, pairs)
 
     def _push_means(self, _: object, each: PerReplica) -> Work:
-        """Push the means of the replicas' gradients, by the optimizer of the first."""
+        """Push the means of the replicas' gradients with the optimizer of the first replica."""
         names = [[var.name for _, var in replica.pairs] for replica in each.values]
         if any(own != names[0] for own in names):
             raise ValueError(f"replicas have gradients of different variables: {names}")
@@ -104,8 +104,8 @@ class GradientPusher:
         return self._push(each.values[0].optimizer, list(zip(means, variables, strict=True)))
 
     def _push(self, optimizer: Optimizer, pairs: Pairs) -> Work:
-        rate = optimizer.learning_rate  # another thread may set it
-        pairs = [(_to_host(grad, var), var) for grad, var in pairs]  # all, before any is awaited
+        rate = optimizer.learning_rate  # read once: another thread may set it
+        pairs = [(_to_host(grad, var), var) for grad, var in pairs]  # start all downloads first
         rules: dict[Connection, int] = {}
 
         def rule_of(connection: Connection) -> int:
@@ -135,9 +135,9 @@ class GradientPusher:
 
 
 def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) -> str:
-    """Return the variables and the optimizer of a step, in a text that is the same on all workers.
+    """Describe the variables and the optimizer of a step.
 
-    Workers in mode ``"sync"`` compare it.
+    The text is equal on all workers. In mode ``"sync"`` the first server compares the texts.
     """
     names = [
         f"rows of {var.name}" if isinstance(grad, IndexedSlices) else var.name
@@ -155,11 +155,11 @@ def describe_step(optimizer: Optimizer, rate: float | Schedule, pairs: Pairs) ->
 def gradient_changes(
     rule_of: Callable[[Connection], int], rate: float, grad: Any, variable: Variable
 ) -> list[Change]:
-    """Return the checked changes of a variable's parts; see :meth:`Variable.changes`.
+    """Return checked changes for the parts of a variable; see :meth:`Variable.changes`.
 
     Args:
         rule_of: Returns the number of the optimizer over a connection.
-        rate: The learning rate; 0 if a schedule gives it.
+        rate: The learning rate; 0 if a schedule computes the rate.
         grad: The gradient.
         variable: The variable.
     """
@@ -187,7 +187,7 @@ def _not_a_number(variable: Variable) -> ValueError:
 
 
 def _to_host(grad: Any, variable: Variable) -> Any:
-    """Start to download a gradient on a GPU. Return others as they are."""
+    """Start the download of a gradient from a GPU. Return host arrays unchanged."""
     if grad.__class__ is np.ndarray:
         return grad
     try:
@@ -198,7 +198,7 @@ def _to_host(grad: Any, variable: Variable) -> Any:
 
 
 def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
-    """Apply the clip limits. ``divided`` has one list of changes for each variable."""
+    """Clip gradients in place. ``divided`` has one list of changes for each variable."""
     limit = optimizer.clipvalue
     if limit is not None:
         with np.errstate(over="ignore"):  # a limit beyond the range of a dtype is infinite
@@ -220,7 +220,7 @@ def _scale_down(changes: Sequence[Change], limit: float) -> None:
 
 
 def _undo_uncounted(compressor: Compressor, residuals: Residuals, push: Work) -> None:
-    """Undo the compression of gradients whose push has failed, or came too late for its step."""
+    """Undo the compression of gradients if their push has failed or came too late."""
     if push.error is not None or push.result() is None:
         compressor.undo(residuals)
 
@@ -228,7 +228,7 @@ def _undo_uncounted(compressor: Compressor, residuals: Residuals, push: Work) ->
 def _applied(
     pairs: Sequence[tuple[int, int]] | None, variables: Sequence[tuple[Variable, int]]
 ) -> Applied:
-    """Return the result of a push.
+    """Return the result of a push for the caller of the optimizer.
 
     Args:
         pairs: Version and staleness of each part; the last pair is of the global step. None if the

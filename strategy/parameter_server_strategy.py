@@ -251,7 +251,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
     def _connections_to(
         self, servers: Mapping[int, int | None], host: Host, mode: pb.Mode
     ) -> list[Connection]:
-        me = (self._worker, self._workers, self._transport, mode)
+        me = (self._worker, self._transport, mode)
         with _counting:
             number = _strategies.get(host, 0)
             connections = [

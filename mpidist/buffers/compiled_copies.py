@@ -15,7 +15,7 @@ from mpidist.buffers.compiling import compiled, compiled_fence
 
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # rows to prefetch; measured with rows of 256 bytes: 4 are too few, 32 no better
-_BYTES_AHEAD = 4096  # processors prefetch on their own only within a page
+_BYTES_AHEAD = 4096  # hardware prefetchers stop at page boundaries
 
 
 def _copy_line_code(typing_context: Any, target: Any, source: Any) -> Any:

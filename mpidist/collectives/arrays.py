@@ -125,7 +125,7 @@ def all_reduce_coalesced(
 ) -> Work | None:
     """Collective. Reduce several arrays over all ranks of a group, in place.
 
-    Arrays of up to 32 KiB with the same dtype are sent together, 256 KiB at a time.
+    Arrays of up to 32 KiB with the same dtype are fused into buffers of at most 256 KiB.
 
     Args:
         tensors: Writable arrays with the same shapes and dtypes, in the same order, on all ranks.
@@ -675,11 +675,10 @@ def coalescing_manager(
 ) -> Iterator[Coalescing]:
     """Collective. Begin the collectives that are called in a ``with`` block together, at its end.
 
-    ``all_reduce`` and ``broadcast`` of arrays of up to 32 KiB that agree in reduction, root and
-    dtype are sent together, 256 KiB at a time (broadcasts of any dtype). The other collectives
-    start one by one.
-    Arrays hold their results after the block, or after ``wait()`` of the object that the block
-    yields::
+    ``all_reduce`` and ``broadcast`` calls for arrays of up to 32 KiB are fused into buffers of at
+    most 256 KiB if they agree in reduction, root and dtype. Broadcasts may differ in dtype. The
+    other collectives start one by one. Arrays hold their results after the block, or after
+    ``wait()`` of the object that the block yields::
 
         with dist.coalescing_manager(async_ops=True) as manager:
             for gradient in gradients:

@@ -15,8 +15,8 @@ from mpidist.group.operation import Op
 from mpidist.group.submission import Submission
 from mpidist.work import Timeout, Work, gather_works
 
-# Larger arrays gain less from one common call than the copies cost. A fused array above 256 KiB
-# would lie in new pages at every call, whose page faults take longer than the calls that it saves.
+# For larger arrays the copies take longer than the calls that fusing saves. A fused buffer above
+# 256 KiB gets new pages at every call, and the page faults take longer than the saved calls.
 _LARGE_BYTES = 32 << 10
 _MAX_FUSED_BYTES = 256 << 10
 _ELEMENTWISE = frozenset(("all_reduce", "broadcast"))
@@ -123,9 +123,9 @@ def _places(op: Op) -> list[tuple[Array, bool]]:
 
 
 def fuse(ops: Sequence[Op]) -> list[Op]:
-    """Return the operations, with small ones of one name, root and dtype fused up to a size.
+    """Fuse small operations of one name, reduction, root and dtype. Return all operations.
 
-    Broadcasts only move bytes, so their dtypes may differ.
+    A fused operation has at most 256 KiB. Broadcasts only move bytes, so their dtypes may differ.
     """
     fused: list[list[Op]] = []
     last: dict[tuple[object, ...], tuple[list[Op], int]] = {}  # operations and bytes, by kind
@@ -134,7 +134,7 @@ def fuse(ops: Sequence[Op]) -> list[Op]:
         if op.name not in _ELEMENTWISE or buffer is None or buffer.nbytes > _LARGE_BYTES:
             fused.append([op])
             continue
-        # One rank may send numbers that another one receives as bytes.
+        # One rank may broadcast numbers that another rank receives as bytes.
         dtype = None if op.name == "broadcast" else buffer.dtype
         kind = (op.name, op.reduce, op.root, dtype)
         alike, nbytes = last.get(kind, ([], 0))

@@ -149,7 +149,7 @@ class Op:
 
     @property
     def is_blocking(self) -> bool:
-        """See :class:`mpidist.mpi.pending.PendingOp`."""
+        """True for a blocking collective; see :class:`mpidist.mpi.pending.PendingOp`."""
         return self.signature is not None and self.signature[5] is False
 
     def count(self) -> int:

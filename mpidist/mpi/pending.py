@@ -47,7 +47,7 @@ class PendingOp(Protocol):
 
     @property
     def is_blocking(self) -> bool:
-        """True for a compared collective that its thread cannot leave before it has ended."""
+        """True for a compared collective that blocks its thread until the collective has ended."""
 
     def call(self) -> str:
         """Return the call with its arguments, equal on all members; "" if it is not compared."""

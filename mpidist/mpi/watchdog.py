@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -27,7 +28,12 @@ _CALLS_TAG = 2
 _COMPARED_AFTER_S = 5.0
 _CALLS_PERIOD_S = 1.0
 _MAX_SHOWN = 4  # ranks in a message
-_CALLS_VALID_S = 5.0  # a rank that still waits has sent its call again
+# Collectives that no rank leaves before all have joined. Of others, ranks may be in the next
+# collective while data is still in transfer.
+_SYNCHRONIZING = ("barrier", "all_reduce", "all_gather", "reduce_scatter")
+_STALLS_OF_OTHERS, _MIN_OTHERS_S = 5, 300.0
+# Seconds after which a received call is outdated: a rank that still waits would have sent it again.
+_CALLS_VALID_S = 5.0
 
 
 class Watchdog:
@@ -58,8 +64,8 @@ class Watchdog:
         self._counts_of_left: dict[int, dict[int, int]] = {}
         self._looked = 0.0
         self._calls_sent = 0.0
-        # The blocking collective in which other ranks wait, and when its first and its last message
-        # arrived; by group and rank.
+        # By group and rank: sequence number and call of the blocking collective in which the rank
+        # waits, and the times at which the first and the last message about it arrived.
         self._blocked: dict[tuple[int, int], tuple[int, str, float, float]] = {}
         self._sending: list[MPI.Request] = []
         self._stop = threading.Event()
@@ -189,12 +195,13 @@ class Watchdog:
         self._blocked[group, rank] = sequence, call, first, now
 
     def _check_positions(self, operation: PendingOp, now: float) -> None:
-        """End the job if every member waits in a blocking collective, and not all in the same one.
+        """End the job if all members wait in blocking collectives of different sequence numbers.
 
-        One of them has left out a call, or made one more. A single member that is not blocked may
-        be late, so that the others only have to wait.
+        Then a rank has skipped a collective or called an extra one. If any member is not blocked,
+        that member may be late, and the other members must wait.
         """
         positions = {self._control.rank: (operation.sequence, operation.call())}
+        shortest_s = math.inf
         for rank in operation.members:
             if rank != self._control.rank:
                 sequence, call, first, last = self._blocked.get(
@@ -204,14 +211,20 @@ class Watchdog:
                 if now - last > _CALLS_VALID_S or waited_s < config.stall_s:
                     return
                 positions[rank] = sequence, call
-        if len({sequence for sequence, _ in positions.values()}) > 1:
+                shortest_s = min(shortest_s, waited_s)
+        highest = max(positions.values())[0]
+        behind = [call for sequence, call in positions.values() if sequence < highest]
+        needed_s = config.stall_s
+        if any(call.partition("(")[0] not in _SYNCHRONIZING for call in behind):
+            needed_s = max(_STALLS_OF_OTHERS * config.stall_s, _MIN_OTHERS_S)
+        if behind and shortest_s >= needed_s:
             shown = "; ".join(
                 f"rank {rank} in {call}, its number {sequence}"
                 for rank, (sequence, call) in sorted(positions.items())[:_MAX_SHOWN]
             )
             self._end(
-                f"all ranks of a group wait in different collectives: {shown}; a rank has left out "
-                "a collective, or called one more (MPIDIST_DEBUG=detail finds it at the call)"
+                f"all ranks of a group wait in different collectives: {shown}; a rank has skipped "
+                "a collective or called an extra one (set MPIDIST_DEBUG=detail to find the call)"
             )
 
     def _end(self, reason: str) -> None:

@@ -9,12 +9,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpidist.buffers.copying import copy_array
 from mpidist.config import config
-from mpidist.errors import DeadlineExceededError, DistNetworkError, UnavailableError, from_code
+from mpidist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    DistNetworkError,
+    UnavailableError,
+    from_code,
+)
 from mpidist.mpi.backoff import Backoff
 from mpidist.proto.mpidist_pb2 import Failure
 from mpidist.rpc.codec import as_bytes
@@ -238,7 +244,7 @@ class Client:
         if call is None:
             logger.debug("reply %d came after its deadline", message.id)
             return
-        call.message.buffers = ()  # the caller may keep the Work
+        call.message.buffers = ()  # free the buffers even if the caller keeps the Work
         following = self._flow_control.release(call)
         if following is not None:
             self._send(following)
@@ -346,6 +352,9 @@ class Client:
                 self._transport.send(call.message)
             except Exception as error:  # the error of this call, whichever thread sends it
                 self._fail(call, error)
+            except BaseException:  # an interrupt; the call must not keep its credit
+                self._fail(call, CancelledError(f"{call.name} was interrupted"))
+                raise
             finally:
                 flow.sending = False
             if not flow.waiting:
@@ -357,7 +366,7 @@ class Client:
         request_id = call.message.id
         if self._pending.pop(request_id, None) is not None:
             self._transport.forget(call.message.peer, request_id)
-            call.message.buffers = ()
+            call.message = replace(call.message, buffers=())  # another thread may be sending it
             following = self._flow_control.release(call)
             call.complete(error=error)
             self._send(following)

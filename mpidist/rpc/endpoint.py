@@ -175,8 +175,8 @@ class Endpoint:
             into: C-contiguous arrays that receive the reply's buffers, if the sizes match. Do not
                 use them again after the deadline: a late reply may still be written to them.
             timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
-            copy: Read the buffers before the call returns, so that they may be changed at once.
-                Buffers that go through shared memory are not copied once more.
+            copy: Copy the buffers before the call returns, so that you may change them at once.
+                Buffers that are written to shared memory immediately need no further copy.
 
         Returns:
             A Work with a :class:`Reply` as its result. It fails with the handler's error, with

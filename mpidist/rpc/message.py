@@ -52,8 +52,8 @@ class Message:
         acks: Used over tcp: ids of requests whose replies have arrived since the last message. In a
             HELLO or RESUME the ids of the requests without replies.
         has_output_buffers: True if the caller provides arrays for the buffers of the reply.
-        copies_buffers: True if the caller may change the buffers at once. A transport that reads
-            them after ``send`` must copy them.
+        copies_buffers: True if the caller may change the buffers after ``send`` returns. A
+            transport that reads the buffers later must copy them.
         reply_started: True for a received request once its reply is about to be sent.
         replied: True for a received request once its reply has been sent.
     """
@@ -74,7 +74,7 @@ class Message:
     replied: bool = False
 
     def own_buffers(self) -> None:
-        """Copy the buffers if the caller may change them."""
+        """Copy the buffers if the caller may change the originals."""
         if self.copies_buffers:
             self.buffers = [array.copy() for array in self.buffers]
             self.copies_buffers = False

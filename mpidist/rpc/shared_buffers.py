@@ -88,9 +88,13 @@ class SharedBuffer:
             self._entries[start // _PAGE] = number
             self._segments.append(start)
         place = start
-        for array in buffers:
-            copy_array(self._pages[place : place + array.nbytes], as_bytes(array))
-            place += array.nbytes
+        try:
+            for array in buffers:
+                copy_array(self._pages[place : place + array.nbytes], as_bytes(array))
+                place += array.nbytes
+        except BaseException:  # an interrupt; no receiver will release the segment
+            self._entries[start // _PAGE] = 0
+            raise
         return number * _MAX_PAGES + start // _PAGE
 
     def read(self, location: int, sizes: Sequence[int]) -> list[Array]:

@@ -252,7 +252,7 @@ class Connection(_Side):
             if message.kind == REQUEST:
                 raise UnavailableError(f"{message.method} is not sent to {self._url}: {self.loss}")
             return
-        message.own_buffers()  # a request may be sent once more
+        message.own_buffers()  # a request may be resent after a reconnect
         if message.kind == REQUEST:
             self._unanswered[message.id] = message
         message.acks, self._acks = self._acks, []

@@ -1,4 +1,4 @@
-"""Changes of variables, on their way to the servers."""
+"""Changes of variables, and pushes of changes to several servers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Change:
 
     Attributes:
         remote: The variable.
-        rule: See ``Rule`` in the messages, or the number from :meth:`Connection.rule_of`.
-        data: The values, of any strides, in the shape of the variable. They are converted to its
-            dtype.
+        rule: A ``Rule`` of ``parameter_server.proto``, or a number of :meth:`Connection.rule_of`.
+        data: The values, with any strides, in the shape of the variable, rows or elements. They are
+            converted when they are sent.
         scale: A factor for the values.
-        ids: Row numbers of ``data``, each once, int64; None for the whole variable.
+        ids: Unique row numbers of ``data``, int64; None for the whole variable.
         wire: The dtype in which the values are sent; None for the dtype of the variable.
         places: Indices of the elements of ``data`` in the flattened variable, ascending, int64. The
             other elements are 0. None if ``data`` has all elements.
-        rate: The learning rate; 0 for other rules than optimizers, and if a schedule gives it.
+        rate: The learning rate. 0 if the rule is no optimizer, or if a schedule computes the rate.
     """
 
     remote: Remote
@@ -57,21 +57,25 @@ class Change:
 
     @property
     def is_whole(self) -> bool:
-        """Whether ``data`` has all elements of the variable."""
+        """True if ``data`` has all elements of the variable."""
         return self.ids is None and self.places is None
 
 
 def check_change(
     name: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, rows: int | None = None
 ) -> None:
-    """Local. ValueError or TypeError unless an array can change a variable.
+    """Check that an array can change a variable.
 
     Args:
-        name: Of the variable.
-        shape: Of the variable.
-        dtype: Of the variable.
+        name: Name of the variable.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
         data: The array.
-        rows: How many rows it is for; None for all.
+        rows: Number of rows that the array changes; None for all.
+
+    Raises:
+        ValueError: The shape differs, or a value does not fit the dtype.
+        TypeError: The dtype cannot be converted.
     """
     shape = shape if rows is None else (rows, *shape[1:])
     if data.shape != shape:
@@ -79,7 +83,7 @@ def check_change(
         raise ValueError(
             f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
         )
-    # NumPy lets complex numbers become bfloat16.
+    # np.can_cast lets complex numbers become bfloat16.
     if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
         raise TypeError(
             f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
@@ -88,17 +92,17 @@ def check_change(
 
 
 def converted(change: Change) -> Array:
-    """Local. A flat copy in the dtype that travels: the caller may change its array at once."""
+    """Return a flat, scaled copy of the values in the dtype in which they are sent."""
     flat = np.empty(change.data.size, change.travels_in)
     copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
     return flat
 
 
 def global_norm(changes: Sequence[Change]) -> float:
-    """Local. The Euclidean norm of all changes together.
+    """Return the Euclidean norm of all changes together.
 
     Raises:
-        ValueError: It is infinite or no number.
+        ValueError: The norm of a change is infinite or NaN.
     """
     norms = [_norm(np.ravel(change.data)) for change in changes]
     for change, norm in zip(changes, norms, strict=True):
@@ -115,7 +119,7 @@ def _norm(flat: Array) -> float:
         wide = flat.dtype.kind in "iu" or flat.itemsize > 4
         flat = flat.astype(np.float64 if wide else np.float32)
     square = float(np.vdot(flat, flat))
-    # Squares may be too large, or too small, for their type.
+    # The sum of squares may overflow or underflow.
     if 1e-30 < square < math.inf or not flat.any():
         return math.sqrt(square)
     largest = float(np.abs(flat).max())
@@ -130,11 +134,11 @@ def push_all(
     to: Sequence[Connection] = (),
     decision: Decision | None = None,
 ) -> Work:
-    """Local. Push changes to all the servers concerned; see :meth:`Connection.push`.
+    """Push changes to the servers of their variables; see :meth:`Connection.push`.
 
     Args:
-        changes: Of variables of any servers.
-        to: Servers that are to get a push in any case; first and in this order.
+        changes: Changes of variables on any servers.
+        to: Connections that get a push even without changes. They come first, in this order.
         decision: See :meth:`Connection.push`.
 
     Returns:
@@ -145,7 +149,7 @@ def push_all(
         by_server.setdefault(change.remote.connection, []).append(position)
     order = [position for positions in by_server.values() for position in positions]
     first = next(iter(by_server))
-    # Between servers, what a push says of the others must be true.
+    # A push names the last pushes to all servers, so pushes to several servers must not mix.
     with first.pushing_to_all if len(first.siblings) > 1 else contextlib.nullcontext():
         for connection in by_server:
             connection.make_room()
@@ -170,22 +174,22 @@ def push_all(
 
 
 def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -> None:
-    """Where some servers have been told of a push that others will not get, tell those."""
+    """Send empty pushes to servers that miss their part of a push that another server got."""
     pairs = [(one, last) for one, last in zip(first.siblings, sent, strict=True) if one in to]
-    if any(one.sequence == last for one, last in pairs):
+    if any(one.sequence >= last for one, last in pairs):
         for one, last in pairs:
             if one.sequence < last:
                 one.pass_by(sent)
 
 
 def _attach(cause: BaseException, work: Work) -> None:
-    """Raise nothing more for a part of a push that has failed as a whole."""
+    """Mark the error of a part of a push as caused by an error that is raised already."""
     if work.error is not None:
         work.error.__context__ = cause
 
 
 def _tell_once(works: Sequence[Work]) -> None:
-    """What several servers say of one push is raised as one error, of the first of them."""
+    """Combine the errors of several servers: the first error gets the others as notes."""
     problems = [error for error in (work.error for work in works) if error is not None]
     for other in problems[1:]:
         problems[0].add_note(f"Another server says: {other}")
@@ -193,7 +197,7 @@ def _tell_once(works: Sequence[Work]) -> None:
 
 
 def _in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Local. What belongs to some places, in the order of these."""
+    """Return results sorted by their positions in ``order``."""
     result = [None] * len(pairs)
     for position, pair in zip(order, pairs, strict=True):
         result[position] = pair

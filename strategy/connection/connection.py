@@ -1,4 +1,4 @@
-"""A worker's line to a parameter server: variables, pulls and pushes."""
+"""A worker's connection to a ps task: variables, pulls and pushes."""
 
 from __future__ import annotations
 
@@ -42,33 +42,32 @@ from strategy.shared.shard import Layout
 
 Array = NDArray[Any]
 
-_MAX_PUSHES = 16  # pushes under way at once
+_MAX_PUSHES = 16  # pushes in flight
 
 
 class Connection(Line):
-    """Local. One worker's line to one ps task.
+    """The connection of a worker's strategy to one ps task.
 
     Args:
-        host: The process's place in the cluster.
-        index: Of the ps task.
-        worker: Index among the workers.
-        workers: How many workers there are.
+        host: The place of this process in the cluster.
+        index: Index of the ps task.
+        worker: Index of this worker.
         transport: ``"auto"``, ``"shared"``, ``"rma"`` or ``"p2p"``.
-        mode: How it waits for other workers.
-        strategy: How many strategies the worker has made before.
-        gpu: Which GPU of the ps its variables are to live on; None for the host.
+        mode: The synchronization mode.
+        strategy: Number of strategies that the worker created before.
+        gpu: Index of the GPU of the ps task that holds the variables; None for the host.
 
     Attributes:
-        metrics: What the worker has done so far.
+        metrics: The metrics of the worker.
         pulls: Pulls by message.
-        snapshots: What is said of checkpoints.
-        siblings: The connections of the strategy, this one included, in their order.
-        pushing_to_all: Held while changes go to several of them.
+        snapshots: Messages about checkpoints.
+        siblings: The connections of the strategy to all ps tasks, in order, this one included.
+        pushing_to_all: Lock that a push to several ps tasks holds.
 
     Raises:
-        FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be
-            reached; or the ps has no CuPy, or no GPU.
-        InvalidArgumentError: The ps has no such GPU, or other workers want another one.
+        FailedPreconditionError: ``"shared"`` was requested, but the worker cannot map the memory
+            of the ps task. Or the ps task has no CuPy or no GPU.
+        InvalidArgumentError: The ps task has no such GPU, or other workers use another GPU or mode.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class Connection(Line):
         host: Host,
         index: int,
         worker: int,
-        workers: int,
         transport: str,
         mode: pb.Mode,
         strategy: int,
@@ -103,18 +101,18 @@ class Connection(Line):
     def announce(
         self, name: str, layout: Layout, ordinal: int, server: int, origin: Origin, count: int
     ) -> None:
-        """Local. Have one server compare the order in which workers create variables.
+        """Announce a new variable to the ps task that compares the creation order of all workers.
 
         Args:
-            name: Of the variable, wherever it is placed.
+            name: Name of the variable, which any ps task may hold.
             layout: Shape and dtype.
-            ordinal: How many variables this worker created before.
-            server: Index of the ps task on which it is placed.
-            origin: What of which variable it is.
-            count: Into how many parts that is divided.
+            ordinal: Number of variables that this worker created before.
+            server: Index of the ps task that holds the variable.
+            origin: The whole variable, and the part of it that this variable holds.
+            count: Number of parts of the whole variable.
 
         Raises:
-            InvalidArgumentError: Another worker created another variable at this place.
+            InvalidArgumentError: Another worker created a different variable with this ordinal.
         """
         asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker, server=server)
         asked.connection = self.number
@@ -124,30 +122,31 @@ class Connection(Line):
         self.call("Announce", asked)
 
     def retract(self, ordinal: int) -> None:
-        """Local. Take back that a variable is announced, which has not been made."""
+        """Retract the announcement of a variable that was not created."""
         asked = pb.CreateRequest(ordinal=ordinal, worker=self._worker, connection=self.number)
         self.call("Retract", asked)
 
     def create(
         self, name: str, layout: Layout, ordinal: int, origin: Origin, count: int
     ) -> tuple[Remote, bool]:
-        """Local. Make a variable, or find it if another worker has made it.
+        """Create a variable, or find the variable if another worker has created it.
 
         Args:
-            name: Of the variable.
+            name: Name of the variable.
             layout: Shape and dtype.
-            ordinal: How many variables this worker created before.
-            origin: What of which variable it is.
-            count: Into how many parts that is divided.
+            ordinal: See :meth:`announce`.
+            origin: See :meth:`announce`.
+            count: See :meth:`announce`.
 
         Returns:
-            The variable, and whether this worker must push its first value.
+            The variable, and True if this worker must push the initial value.
 
         Raises:
-            InvalidArgumentError: Another worker created it otherwise; the message names both.
-            DeadlineExceededError: The server has no room, and other workers of its node, whom it
-                needs to make some, have not created the variable; the message names them.
-            ResourceExhaustedError: The server has no room.
+            InvalidArgumentError: Another worker created a different variable of this name. The
+                message names both workers.
+            DeadlineExceededError: The server needs another memory segment, and workers that must
+                take part in its allocation have not created the variable. The message names them.
+            ResourceExhaustedError: The server has no memory for the variable.
         """
         asked = pb.CreateRequest(
             name=name,
@@ -171,11 +170,11 @@ class Connection(Line):
         return remote, reply.must_initialize
 
     def abandon(self, remote: Remote) -> None:
-        """Local. Leave the first value of a variable, which this worker should give, to another."""
+        """Let another worker push the initial value of a variable in place of this worker."""
         self.call("Abandon", pb.ReadRequest(variable=remote.number))
 
     def rule_of(self, optimizer: Optimizer) -> int:
-        """Return the number by which pushes name an optimizer. The first call tells the server."""
+        """Return the number of an optimizer in pushes. The first call registers the optimizer."""
         rule = self._rules.get(optimizer)
         if rule is None:
             reply = self.call("Configure", definition(optimizer))
@@ -184,7 +183,7 @@ class Connection(Line):
 
     @property
     def sequence(self) -> int:
-        """Of the last push."""
+        """Sequence number of the last push."""
         return self._sequence
 
     def push(
@@ -193,16 +192,18 @@ class Connection(Line):
         decision: Decision | None = None,
         sent: Sequence[int] = (),
     ) -> Work:
-        """Send changes to variables of this server, which applies them in order.
+        """Push changes to variables of this server, which applies the changes in order.
 
-        Large pushes are sent in several messages. The server changes nothing before it has all of
-        them. The arrays may be used again when the call returns.
+        Large pushes are sent in several messages. The server applies a push after it has received
+        all messages. The arrays may be changed when the call returns.
 
         Args:
-            changes: The changes. Synchronous workers also push none, since servers count the steps.
-            decision: The step to which the changes belong, and its members; None for no step.
-            sent: The sequence numbers of the last pushes to all servers, this one included. Empty
-                if there is one server.
+            changes: The changes. Synchronous workers push an empty list to servers without changes,
+                because servers count the steps.
+            decision: The step of the changes, and the members of the step. None for a push that
+                belongs to no step.
+            sent: Sequence numbers of the last pushes to all servers, this push included. Empty if
+                there is one server.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change.
@@ -221,11 +222,11 @@ class Connection(Line):
             push.entries = [_entry_of(change) for change in changes]
             if decision is not None:
                 push.step, push.members = decision.step, decision.members
-            self._wait_for_credit(last)  # an interrupt here changes nothing
-            self._sequence = push.sequence = self._sequence + 1
+            self._wait_for_credit(last)  # an interrupt up to here loses no push
             try:
+                self._sequence = push.sequence = self._sequence + 1
                 call = self._send("Push", push.pack(), last)
-            except BaseException:  # Ctrl-C: it may have been sent
+            except BaseException:  # Ctrl-C: the push may have been sent
                 self._pass_by(sent)
                 raise
             for change in changes:
@@ -238,7 +239,7 @@ class Connection(Line):
         return work
 
     def pass_by(self, sent: Sequence[int]) -> None:
-        """Send an empty push in place of a push that other servers expect here.
+        """Send an empty push in place of a push that was counted on other servers but not sent.
 
         Args:
             sent: See :meth:`push`.
@@ -250,18 +251,21 @@ class Connection(Line):
         self._sequence += 1
         with contextlib.suppress(errors.Error):  # the server has ended
             push = PushMessage(self.number, self._sequence, sent=sent)
-            self.start_raw("Push", push.pack())
+            # Later reads wait for it, and so for the push that may have been sent before.
+            self._under_way.append(self.start_raw("Push", push.pack()))
 
     def detach(self) -> None:
-        """Tell the server that the strategy was closed, after all pushes have ended."""
+        """Tell the server that the strategy was closed. All pushes must have ended."""
         with self._pushing:
             self._closed = True
+            for call, _ in self._sent:  # of an interrupted push; a notice might overtake them
+                call.block(time.monotonic() + settings.call_timeout_s)
         with contextlib.suppress(errors.Error):  # the server has ended
             body = pb.AttachReply(connection=self.number).SerializeToString()
             self._host.endpoint.notify(self.address, "ps/Detach", body)
 
     def make_room(self) -> None:
-        """Wait until another push may be under way; raise errors of earlier pushes."""
+        """Wait until another push may be sent. This may raise the error of an earlier push."""
         with self._pushing:
             self._check_open()
             self._make_room()
@@ -308,16 +312,16 @@ class Connection(Line):
         self.call("Leave", pb.AttachReply(connection=self.number))
 
     def drain(self) -> None:
-        """Local. The same as :meth:`settle`, of pushes, too, that another thread is just making."""
+        """Wait like :meth:`settle`, also for pushes that other threads are sending."""
         with self._pushing:
             pass
         self.settle()
 
     def settle(self) -> None:
-        """Local. Wait until every push through this connection has been applied, of any thread.
+        """Wait until all pushes over this connection have been applied, from any thread.
 
         Raises:
-            Exception: What a push failed with, unless it has been raised from its Work already.
+            Exception: The error of a push, unless the Work of the push has raised it already.
         """
         self._check_open()
         if self._under_way:
@@ -326,8 +330,8 @@ class Connection(Line):
             with self.metrics.timed("wait for pushes", "waited_s"):
                 for work in waiting:
                     work.block(float("inf"))
-            # Not before: another thread may be about to wait for them too. And no others: one that
-            # has come and failed meanwhile has not been raised anywhere.
+            # Remove the pushes after the wait, since other threads may wait for them, too. Keep
+            # pushes that were sent meanwhile: their errors have not been raised.
             with self._pushing:
                 self._under_way = [work for work in self._under_way if work not in waiting]
             for work in waiting:
@@ -335,10 +339,10 @@ class Connection(Line):
                     work.wait()
 
     def _grow(self, request: pb.GrowRequest) -> None:
-        """Take part in making a segment of the server's memory, if it comes to that."""
+        """Promise to take part in allocating server memory, and do so if the server asks for it."""
         body = request.SerializeToString()
-        # The promise holds until the server answers: only then is it known who is in the
-        # collective. The server is asked to take it back if that does not come in time.
+        # The promise has no deadline, because only the server knows which workers are in the
+        # collective. After the call timeout this worker asks the server to withdraw the promise.
         endpoint = self._host.endpoint
         promise = endpoint.call(self.address, "ps/Grow", body, timeout=float("inf"))
         deadline = time.monotonic() + settings.call_timeout_s
@@ -348,8 +352,8 @@ class Connection(Line):
                 break
         if not promise.is_completed():
             withdrawal = endpoint.call(self.address, "ps/Withdraw", body)
-            # It may have begun before the server hears of this, and then the server answers no
-            # more until this worker has taken part.
+            # The server may have entered the collective before the withdrawal arrives. Then it
+            # answers the withdrawal only after this worker has entered, too.
             while not (promise.is_completed() or withdrawal.is_completed()):
                 promise.block(time.monotonic() + LOOK_S)
             if not promise.is_completed():
@@ -363,7 +367,7 @@ class Connection(Line):
             raise errors.FailedPreconditionError("the strategy was closed during a push")
 
     def _send(self, method: str, body: bytes, arrays: Sequence[Array]) -> Work:
-        """Send one message of a push. The arrays may be changed when this returns."""
+        """Send one message of a push. The arrays may be changed when the call returns."""
         call = self.start_raw(method, body, arrays, copy=True)
         nbytes = sum([array.nbytes for array in arrays])
         self._sent.append((call, nbytes))
@@ -371,7 +375,7 @@ class Connection(Line):
         return call
 
     def _wait_for_credit(self, arrays: Sequence[Array]) -> None:
-        """Wait until a message fits in, so that the messages of pushes take bounded memory."""
+        """Wait until a message fits into half of the credit, so that pushes take bounded memory."""
         self._sent = deque(one for one in self._sent if not one[0].is_completed())
         left = settings.credit_bytes // 2 - sum([array.nbytes for array in arrays])
         while self._sent and sum([nbytes for _, nbytes in self._sent]) > left:
@@ -384,7 +388,7 @@ class Connection(Line):
         remotes: Sequence[Remote],
         gradients: Sequence[bool],
     ) -> list[tuple[int, int]]:
-        """What has become of a push: version and staleness of each of its changes."""
+        """Record the reply to a push. Return the version and the staleness of each change."""
         versions, staleness = unpack_reply(reply.body)
         pairs = list(zip(versions, staleness, strict=True))
         for remote, (version, _) in zip(remotes, pairs, strict=True):
@@ -428,7 +432,7 @@ def _part_of(origin: Origin, count: int) -> pb.PartOf:
 
 
 def definition(optimizer: Optimizer) -> pb.OptimizerDef:
-    """Return what the server must know of an optimizer: all but a learning rate that can be set."""
+    """Return the definition of an optimizer for the server, without a constant learning rate."""
     definition = pb.OptimizerDef(
         kind=type(optimizer).__name__,
         name=optimizer.name,
@@ -443,8 +447,8 @@ def definition(optimizer: Optimizer) -> pb.OptimizerDef:
 
 
 def _needs_attention(work: Work) -> bool:
-    """Whether a push goes on, or failed with an error that has not been raised anywhere yet."""
+    """Return whether a push is in flight, or has failed with an error that nothing has raised."""
     if not work.is_completed():
         return True
-    # With a context, it goes with another one.
+    # An error with a context belongs to another error, which is raised in its place.
     return work.error is not None and not work.is_seen and work.error.__context__ is None

@@ -1,4 +1,4 @@
-"""A line to a ps task, on which a worker asks."""
+"""An RPC channel from a worker to a ps task."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from strategy.shared.host import Host
 
 Array = NDArray[Any]
 
-# Who asks for these waits for other workers, or for a disk that the server writes to: as long as it
-# is there.
+# Calls of these methods have no deadline: they wait for other workers or for a disk of the server,
+# for as long as the server is alive.
 _PATIENT = (
     *("CreateVariable", "Read", "ReadMany", "PushSlice", "Push", "Await", "Missing"),
     *("Hold", "Save", "CheckRestore", "Restore"),
 )
 
 LOOK_S = 1.0
-"""How often who waits for others looks whether they are still there, in seconds."""
+"""Seconds between two checks whether the other processes of a wait are alive."""
 
 
 class Line:
-    """Local. How a worker asks one ps task.
+    """An RPC channel from a worker to one ps task.
 
     Args:
-        host: The process's place in the cluster.
-        index: Of the ps task.
+        host: The place of this process in the cluster.
+        index: Index of the ps task.
 
     Attributes:
-        address: Of the ps task's endpoint.
-        index: Of the ps task.
-        number: The server's for this connection, once it has been made.
+        address: Address of the ps task's endpoint.
+        index: Index of the ps task.
+        number: Number of this connection on the server; 0 until the connection is open.
     """
 
     number = 0
@@ -44,7 +44,7 @@ class Line:
         self.index = index
 
     def call(self, method: str, message: Any) -> Reply:
-        """Local. Ask the server, and wait for its answer."""
+        """Call a method of the server with a protobuf message, and wait for the reply."""
         reply: Reply = self.start(method, message).result()
         return reply
 

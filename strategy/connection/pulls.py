@@ -1,4 +1,4 @@
-"""How a worker pulls by message: at once what is small, piece by piece what is large."""
+"""Pulls by message: small variables together, large variables in pieces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 SMALL_BYTES = 64 << 10
-"""What is shorter is pulled with others in one message, from which it is copied once more."""
+"""Smaller variables are pulled together in one message, at the price of one more copy."""
 
 LARGE_BYTES = 16 << 20
-"""What is longer is pulled in pieces: copies of the whole would fill the server's memory."""
+"""Larger variables are pulled in pieces: whole copies would fill the memory of the server."""
 
 _PIECE_BYTES = 4 << 20
 _AHEAD = 4
@@ -30,27 +30,27 @@ _TRIES = 3
 
 
 def is_large(out: Array, ids: Array | None) -> bool:
-    """Local. Whether what is pulled goes in pieces; rows never do."""
+    """Return whether a pull is divided into pieces. Pulls of rows are not."""
     return ids is None and out.nbytes > LARGE_BYTES
 
 
 class Pulls:
-    """Local. Pulls through a connection.
+    """Pulls over a connection.
 
     Args:
-        connection: To the server.
+        connection: The connection to the server.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def start(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
-        """Local. Ask the server for a consistent copy.
+        """Request a consistent copy of a variable or of some rows.
 
         Args:
             remote: The variable.
-            out: C-contiguous, shape and dtype of the variable, or of the rows.
-            ids: Which rows; None for all.
+            out: C-contiguous array with the shape and dtype of the variable or of the rows.
+            ids: Row numbers; None for all rows.
 
         Returns:
             A Work whose result is the version of the copy.
@@ -61,10 +61,10 @@ class Pulls:
         return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
 
     def start_many(self, wanted: Sequence[tuple[Remote, Array]]) -> Work:
-        """Local. Ask the server for consistent copies of several small variables at once.
+        """Request consistent copies of several small variables in one message.
 
         Args:
-            wanted: Variables, and for each a C-contiguous array of its shape and dtype.
+            wanted: Pairs of a variable and a C-contiguous array of the same shape and dtype.
 
         Returns:
             A Work whose result is the list of the versions of the copies.
@@ -83,14 +83,15 @@ class Pulls:
         return self._connection.start("ReadMany", asked, into=(memory,)).then(put)
 
     def in_pieces(self, remote: Remote, out: Array) -> int:
-        """Get a consistent copy of a large variable.
+        """Pull a consistent copy of a large variable.
 
-        The copy is made of pieces, so that the server needs no second copy for each reader. If
-        pushes change the variable between the pieces again and again, the server copies it whole.
+        The variable is pulled in pieces, so that the server needs no whole copy for each reader. If
+        pushes change the variable between the pieces in three attempts, the server copies the whole
+        variable.
 
         Args:
             remote: The variable.
-            out: C-contiguous, shape and dtype of the variable.
+            out: C-contiguous array with the shape and dtype of the variable.
 
         Returns:
             The version of the copy.
@@ -103,7 +104,7 @@ class Pulls:
         return whole
 
     def _read_pieces(self, remote: Remote, flat: Array) -> int | None:
-        """Return the version of all pieces; None if the variable has changed meanwhile."""
+        """Pull all pieces. Return their version, or None if a push came between two pieces."""
         step = max(_PIECE_BYTES // flat.itemsize, 1)
         versions: set[int] = set()
         asked: deque[Work] = deque()

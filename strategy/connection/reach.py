@@ -24,7 +24,7 @@ class Reach:
     Attributes:
         only_shared: Whether what cannot be mapped is an error.
         one_sided: Whether memory is reached by MPI's Get and Put.
-        is_direct: Whether this worker reaches the memory of the server.
+        is_direct: True if this worker can access the memory of the server.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was asked for, and the memory of the ps cannot be

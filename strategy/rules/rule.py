@@ -85,7 +85,7 @@ class Rule:
 
 
 FoundRule = tuple[str, Rule, Sequence[float]]
-"""The name under which slots and steps are kept, the rule, and its numbers for a step."""
+"""The name for slots and steps, the rule, and the numbers of the rule for one step."""
 
 
 def _assign(update: Update) -> None:

@@ -1,4 +1,4 @@
-"""How pushes change the variables of a server."""
+"""Application of pushes to the variables of a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class Outcome:
-    """What has become of the changes of a push: versions after them, and their staleness."""
+    """The result of a push: the version after each change, and the staleness of each change."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
@@ -31,10 +31,10 @@ class Outcome:
 
 
 class Applier:
-    """Applies pushes of one or several workers as one change.
+    """Applier of pushes. The pushes of a synchronous step are applied as one change.
 
     Args:
-        who: The server, for messages.
+        who: Name of the server, for messages.
         catalogue: The variables of the server.
         rules: The update rules.
         metrics: The metrics of the server.
@@ -48,7 +48,7 @@ class Applier:
         self._sums = Scratch()
 
     def apply(self, batch: Sequence[ReceivedPush]) -> list[Outcome]:
-        """Apply pushes.
+        """Apply one push, or the mean of the pushes of a synchronous step.
 
         Args:
             batch: Pushes of different workers with changes of the same variables.
@@ -68,10 +68,15 @@ class Applier:
         outcomes = [Outcome() for _ in batch]
         problem: BaseException | None = None
         for changes in zip(*(push.changes for push in batch), strict=True):
-            for each in self._alike(changes):
+            try:
+                parts = self._alike(changes)
+            except Exception as error:  # no memory for slots
+                problem = problem or error
+                continue
+            for each in parts:
                 try:
                     self._change(each, outcomes)
-                except (Exception, SystemExit) as error:  # also of a user's function
+                except (Exception, SystemExit) as error:  # a user's function may raise either
                     problem = problem or error
         if problem is not None:
             raise problem
@@ -82,25 +87,29 @@ class Applier:
             return
         kinds = [(push.message.step, [change.kind for change in push.changes]) for push in batch]
         if any(kind != kinds[0] for kind in kinds):
-            raise errors.InternalError(f"{self._who} got pushes that make no step: {kinds}")
+            raise errors.InternalError(f"{self._who} got pushes that do not form a step: {kinds}")
 
     def _alike(self, changes: tuple[ReceivedChange, ...]) -> Sequence[tuple[ReceivedChange, ...]]:
-        """Divide a change of several variables unless one call of the rule can make it."""
+        """Divide a change of several variables unless the rule can change them together."""
         first = changes[0]
         if len(first.variables) == 1:
             return [changes]
         name, rule = self._rules.rule_of(first.rule)
         steps = {variable.shard.steps.get(name, 0) for variable in first.variables}
         if len(steps) == 1 and rule.kind is not Kind.FUNCTION:
-            with suppress(errors.ResourceExhaustedError):  # one by one, each tells of its slots
-                for slot in rule.slots:
-                    for variable in first.variables:
-                        variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
-                return [changes]
+            with suppress(errors.ResourceExhaustedError):  # the single changes report it
+                slots = [
+                    variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
+                    for slot in rule.slots
+                    for variable in first.variables
+                ]
+                # A checkpoint may have had slots of another dtype, which lie elsewhere.
+                if all(slot.dtype == first.values[0].dtype for slot in slots):
+                    return [changes]
         return list(zip(*(change.divided() for change in changes), strict=True))
 
     def _change(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
-        """Make a change, and note versions and staleness."""
+        """Apply a change, and record versions and staleness."""
         first = changes[0]
         variables = first.variables
         found = self._rules.find(first.rule, first.rate, variables[0].shard)
@@ -116,7 +125,7 @@ class Applier:
         self._finish(variables, outcomes)
 
     def _count(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
-        """Note how stale changes are that are about to be made."""
+        """Record the staleness of changes before they are applied."""
         versions = [variable.shard.version for variable in changes[0].variables]
         total = 0
         for change, outcome in zip(changes, outcomes, strict=True):
@@ -128,19 +137,21 @@ class Applier:
             self._metrics.values["staleness"] += total
 
     def _change_bucket(self, changes: Sequence[ReceivedChange], found: FoundRule) -> None:
-        """Change adjacent variables of a bucket by one call of a rule."""
+        """Change adjacent variables of a bucket together."""
         shards = [variable.shard for variable in changes[0].variables]
         spans = [shard.span for shard in shards if shard.span is not None]
         gradients = [iter((change.values[0],)) for change in changes]
         (gradient,) = mean_of_blocks(gradients, shards[0].layout, self._sums)
-        spans[0].bucket.change(*joined(spans), found, gradient)
-        name = found[0]
-        step = shards[0].steps.get(name, 0) + 1
-        for shard in shards:
-            shard.steps[name] = step
+        try:
+            spans[0].bucket.change(*joined(spans), found, gradient)
+        finally:
+            name = found[0]
+            step = shards[0].steps.get(name, 0) + 1
+            for shard in shards:
+                shard.steps[name] = step
 
     def _finish(self, variables: Sequence[ServedVariable], outcomes: Sequence[Outcome]) -> None:
-        """Report the new versions, also to workers that wait for a first value."""
+        """Record the new versions, and answer workers that wait for an initial value."""
         versions = [variable.shard.version for variable in variables]
         for outcome in outcomes:
             outcome.versions += versions

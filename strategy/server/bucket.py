@@ -1,4 +1,4 @@
-"""Small variables of one dtype side by side, so that one call of a rule updates several."""
+"""Buckets: small variables of one dtype side by side, which a rule can update together."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ VERSIONS_BYTES = 16 << 10
 
 
 def is_small(layout: Layout) -> bool:
-    """Return whether a variable may lie in a bucket. Halves are changed in float32, one by one."""
+    """Return whether a variable may lie in a bucket. Halves are updated in float32, one by one."""
     return 0 < layout.data_bytes < JOINED_BYTES and not layout.is_half
 
 
 @dataclass(eq=False)
 class Bucket:
-    """Memory for small variables.
+    """Memory for small variables of one dtype.
 
     Attributes:
-        place: Where versions and values lie.
+        place: Location of the versions and the values.
         dtype: The dtype of the values.
-        sync: Orders loads and stores before it against those after it.
-        used: Number of elements that variables have.
+        sync: Memory fence: orders earlier loads and stores before later loads and stores.
+        used: Number of elements in use.
         count: Number of variables.
-        slots: The arrays of optimizers beside the values, by ``<name of the optimizer>/<slot>``.
+        slots: Optimizer slots, each for all variables, by ``<name of the optimizer>/<slot>``.
     """
 
     place: Place
@@ -52,24 +52,24 @@ class Bucket:
         self.flat: Array = memory[data : data + DATA_BYTES].view(self.dtype)
 
     def has_room(self, layout: Layout) -> bool:
-        """Return whether another variable fits in."""
+        """Return whether another variable fits into the bucket."""
         return self.used + layout.size <= self.flat.size and self.count < self.versions.size
 
     def take(self, layout: Layout) -> Span:
-        """Return the span of a new variable."""
+        """Allocate the span of a new variable."""
         span = Span(self, self.count, self.used, layout.size)
         self.count += 1
         self.used += layout.size
         return span
 
     def change(self, variables: slice, elements: slice, found: FoundRule, gradient: Array) -> None:
-        """Change adjacent variables, each of which advances by a version.
+        """Update adjacent variables. The version of each variable advances by one.
 
         Args:
-            variables: Their indices.
-            elements: The indices of their elements.
+            variables: Indices of the variables in the bucket.
+            elements: Indices of the elements of these variables.
             found: The rule.
-            gradient: The gradients of all, flat.
+            gradient: The gradients of these variables, flat, in one array.
         """
         name, rule, numbers = found
         param, versions = self.flat[elements], self.versions[variables]
@@ -88,7 +88,7 @@ class Bucket:
             versions += 1
 
     def slot(self, key: str) -> Array:
-        """Return the slot of all variables, as large as the values."""
+        """Return the slot array of all variables, in the shape of ``flat``."""
         if key not in self.slots:
             self.slots[key] = np.zeros(self.flat.size, self.dtype)
         return self.slots[key]
@@ -101,8 +101,8 @@ class Span:
     Attributes:
         bucket: The bucket.
         number: Index of the variable in the bucket.
-        start: Index of its first element.
-        size: Number of its elements.
+        start: Index of the variable's first element in the bucket.
+        size: Number of elements of the variable.
     """
 
     bucket: Bucket
@@ -112,22 +112,22 @@ class Span:
 
     @property
     def place(self) -> Place:
-        """Where the version and the values of the variable lie."""
+        """Location of the version and the values of the variable."""
         whole = self.bucket.place
         versions, data = whole.offsets
         offsets = (versions + 8 * self.number, data + self.start * self.bucket.dtype.itemsize)
         return Place(whole.memory, offsets, whole.segment, whole.one_sided)
 
     def slot(self, key: str) -> Array:
-        """Return the part of a slot."""
+        """Return the part of a slot array that belongs to the variable."""
         return self.bucket.slot(key)[self.start : self.start + self.size]
 
     def comes_after(self, other: Span) -> bool:
-        """Return whether this variable lies directly behind another one."""
+        """Return whether this variable directly follows another variable in the bucket."""
         return other.bucket is self.bucket and other.number == self.number - 1
 
 
 def joined(spans: Sequence[Span]) -> tuple[slice, slice]:
-    """Return the versions and the elements of adjacent variables."""
+    """Return the index ranges of adjacent variables and of their elements in the bucket."""
     first, last = spans[0], spans[-1]
     return slice(first.number, last.number + 1), slice(first.start, last.start + last.size)

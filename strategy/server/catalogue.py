@@ -97,7 +97,7 @@ class Catalogue:
         return Reply(reply.SerializeToString())
 
     def detach(self, number: int) -> None:
-        """Forget a connection without pushes."""
+        """Forget a connection that has no pushes in flight."""
         del self.connections[number]
         gone = errors.FailedPreconditionError("the strategy was closed")
         for variable in self.variables:
@@ -171,7 +171,7 @@ class Catalogue:
         return Reply(reply.SerializeToString())
 
     def answer_waiting(self, variable: ServedVariable) -> None:
-        """Answer the workers that wait for the first value of a variable."""
+        """Answer the workers that wait for the initial value of a variable."""
         waiting, variable.waiting = variable.waiting, []
         for request in waiting:
             request.reply(self.created(variable, request, must_initialize=False).body)
@@ -226,7 +226,7 @@ class Catalogue:
         return self.connections[asked.connection].gpu
 
     def _span_of(self, asked: pb.CreateRequest, layout: Layout) -> Span | None:
-        """Return the part of a bucket for a small variable; None if it must lie elsewhere."""
+        """Allocate a small variable in a bucket. Return None if the variable must lie elsewhere."""
         kind = self._kind(asked)
         is_on_gpu = self._gpu_of(asked) is not None and layout.is_floating
         if is_on_gpu or not is_small(layout):

@@ -49,14 +49,14 @@ class Rules:
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())
 
     def rule_of(self, number: int) -> tuple[str, Rule]:
-        """Return a rule, and the name under which it keeps slots and steps."""
+        """Return the name for slots and steps of a rule, and the rule."""
         if number in _PLAIN:
             return _PLAIN[number]
         optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
         return optimizer.name, optimizer.rule
 
     def find(self, number: int, rate: float, shard: OwnedShard) -> FoundRule:
-        """Return a rule for the next change of a variable.
+        """Return a rule with its numbers for the next change of a variable.
 
         Args:
             number: Number of the rule.

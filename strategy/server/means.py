@@ -20,8 +20,8 @@ Array = NDArray[Any]
 def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> Blocks:
     """Yield the mean of several changes of a variable, block by block.
 
-    The sum is taken in the given order, then divided. Halves are added in float32, integers are
-    rounded down.
+    The changes are added in the given order, then the sum is divided. Halves are added in float32.
+    Means of integers are rounded down.
 
     Args:
         each: The blocks of each change. The blocks of a single change are yielded unchanged.
@@ -46,7 +46,7 @@ def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> 
 
 
 def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[Array, Array]:
-    """Return the mean of several changes of rows. A worker adds zero to rows that it does not name.
+    """Return the mean of several changes of rows. A row that a change lacks counts as zero.
 
     Args:
         each: Row numbers, each once, and flat values of each change.
@@ -59,7 +59,7 @@ def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[A
         return each[0]
     ids, places = distinct(np.concatenate([numbers for numbers, _ in each]))
     width = layout.size // max(layout.shape[0], 1)
-    # -0.0 is the only number that changes no number to which it is added.
+    # Adding -0.0 changes no number. Adding 0.0 would change -0.0 to 0.0.
     total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
     ends = np.cumsum([len(numbers) for numbers, _ in each])
     for here, (numbers, values) in zip(np.split(places, ends[:-1]), each, strict=True):

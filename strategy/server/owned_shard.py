@@ -26,7 +26,7 @@ _quiet = partial(np.errstate, all="ignore")
 class OwnedShard(SlottedShard):
     """A shard as its server has it: the only one who writes. See :class:`SlottedShard`."""
 
-    _ahead = 0  # blocks that may be in the middle of a change when the next one begins
+    _ahead = 0  # unfinished blocks when the change of the next block begins
 
     def apply(
         self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
@@ -57,7 +57,7 @@ class OwnedShard(SlottedShard):
                     if problem is None:
                         with _quiet():
                             end = update(start, gradient)
-                except (Exception, SystemExit) as error:  # of a user's function
+                except (Exception, SystemExit) as error:  # a user's function may raise either
                     problem = error
                 if end is None:
                     self._sync()
@@ -68,7 +68,7 @@ class OwnedShard(SlottedShard):
                 block, start = block + 1, start + gradient.size
         finally:
             problem = self._end_blocks(odd, 0) or problem
-            self.versions[block:] += 2  # no blocks, unless a checkpoint is damaged
+            self.versions[block:] += 2  # blocks are left only after an error of the iterator
             self.steps[name] = step
         if problem is not None:
             raise problem

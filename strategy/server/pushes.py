@@ -1,4 +1,4 @@
-"""The order of pushes: by connection, and steps of several workers together."""
+"""Ordering of pushes: by connection, and by synchronous step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Steps:
     """The synchronous steps of the workers' strategies of one number.
 
     Attributes:
-        over: The number of steps that were applied, or have failed.
-        given: Pushes for the next steps, by worker.
-        failed: Steps that fail, and the reasons.
-        waiting: Requests that wait until this number of steps is over.
+        over: Number of steps that were applied or have failed.
+        given: Pushes that wait for the other members of their step, by worker.
+        failed: The reason of each failed step, by step.
+        waiting: Waiting requests, each with the number of steps that must be over.
     """
 
     over: int = 0
@@ -34,14 +34,19 @@ class _Steps:
 
 
 class Pushes:
-    """Applies pushes. Pushes of asynchronous workers are applied one by one, others by steps.
+    """Queue of the pushes to a server.
 
-    A push is applied at once when all of its messages have arrived, unless it is part of a step
-    that lacks members, comes after such a push of its worker, or is held for a checkpoint. Every
-    handler leaves all variables complete.
+    Pushes of asynchronous workers are applied one by one. Pushes of synchronous workers are applied
+    step by step. A push is applied as soon as all of its messages have arrived, unless
+
+    - the pushes of other members of its step are missing,
+    - an earlier push of its connection waits, or
+    - a checkpoint holds it.
+
+    Handlers apply whole pushes, so no variable is half changed between two requests.
 
     Args:
-        who: The server, for messages.
+        who: Name of the server, for messages.
         catalogue: The variables and connections of the server.
         rules: The update rules.
         metrics: The metrics of the server.
@@ -63,12 +68,13 @@ class Pushes:
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
         self._forget_connection = forget_connection
+        self._continuing = self._continue_again = False
 
     def take_slice(self, request: Request) -> None:
         """Keep a slice of a large push until the push arrives."""
         asked = pb.SliceRequest.FromString(request.body)
         connection = self._catalogue.connections[asked.connection]
-        if asked.index == 0:  # others are of a push that was interrupted
+        if asked.index == 0:  # older slices belong to an interrupted push
             connection.slices.clear()
         if asked.index != len(connection.slices):
             raise errors.InternalError(
@@ -79,7 +85,7 @@ class Pushes:
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
 
     def push(self, request: Request) -> Reply:
-        """Take a push. The reply is sent when the push has been applied."""
+        """Queue a push. The reply is sent when the push has been applied."""
         message = PushMessage.unpack(request.body)
         connection = self._catalogue.connections[message.connection]
         slices, connection.slices = connection.slices, []
@@ -96,7 +102,7 @@ class Pushes:
         try:
             push.changes = read_changes(message.entries, arrays, self._catalogue.variables)
         except errors.InvalidArgumentError as error:
-            push.problem = error  # raised in its turn: the other members of its step wait for it
+            push.problem = error  # raised in its turn, since the other members of the step wait
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
         connection.unfinished.append(push)
         self._metrics.values["queued"] += 1
@@ -111,7 +117,7 @@ class Pushes:
         self._continue()  # a save may have waited for pushes of this connection
 
     def hold(self, request: Request) -> Reply:
-        """Apply no more pushes until a save names those that it includes."""
+        """Hold all pushes until a save names the pushes that it includes."""
         asked = pb.HoldRequest.FromString(request.body)
         # A worker saves one checkpoint at a time. If its connection holds pushes for another save,
         # that save was interrupted, and its release was not sent.
@@ -128,7 +134,7 @@ class Pushes:
         return Reply(reply.SerializeToString())
 
     def cut(self, path: str, targets: Mapping[Key, int], then: Callable[[], None]) -> None:
-        """Apply the pushes that belong to a checkpoint, and no others. Then call a function.
+        """Apply only the held pushes that belong to a checkpoint, then call a function.
 
         Args:
             path: File of the save.
@@ -146,7 +152,7 @@ class Pushes:
         self._continue()
 
     def release(self, request: Request) -> None:
-        """Go on with all pushes if they are held for the save that the request names."""
+        """Release all pushes if they are held for the save that the request names."""
         asked = pb.HoldRequest.FromString(request.body)
         if self._cut is not None and self._cut.path == asked.path:
             self._cut = None
@@ -162,15 +168,15 @@ class Pushes:
         return LATER
 
     def fail(self, request: Request) -> None:
-        """Let a step fail for all members, since one of them cannot push its gradients."""
+        """Fail a step for all members, because one member cannot push its gradients."""
         asked = pb.AwaitRequest.FromString(request.body)
         steps = self._steps_of(asked)
         if steps.over > asked.step:
             return
         worker = self._catalogue.connections[asked.connection].worker
         problem = (
-            f"step {asked.step} is not made: worker {worker}, whose gradients were to be a part of "
-            "it, could not push them"
+            f"step {asked.step} has failed: worker {worker}, whose gradients belong to the step, "
+            "could not push them"
         )
         steps.failed[asked.step] = problem
         given = [one for one in steps.given.values() if one.message.step == asked.step]
@@ -178,7 +184,7 @@ class Pushes:
             del steps.given[push.connection.worker]
         self._end(given, errors.AbortedError(problem))
         self._end_step(steps, asked.step)
-        self._continue()  # with the pushes behind them
+        self._continue()  # with later pushes of the same connections
 
     # Inside
 
@@ -187,18 +193,27 @@ class Pushes:
         return self._steps.setdefault(strategy, _Steps())
 
     def _continue(self) -> None:
-        """Apply the pushes that are no longer held, and end a cut that is reached."""
-        for connection in list(self._catalogue.connections.values()):
-            self._begin_next(connection)
-        cut = self._cut
-        applied = {one.key: one.applied for one in self._catalogue.connections.values()}
-        if cut is not None and cut.is_reached(applied):
-            self._cut = None
-            cut.then()
-            self._continue()
+        """Apply the pushes that are no longer held. End the cut if it is reached."""
+        self._continue_again = True
+        if self._continuing:  # nested calls would exceed the recursion limit
+            return
+        self._continuing = True
+        try:
+            while self._continue_again:
+                self._continue_again = False
+                for connection in list(self._catalogue.connections.values()):
+                    self._begin_next(connection)
+                cut = self._cut
+                applied = {one.key: one.applied for one in self._catalogue.connections.values()}
+                if cut is not None and cut.is_reached(applied):
+                    self._cut = None
+                    cut.then()
+                    self._continue_again = True
+        finally:
+            self._continuing = False
 
     def _begin_next(self, connection: ServedConnection) -> None:
-        """Begin the pushes of a connection, up to the first one that has to wait."""
+        """Begin the pushes of a connection in order, up to the first push that must wait."""
         while connection.unfinished:
             push: ReceivedPush = connection.unfinished[0]
             held = self._cut is not None and not self._cut.allows(
@@ -229,9 +244,8 @@ class Pushes:
             self._continue()
 
     def _end_step(self, steps: _Steps, step: int) -> None:
-        """Reply to the workers that wait for a step."""
+        """Count a step as over, and reply to the workers that wait for it."""
         steps.over = max(steps.over, step + 1)
-        steps.failed = {number: why for number, why in steps.failed.items() if number >= step}
         ready = [request for number, request in steps.waiting if number <= steps.over]
         steps.waiting = [pair for pair in steps.waiting if pair[0] > steps.over]
         for request in ready:
@@ -250,7 +264,7 @@ class Pushes:
     def _end(
         self, batch: Sequence[ReceivedPush], result: Sequence[Outcome] | BaseException
     ) -> None:
-        """Reply to pushes that were applied, or have failed."""
+        """Reply to pushes that were applied or have failed."""
         for number, push in enumerate(batch):
             if isinstance(result, BaseException):
                 push.request.fail(result)
@@ -264,6 +278,8 @@ class Pushes:
             self._metrics.values["steps"] += 1
             self._metrics.values["queued"] -= 1
             self._forget_if_closed(push.message.connection)
+        if isinstance(result, BaseException):
+            result.__traceback__ = None  # its frames keep the arrays of the pushes
 
     def _forget_if_closed(self, number: int) -> None:
         connection = self._catalogue.connections[number]

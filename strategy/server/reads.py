@@ -1,4 +1,4 @@
-"""Pulls by message: copies of variables, of rows, or of a part of a large variable."""
+"""Handlers of pulls by message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strategy.server.catalogue import Catalogue
 
 
 class Reads:
-    """Answers pulls. Handlers run between two pushes, so every reply is of one version.
+    """Handlers of pulls. They run between two pushes, so every reply has a single version.
 
     Args:
         catalogue: The variables of the server.
@@ -22,7 +22,7 @@ class Reads:
         self._metrics = metrics
 
     def read(self, request: Request) -> Reply:
-        """Return a copy of a variable, of rows of it, or of a part of its flattened elements."""
+        """Return a copy of a variable, of some rows, or of a range of the flattened elements."""
         asked = pb.ReadRequest.FromString(request.body)
         shard = self._variables[asked.variable].shard
         with self._metrics.timed("read", "busy_s"):

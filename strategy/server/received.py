@@ -1,9 +1,9 @@
-"""A push as its server has received it."""
+"""Pushes as a server receives them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,16 +19,17 @@ Array = NDArray[Any]
 
 @dataclass(slots=True)
 class ReceivedChange:
-    """A change of one variable, or the changes of adjacent small variables of a bucket.
+    """A change of one variable, or of adjacent small variables of a bucket.
 
     Attributes:
         variables: The variable or variables.
-        rule: See ``Rule`` in the messages.
+        rule: Number of the rule; see ``Rule`` in ``parameter_server.proto``.
         rate: The learning rate of an optimizer without a schedule.
         seen: Versions from which the change was computed, one for each variable.
-        values: The values, flat, in the dtype in which they were sent; in slices if they are large.
-        ids: Row numbers, each once, int64; None for whole variables.
-        places: Element indices, ascending, int64; None for all elements.
+        values: The flat values in the dtype in which they were sent. Large values have several
+            slices.
+        ids: Unique row numbers, int64. None if the change is not of rows.
+        places: Element indices, ascending, int64. None if the change has all elements.
     """
 
     variables: Sequence[ServedVariable]
@@ -41,24 +42,24 @@ class ReceivedChange:
 
     @property
     def kind(self) -> tuple[list[int], bool]:
-        """What the members of a step must have in common: variables, and whether it is of rows."""
+        """The variables, and True for rows. Both must be equal for all members of a step."""
         return [variable.identity for variable in self.variables], self.ids is not None
 
     def blocks(self) -> Blocks:
-        """Return the change of a whole variable, block by block."""
+        """Return the values of a whole variable, block by block."""
         layout = self.variables[0].shard.layout
         if self.places is not None:
             return scattered(self.places, self.values[0], layout.size)
         return in_blocks(self.values, layout.dtype)
 
     def rows(self) -> tuple[Array, Array]:
-        """Return the row numbers, and their values, flat."""
+        """Return the row numbers and the flat values of the rows."""
         assert self.ids is not None
         dtype = self.variables[0].shard.layout.dtype
         return self.ids, self.values[0].astype(dtype, copy=False)
 
     def divided(self) -> list[ReceivedChange]:
-        """Return a change for each variable."""
+        """Return one change for each variable."""
         changes, start = [], 0
         for variable, seen in zip(self.variables, self.seen, strict=True):
             end = start + variable.shard.layout.size
@@ -70,15 +71,15 @@ class ReceivedChange:
 
 @dataclass(slots=True, eq=False)
 class ReceivedPush:
-    """A push.
+    """A push with its changes.
 
     Attributes:
         message: The message.
-        connection: The connection over which it came.
-        request: The request, which is answered when the push has been applied.
-        changes: Its changes, in order.
-        problem: Why it cannot be applied, if its arrays do not fit the message.
-        begun: True once the push is being applied, or waits for the other members of its step.
+        connection: The connection of the worker.
+        request: The request. The server replies when the push has been applied.
+        changes: The changes, in order.
+        problem: The error if the arrays do not fit the message.
+        begun: True once the push is being applied or waits for the other members of its step.
     """
 
     message: PushMessage
@@ -86,17 +87,17 @@ class ReceivedPush:
     request: Request
     changes: Sequence[ReceivedChange] = ()
     problem: errors.InvalidArgumentError | None = None
-    begun: bool = field(default=False)
+    begun: bool = False
 
 
 def read_changes(
     entries: Sequence[Entry], arrays: Sequence[Array], variables: Sequence[ServedVariable]
 ) -> list[ReceivedChange]:
-    """Return the changes of a push, with small variables that are adjacent in one change.
+    """Return the changes of a push. Adjacent small variables share one change.
 
     Args:
         entries: The entries of the message.
-        arrays: The arrays of its slices and of the message.
+        arrays: The arrays of all PushSlice messages, then of the push message.
         variables: The variables of the server, by number.
 
     Raises:
@@ -131,7 +132,7 @@ def read_changes(
 
 
 def _is_alike(entry: Entry, first: Entry) -> bool:
-    """Return whether rule, learning rate, kind and dtype are equal."""
+    """Return whether two entries have the same rule, learning rate, kind and dtype."""
     return entry[1] == first[1] and entry[3:] == first[3:]
 
 

@@ -53,12 +53,12 @@ class ServedConnection:
         mode: How it waits for other workers.
         gpu: Index of the GPU of the server for floating-point variables; None for the host.
         is_closed: True after the worker has closed the strategy.
-        sequence: Sequence of the last push.
-        slices: Arrays of each slice of a push that has not arrived yet.
+        sequence: Sequence number of the last push.
+        slices: Arrays of each PushSlice message whose push has not arrived yet.
         unfinished: Pushes that have not been applied, in order.
-        applied: Sequence of the last push that was applied.
-        sent: The sequences of the worker's last pushes to all servers, as the last applied push
-            said.
+        applied: Sequence number of the last applied push.
+        sent: Sequence numbers of the worker's last pushes to all servers, from the last applied
+            push.
     """
 
     worker: int

@@ -30,7 +30,7 @@ class SlottedShard(SharedShard):
         sync: See :class:`SharedShard`.
         scratch: The server's; by default one of its own.
         origin: What of which variable it is; by default all of the one of this name.
-        span: Where it lies in a bucket of small variables, if it does.
+        span: The span of the variable in a bucket; None outside of buckets.
 
     Attributes:
         gpu: The number of the GPU on which its values and slots lie, beside the copy in the arena;

@@ -1,4 +1,4 @@
-"""Values of whole variables block by block: each block of 1 MiB has a version of its own."""
+"""Iterators over the values of a variable in blocks of 1 MiB, which have separate versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Blocks = Iterator[Array]
 
 
 def in_blocks(slices: Sequence[Array], dtype: np.dtype[Any]) -> Blocks:
-    """Yield values block by block. An empty variable is one block, since it has a version, too.
+    """Yield values block by block. An empty variable has one block, because it has a version.
 
     Args:
         slices: The values, flat. All slices but the last consist of whole blocks.

@@ -1,7 +1,7 @@
 """A variable in the memory of a server on any node, read by MPI's Get.
 
-The protocol is that of :mod:`strategy.shared.shard`: versions that are odd while bytes change. Each
-operation of the window is complete before the next one begins.
+Readers follow the sequence lock of :mod:`strategy.shared.shard`: versions are odd while bytes
+change. Each operation of the window is complete before the next operation begins.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The arrays of a push: how a worker lays them out, and how a server finds them.
+"""The layout of the arrays of a push, which workers write and servers read.
 
-Both sides go through the changes in order. Row and element numbers are arrays of their own. Values
-below :data:`JOINED_BYTES` are joined, in one array for each dtype, so that a push of many small
-variables costs little more than a push of one. Other values are arrays of their own. Those of whole
-variables are divided into slices of at most :data:`SLICE_BYTES`, so that each message finds room in
-the memory that the processes of a node share.
+Both sides go through the changes in order. Row numbers and element indices are separate arrays.
+Values below :data:`JOINED_BYTES` are joined in one array for each dtype. So a push of many small
+variables costs little more than a push of one. Larger values are separate arrays. The values of
+whole variables are divided into slices of at most :data:`SLICE_BYTES`, so that each message fits
+into the shared memory of a node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def arrays_of(changes: Sequence[Change]) -> list[Array]:
-    """Return the arrays of a push, C-contiguous. Some may be the memory of the caller."""
+    """Return the C-contiguous arrays of a push. Some may share memory with the given values."""
     arrays: list[Array | list[Change]] = []
     joined: dict[np.dtype[Any], list[Change]] = {}
     for change in changes:
@@ -66,7 +66,7 @@ def slices_of(flat: Array) -> list[Array]:
 
 
 def _as_sent(change: Change) -> Array:
-    """Return the values flat and in the dtype that is sent; without a copy if possible."""
+    """Return the flat values in the dtype that is sent, without a copy if possible."""
     data, dtype = change.data, change.travels_in
     if data.dtype == dtype and change.scale == 1.0 and data.flags.c_contiguous:
         return data.reshape(-1)
@@ -74,7 +74,7 @@ def _as_sent(change: Change) -> Array:
 
 
 def _joined(changes: Sequence[Change]) -> Array:
-    """Copy the values of changes of one dtype into one array."""
+    """Copy the values of changes that are sent in one dtype into one flat array."""
     dtype, scale = changes[0].travels_in, changes[0].scale
     sizes = [change.data.size for change in changes]
     flat = np.empty(sum(sizes), dtype)
@@ -101,7 +101,7 @@ def copy_scaled(target: Array, source: Array, scale: float) -> None:
 
 
 class ArrayReader:
-    """Finds the arrays of each change in a push.
+    """Reader of the arrays of a push, in the order of its changes.
 
     Args:
         arrays: The arrays of the push, flat uint8.
@@ -109,10 +109,10 @@ class ArrayReader:
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays: Iterator[Array] = iter(arrays)
-        self._joined: dict[np.dtype[Any], Array] = {}  # what is left of the joined values
+        self._joined: dict[np.dtype[Any], Array] = {}  # the joined values that were not read yet
 
     def numbers(self) -> NDArray[np.int64]:
-        """Return the next row or element numbers."""
+        """Return the next row numbers or element indices."""
         return self._next(_INT64)
 
     def values(self, dtype: np.dtype[Any], size: int) -> Array:
@@ -126,7 +126,7 @@ class ArrayReader:
         return _checked(self._next(dtype), size)
 
     def slices(self, dtype: np.dtype[Any], size: int) -> list[Array]:
-        """Return the next values of a whole variable in slices; see :meth:`values`."""
+        """Return the next values of a whole variable, in slices; see :meth:`values`."""
         if size * dtype.itemsize <= SLICE_BYTES:
             return [self.values(dtype, size)]
         step = SLICE_BYTES // dtype.itemsize

@@ -304,7 +304,7 @@ for _ in range(300):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_late_collective_of_one_rank_alone_ends_the_job(tmp_path, size):
-    """One rank compares calls before number 1024, while the other is still in number 1023."""
+    """Rank 0 compares calls before collective 1024, while the other ranks wait in number 1023."""
     ended = run_ranks(tmp_path, size, ONE_MORE, env={"MPIDIST_STALL_S": "6"})
     assert ended.status == 1, ended.err
     said = (

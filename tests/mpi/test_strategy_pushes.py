@@ -282,7 +282,7 @@ def test_small_pushes_after_large_ones(world, transport):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_two_strategies_of_a_worker(world, transport):
-    """Each has pushes of its own to number."""
+    """Each strategy numbers its own pushes."""
     sizes, rounds = (3, 4096, (1 << 18) + 5), 6
 
     def train(strategy, workers):

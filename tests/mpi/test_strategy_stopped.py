@@ -1,4 +1,4 @@
-"""A worker that is stopped in the middle of a push, and goes on later."""
+"""A worker that is stopped in the middle of a push and resumes later."""
 
 import pytest
 from _cases.jobs import run_job

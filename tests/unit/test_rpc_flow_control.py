@@ -2,11 +2,14 @@
 
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist import Reply, open_endpoint
 from mpidist.rpc.client import Flow, FlowControl
+from mpidist.rpc.message import REQUEST, Message
 
 LIMIT = 100
 PEER, OTHER = ("peer", 1), ("peer", 2)
@@ -16,6 +19,7 @@ class Request:
     def __init__(self, name, nbytes, send=None):
         self.name, self.nbytes, self.send = name, nbytes, send
         self.flow, self.in_flight, self.released = Flow(), False, False
+        self.message = Message(REQUEST)
 
 
 class Wire:
@@ -176,3 +180,25 @@ def test_threads_share_one_order():
     assert len(wire.left) == 2000
     for thread in range(4):
         assert [n for t, n in wire.left if t == thread] == list(range(500))
+
+
+def test_an_interrupted_send_returns_its_credit():
+    with open_endpoint("inproc") as server, open_endpoint("inproc") as client:
+        server.register("s", {"Size": lambda request: Reply(b"%d" % request.buffers[0].nbytes)})
+        server.serve_in_thread()
+        transport, half = client._client._transport, np.zeros(40 << 20, np.uint8)
+
+        class Interrupted:
+            def __getattr__(self, name):
+                return getattr(transport, name)
+
+            def send(self, message):
+                raise KeyboardInterrupt
+
+        client._client._transport = Interrupted()
+        for _ in range(3):  # together more than all credit
+            with pytest.raises(KeyboardInterrupt):
+                client.call(server.address, "s/Size", buffers=[half])
+        client._client._transport = transport
+        reply = client.call(server.address, "s/Size", buffers=[half], timeout=30).result()
+        assert int(reply.body) == half.nbytes

@@ -1,4 +1,4 @@
-"""Small variables in buckets: changed together as they would be one by one."""
+"""Small variables in buckets: joint changes equal single changes."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +51,7 @@ def make():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How many variables have been changed by each call of a rule for several."""
+    """Return the list of the numbers of variables that each bucket update has changed."""
     made, change = [], Bucket.change
 
     def counted(bucket, variables, *arguments):
@@ -228,7 +228,7 @@ def exit_at(step, rate=1.0):
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("large", [40_000, 600_000])
 def test_a_schedule_that_exits_keeps_other_changes(make, mode, large):
-    """Not even before it is known which changes are made together."""
+    """The schedule also exits before the server knows which variables it can change together."""
     cluster = make()
     strategies = [cluster.worker(index, mode=mode) for index in range(2)]
     sizes = {"a": 3, "b": large, "c": large}

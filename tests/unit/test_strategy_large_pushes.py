@@ -1,4 +1,4 @@
-"""Pushes of several messages: applied whole or not at all, and nobody waits for a slow sender."""
+"""Pushes of several messages: applied whole or not at all, without waits for slow senders."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +58,7 @@ def pool():
 
 
 class Stops:
-    """Stops a worker before one of the messages of its next push.
+    """A hook that stops a worker before or after one message of its next push.
 
     Attributes:
         reached: Set when the worker has stopped.
@@ -135,7 +135,7 @@ def test_many_kinds_in_one_push(make):
 
 
 def test_arrays_may_be_changed_when_the_call_returns(make, pool, busy):
-    """The server is busy meanwhile, so that it sees the arrays later."""
+    """The server is busy during the push, so it reads the arrays after the call has returned."""
     _, strategies, made = two_workers(make, pool)
     sgd = optimizers.SGD(1.0)
     push(sgd, [(np.zeros(SIZE), made[1][0])])  # the server knows the optimizer from now on
@@ -173,14 +173,17 @@ def test_a_stopped_worker_holds_up_nobody(make, pool, message):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("message", range(4))
 @pytest.mark.parametrize("servers", [1, 2])
-def test_an_interrupted_push_is_applied_whole_or_not_at_all(make, pool, servers, message, after):
+def test_an_interrupted_push_is_applied_whole_or_not_at_all(
+    make, pool, tmp_path, servers, message, after
+):
     _, strategies, made = two_workers(make, pool, {"servers": servers})
     sgd = optimizers.SGD(1.0)
     pairs = [(gradient(1.0), made[1][0]), (np.ones(4), made[1][1])]
     Stops(strategies[1], message, interrupt=True, after=after)
     with pytest.raises(KeyboardInterrupt):
         push(sgd, pairs)
-    push(sgd, pairs)  # its next push works
+    pool.submit(strategies[0].save, str(tmp_path)).result(LIMIT_S)  # waits for no push
+    push(sgd, pairs)  # the next push of the worker works
     push(sgd, [(gradient(2.0), made[0][0])])
     large, small = made[0][0].numpy(), made[0][1].numpy()
     counted = -small[0] - 1
@@ -266,7 +269,7 @@ def test_checkpoints_have_no_part_of_a_push(make, pool, tmp_path):
 
 
 def test_memory_of_messages_under_way_is_bounded(make, monkeypatch, busy):
-    """A worker waits before the server has more than half of its credit to answer."""
+    """The messages of a worker's pushes use at most half of the credit."""
     strategy = make().worker(0)
     v = variable(strategy, "v", 4 * SIZE)
     small = variable(strategy, "small", 4)
@@ -316,7 +319,7 @@ def test_slices_out_of_order_are_refused(make):
 
 
 def test_calls_that_wait_for_others_have_no_limit(make, pool, monkeypatch):
-    """What is applied later must not be reported as failed: it would be pushed once more."""
+    """A late push must not be reported as failed, since the caller would push it again."""
     _, strategies, made = two_workers(make, pool)
     calls = []
     for strategy in strategies:
@@ -338,7 +341,7 @@ def test_a_first_value_may_take_longer_than_a_call(make, pool, monkeypatch):
     monkeypatch.setattr(endpoint, "config", replace(settings, call_timeout_s=0.05))
 
     def slow(shape, dtype):
-        threading.Event().wait(0.3)  # which is longer
+        threading.Event().wait(0.3)  # longer than a call may take
         return np.ones(shape, dtype)
 
     made = pool.map(lambda strategy: variable(strategy, "v", 3, slow), strategies)

@@ -51,8 +51,8 @@ def test_variables_in_parts(make):
 
 
 def test_no_pull_is_torn_by_pushes(make):
-    cluster = make(workers=3)
-    weights = [variable(cluster.worker(n), "v", SIZE, "zeros") for n in range(3)]
+    cluster = make(workers=4)
+    weights = [variable(cluster.worker(n), "v", SIZE, "zeros") for n in range(4)]
     ended, torn = threading.Event(), []
 
     def push(weight):
@@ -67,7 +67,7 @@ def test_no_pull_is_torn_by_pushes(make):
                 torn.append((value.min(), value.max(), weight.version))
 
     pushers = [threading.Thread(target=push, args=(one,)) for one in weights[:2]]
-    pullers = [threading.Thread(target=pull, args=(weights[2],)) for _ in range(2)]
+    pullers = [threading.Thread(target=pull, args=(one,)) for one in weights[2:]]
     for thread in (*pushers, *pullers):
         thread.start()
     for thread in pullers:
@@ -136,7 +136,7 @@ def test_the_server_holds_a_few_pieces_only():
 
 
 def test_a_reader_that_stands_still_holds_up_nobody(make):
-    """Its pieces are of two versions, so it begins again."""
+    """The pieces have two versions, so the reader starts again."""
     cluster = make()
     strategy = cluster.worker(0)
     weight, other = variable(strategy, "v", SIZE, np.arange(1000.0)), cluster.worker(1)

@@ -1,4 +1,4 @@
-"""What a save leaves alone, and a variable's truth."""
+"""Folders that a save keeps, and the truth value of a variable."""
 
 from strategy import ParameterServerStrategy, get_variable
 
