@@ -180,14 +180,18 @@ class PartExchange:
         # have (Thakur, Rabenseifner and Gropp 2005, section 4.1).
         rank, size = self._rank, self._size
         left, right = (rank - 1) % size, (rank + 1) % size
-        _copy_own_part(op, rank)
         given = op.send_parts[rank]
-        if given.nbytes >= _MIN_SENT_AS_COPY_BYTES:
+        is_copied = size == 1 or given.nbytes >= _MIN_SENT_AS_COPY_BYTES
+        if is_copied:
+            _copy_own_part(op, rank)
             given = op.recv_parts[rank]
         for step in range(1, size):
             taken = op.recv_parts[(rank - step) % size]
             _start(requests, self._comm.Irecv, taken, left)
             _start(requests, self._comm.Isend, given, right)
+            if not is_copied:  # while the first parts are in transfer
+                _copy_own_part(op, rank)
+                is_copied = True
             self._wait_for(requests)
             given = taken
 

@@ -159,7 +159,8 @@ def test_what_waits_leaves_nothing_behind(world, held):
 def test_what_a_lost_rank_waited_for(world, held):
     if world.rank != held.rank:
         part = held.clone()
-        first, _ = in_threads(lambda: part.get("never"), lambda: [held.get("parked"), part.close()])
+        second = [lambda: held.get("parked"), world.Barrier, part.close]
+        first, _ = in_threads(lambda: part.get("never"), lambda: [step() for step in second])
         assert isinstance(first, DistStoreError)
     else:
         wait_until(lambda: store_server().num_waiting == 2)
@@ -168,6 +169,7 @@ def test_what_a_lost_rank_waited_for(world, held):
         store_server()._on_peer_lost("rank 1")
         store_server()._on_peer_lost("rank 0")
         assert store_server().num_waiting == 0
+        world.Barrier()  # closing a part ends its waits, too
 
 
 @pytest.mark.ranks(2)
