@@ -28,10 +28,10 @@ _CALLS_TAG = 2
 _COMPARED_AFTER_S = 5.0
 _CALLS_PERIOD_S = 1.0
 _MAX_SHOWN = 4  # ranks in a message
-# Collectives that no rank leaves before all have joined. Of others, ranks may be in the next
-# collective while data is still in transfer.
+# Collectives that no rank leaves before all have joined. A rank may leave another one, such as a
+# broadcast, and wait in the next collective while the data of other ranks is still in transfer.
 _SYNCHRONIZING = ("barrier", "all_reduce", "all_gather", "reduce_scatter")
-_STALLS_OF_OTHERS, _MIN_OTHERS_S = 5, 300.0
+_TRANSFER_S = 300.0  # longest such transfer
 # Seconds after which a received call is outdated: a rank that still waits would have sent it again.
 _CALLS_VALID_S = 5.0
 
@@ -216,7 +216,7 @@ class Watchdog:
         behind = [call for sequence, call in positions.values() if sequence < highest]
         needed_s = config.stall_s
         if any(call.partition("(")[0] not in _SYNCHRONIZING for call in behind):
-            needed_s = max(_STALLS_OF_OTHERS * config.stall_s, _MIN_OTHERS_S)
+            needed_s = max(config.stall_s, _TRANSFER_S)
         if behind and shortest_s >= needed_s:
             shown = "; ".join(
                 f"rank {rank} in {call}, its number {sequence}"

@@ -217,7 +217,7 @@ class Connection(Line):
             for index, arrays in enumerate(slices):
                 self._wait_for_credit(arrays)
                 request = pb.SliceRequest(connection=self.number, index=index)
-                self._send("PushSlice", request.SerializeToString(), arrays)
+                self._send("PushSlice", request, arrays)
             push = PushMessage(self.number, slices=len(slices), sent=sent)
             push.entries = [_entry_of(change) for change in changes]
             if decision is not None:
@@ -252,14 +252,15 @@ class Connection(Line):
         with contextlib.suppress(errors.Error):  # the server has ended
             push = PushMessage(self.number, self._sequence, sent=sent)
             # Later reads wait for it, and so for the push that may have been sent before.
-            self._under_way.append(self.start_raw("Push", push.pack()))
+            self._under_way.append(self.start("Push", push.pack()))
 
     def detach(self) -> None:
         """Tell the server that the strategy was closed. All pushes must have ended."""
         with self._pushing:
             self._closed = True
+            deadline = time.monotonic() + settings.call_timeout_s
             for call, _ in self._sent:  # of an interrupted push; a notice might overtake them
-                call.block(time.monotonic() + settings.call_timeout_s)
+                call.block(deadline)
         with contextlib.suppress(errors.Error):  # the server has ended
             body = pb.AttachReply(connection=self.number).SerializeToString()
             self._host.endpoint.notify(self.address, "ps/Detach", body)
@@ -270,19 +271,19 @@ class Connection(Line):
             self._check_open()
             self._make_room()
 
-    def enter(self, step: int, what: str | None) -> Work:
+    def enter(self, step: int, description: str | None) -> Work:
         """Ask the first server to count this worker in a synchronous step.
 
         Args:
             step: Number of the step.
-            what: The variables and the optimizer of the changes, in words; None without changes.
+            description: The variables and the optimizer of the changes; None without changes.
 
         Returns:
             A Work whose result is a :class:`Decision`. Its call has no deadline.
         """
-        asked = pb.EnterRequest(
-            connection=self.number, step=step, gives=what is not None, what=what or ""
-        )
+        asked = pb.EnterRequest(connection=self.number, step=step)
+        if description is not None:
+            asked.gives, asked.description = True, description
         return self.start("Enter", asked, timeout=float("inf")).then(_decision)
 
     def wait_for(self, step: int) -> Work:
@@ -366,9 +367,9 @@ class Connection(Line):
         if self._closed:  # another thread has closed the strategy during this push
             raise errors.FailedPreconditionError("the strategy was closed during a push")
 
-    def _send(self, method: str, body: bytes, arrays: Sequence[Array]) -> Work:
+    def _send(self, method: str, message: Any, arrays: Sequence[Array]) -> Work:
         """Send one message of a push. The arrays may be changed when the call returns."""
-        call = self.start_raw(method, body, arrays, copy=True)
+        call = self.start(method, message, arrays, copy=True)
         nbytes = sum([array.nbytes for array in arrays])
         self._sent.append((call, nbytes))
         self.metrics.values["out_bytes"] += nbytes

@@ -44,7 +44,7 @@ class Line:
         self.index = index
 
     def call(self, method: str, message: Any) -> Reply:
-        """Call a method of the server with a protobuf message, and wait for the reply."""
+        """Call a method of the server, and wait for the reply; see :meth:`start`."""
         reply: Reply = self.start(method, message).result()
         return reply
 
@@ -55,21 +55,20 @@ class Line:
         buffers: Sequence[Array] = (),
         into: Sequence[Array] | None = None,
         timeout: float | None = None,
-    ) -> Work:
-        """Call a method of the server with a protobuf message; see :meth:`start_raw`."""
-        return self.start_raw(method, message.SerializeToString(), buffers, into, timeout)
-
-    def start_raw(
-        self,
-        method: str,
-        body: bytes,
-        buffers: Sequence[Array] = (),
-        into: Sequence[Array] | None = None,
-        timeout: float | None = None,
         *,
         copy: bool = False,
     ) -> Work:
-        """Call a method of the server; see :meth:`mpidist.Endpoint.call`."""
+        """Call a method of the server.
+
+        Args:
+            method: Name of the method.
+            message: A protobuf message, or its bytes.
+            buffers: See :meth:`mpidist.Endpoint.call`.
+            into: See :meth:`mpidist.Endpoint.call`.
+            timeout: Seconds; by default none for methods that wait for others.
+            copy: See :meth:`mpidist.Endpoint.call`.
+        """
+        body = message if isinstance(message, bytes) else message.SerializeToString()
         if timeout is None and method in _PATIENT:
             timeout = float("inf")
         return self._host.endpoint.call(

@@ -1,4 +1,4 @@
-"""What happens to gradients that are not finite."""
+"""The policy for gradients with NaN or infinite elements."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Array = NDArray[Any]
 
 POLICIES = ("error", "skip", "pass")
 
-# What BLAS multiplies.
+# The dtypes for which np.vdot calls BLAS.
 _VECTORS = (np.dtype(np.float32), np.dtype(np.float64))
 _TWO_STREAMS_BYTES = 1 << 20
-_PART = 1 << 17  # elements that are looked at together: they and what comes of them are in a cache
+_PART = 1 << 17  # elements to check at once, so that temporary arrays stay in the cache
 
 
 class NanPolicy:
-    """Looks at gradients before they are pushed.
+    """A check of gradients before they are pushed.
 
     Args:
-        policy: ``"error"``: gradients with NaN or infinite elements are an error; ``"skip"``: they
-            are not pushed, and a warning says so once; ``"pass"``: nobody looks.
+        policy: ``"error"`` raises an error for gradients with NaN or infinite elements. ``"skip"``
+            does not push them, and logs one warning. ``"pass"`` does not check gradients.
         worker: Index of this worker, for messages.
 
     Attributes:
-        skipped: How many calls of ``apply_gradients`` of this worker were not pushed.
+        skipped: Number of calls of ``apply_gradients`` whose gradients were not pushed.
 
     Raises:
         ValueError: The policy is unknown.
@@ -49,30 +49,30 @@ class NanPolicy:
         self.skipped = 0
 
     def allows(self, changes: Sequence[Change]) -> bool:
-        """Local. Whether gradients are to be pushed.
+        """Return whether to push gradients.
 
         Raises:
-            InvalidArgumentError: They are not finite, and that is an error.
+            InvalidArgumentError: A gradient is not finite, and the policy is ``"error"``.
         """
         names = not_finite(changes) if self._policy != "pass" else []
         if not names:
             return True
-        what = f"gradients of worker {self._worker} have NaN or infinite elements: those of {names}"
+        problem = f"gradients of worker {self._worker} have NaN or infinite elements: {names}"
         if self._policy == "error":
             raise errors.InvalidArgumentError(
-                f"{what}; nothing was pushed. The strategy's nan='skip' leaves such gradients out, "
-                "nan='pass' applies them"
+                f"{problem}; nothing was pushed. Make the strategy with nan='skip' to leave such "
+                "gradients out, or with nan='pass' to apply them"
             )
         if self.skipped == 0:
-            logger.warning("%s; they are skipped, and so will others be without a word", what)
+            logger.warning("%s; this push is skipped, and later ones without a warning", problem)
         self.skipped += 1
         return False
 
 
 def not_finite(changes: Sequence[Change]) -> list[str]:
-    """Local. Names of the variables whose changes have elements that are NaN or infinite.
+    """Return the names of variables whose changes have NaN or infinite elements.
 
-    Those too that would be in the variable's dtype.
+    Elements that overflow the dtype of the variable count as infinite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         names = [
@@ -86,10 +86,10 @@ def not_finite(changes: Sequence[Change]) -> list[str]:
 def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
     kind = data.dtype
     if kind in _VECTORS:
-        # At the speed of memory; but finite products may be too large for their type.
+        # As fast as memory. A sum of finite products may overflow, so infinity proves nothing.
         if math.isfinite(_sum_of_products(data)) and kind == dtype:
             return True
-    elif kind.kind in "biu" and dtype != np.float16:  # the only one that some are too large for
+    elif kind.kind in "biu" and dtype != np.float16:  # integers overflow float16 only
         return True
     flat = data.reshape(-1)
     parts = [flat[start : start + _PART] for start in range(0, flat.size, _PART)]
@@ -99,22 +99,22 @@ def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _sum_of_products(data: Array) -> Any:
-    """A sum of products in which each element is a factor: NaN or infinite if one of them is.
+    """Return a sum of products of all elements. It is NaN or infinite if an element is.
 
-    Of many, that of one half with the other: two streams come a third faster from memory than one.
+    Large arrays are multiplied half by half: two streams are read from memory a third faster.
     """
     if data.nbytes < _TWO_STREAMS_BYTES:
         return np.vdot(data, data)
     flat = data.reshape(-1)
     half = flat.size // 2
-    return np.vdot(flat[:half], flat[half : 2 * half]) + 0 * flat[-1]  # which may be left over
+    return np.vdot(flat[:half], flat[half : 2 * half]) + 0 * flat[-1]  # an odd size leaves it over
 
 
 def _largest(part: Array) -> Any:
-    """The largest magnitude, NaN above all.
+    """Return the largest magnitude; NaN counts as larger than all numbers.
 
-    Without their signs, floating-point numbers are ordered as the integers of the same bits, and
-    NaN come last (IEEE 754-2019, 3.4). NumPy takes ten times as long to look for them in halves.
+    Without signs, floating-point numbers have the order of the integers with the same bits, and NaN
+    is last (IEEE 754-2019, 3.4). For halves this is ten times as fast as NumPy's maximum.
     """
     unsigned = np.dtype(f"u{part.itemsize}")
     magnitudes = part.view(unsigned) & unsigned.type(np.iinfo(unsigned).max >> 1)

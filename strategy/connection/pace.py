@@ -1,4 +1,4 @@
-"""How a worker's steps wait for those of other workers: not at all, for all, or within a bound."""
+"""Synchronization modes: when a step of a worker waits for other workers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MODES = ("async", "sync", "ssp")
 
 
 class Pace(ABC):
-    """What the modes have in common.
+    """The base of the synchronization modes.
 
     Args:
-        connections: One to each ps task; the first decides.
+        connections: The connections to all ps tasks. The first ps task decides about steps.
         worker: Index of this worker.
     """
 
@@ -37,29 +37,28 @@ class Pace(ABC):
         self._worker = worker
         self._steps = 0
         self._left = False
-        # The steps of a worker follow each other, whichever thread makes them.
+        # Threads of a worker make steps one after the other.
         self._turn = threading.Lock()
 
     @abstractmethod
-    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
-        """Local. Make a step: push gradients, when it is time.
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """Make a step: push gradients when the mode allows it.
 
         Args:
             changes: The gradients.
-            what: Says of which variables and for which optimizer, in words that are the same for
-                all workers.
+            describe: Returns the variables and the optimizer as text that is equal on all workers.
 
         Returns:
             A Work whose result is the list of (version, staleness) after each change, or None if
-            they come too late to count.
+            the gradients came too late for their step.
         """
 
     @abstractmethod
     def pass_over(self) -> Work:
-        """Local. Make a step that changes nothing, so that others need not wait for it."""
+        """Make a step without changes, so that other workers do not wait for this one."""
 
     def leave(self) -> None:
-        """Local. This worker makes no more steps."""
+        """Make no more steps; other workers do not wait for this one any more."""
         with self._turn:
             if not self._left:
                 self._left = True
@@ -73,7 +72,7 @@ class Pace(ABC):
             )
 
     def _wait(self, work: Work) -> Any:
-        """The result of a work that ends when other workers have come as far; says so, once."""
+        """Return the result of a call that waits for other workers. Report a long wait once."""
         if work.is_completed():
             return work.result()
         with self._connections[0].metrics.timed("wait for workers", "waited_s"):
@@ -87,7 +86,7 @@ class Pace(ABC):
             work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
             if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
                 continue
-            names = self._connections[0].missing()  # frees those who wait for who has left
+            names = self._connections[0].missing()  # also ends waits for workers that have left
             if said or time.monotonic() < since + settings.stall_s:
                 continue
             if not work.is_completed() and names:
@@ -103,33 +102,33 @@ class Pace(ABC):
 
 
 class Asynchronous(Pace):
-    """A worker waits for none."""
+    """The mode ``"async"``: workers do not wait for each other."""
 
-    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
-        """Local. See :meth:`Pace.push`."""
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """See :meth:`Pace.push`."""
         return push_all(changes)
 
     def pass_over(self) -> Work:
-        """Local. Nothing to do."""
+        """Return a completed Work."""
         return _nothing()
 
     def leave(self) -> None:
-        """Local. Nobody waits for it."""
+        """Do nothing: no worker waits for another."""
 
 
 class Synchronous(Pace):
-    """Every step has the gradients of all workers, or of those that come first."""
+    """The mode ``"sync"``: a step has the gradients of all workers, or of the first N."""
 
-    # The last word on a step that this worker has entered, if it was interrupted on the way.
+    # The pending Enter call, if this worker was interrupted while it waited.
     _entering: Work | None = None
 
-    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
-        """Local. See :meth:`Pace.push`."""
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """See :meth:`Pace.push`."""
         with self._turn:
             self._check_here()
             for connection in self._connections:
-                connection.make_room()  # what failed earlier is raised before others count on this
-            decision = self._enter(what())
+                connection.make_room()  # raises earlier errors before others wait for this push
+            decision = self._enter(describe())
             if not decision.members:
                 return self._follow(decision)
             try:
@@ -141,30 +140,30 @@ class Synchronous(Pace):
             return work
 
     def pass_over(self) -> Work:
-        """Local. See :meth:`Pace.pass_over`."""
+        """See :meth:`Pace.pass_over`."""
         with self._turn:
             self._check_here()
             decision = self._enter(None)
-            if decision.members:  # it was interrupted after it had said that it would give some
+            if decision.members:  # an interrupted step had announced gradients
                 self._fail(decision)
                 decision = replace(decision, step=decision.step + 1)
             return self._follow(decision)
 
     def leave(self) -> None:
-        """Local. This worker makes no more steps."""
+        """Make no more steps; other workers do not wait for this one any more."""
         super().leave()
         with self._turn:
             entering, self._entering = self._entering, None
             if entering is None:
                 return
-            # The server has counted it in a step before it left, or does not answer any more.
+            # If the server has counted this worker in a step, it has replied; else it never does.
             entering.block(time.monotonic() + settings.call_timeout_s)
             if entering.is_success() and entering.result().members:
                 self._fail(entering.result())
 
-    def _enter(self, what: str | None) -> Decision:
+    def _enter(self, description: str | None) -> Decision:
         if self._entering is None:
-            self._entering = self._connections[0].enter(self._steps, what)
+            self._entering = self._connections[0].enter(self._steps, description)
         decision: Decision = self._wait(self._entering)
         self._entering = None
         if decision.problem:
@@ -172,33 +171,33 @@ class Synchronous(Pace):
         return decision
 
     def _follow(self, decision: Decision) -> Work:
-        """Go on with a later step, on values that have all the steps before."""
+        """Continue with a later step, after all steps before it have been applied."""
         for work in [c.wait_for(decision.step) for c in self._connections]:
             work.wait()
         self._steps = decision.step
         return _nothing()
 
     def _fail(self, decision: Decision) -> None:
-        """Others must not wait for what this worker will not push."""
+        """Tell the servers that this worker will not push its part of a step."""
         self._steps = decision.step + 1
         for work in [c.fail(decision.step) for c in self._connections]:
             work.wait()
 
 
 class StaleSynchronous(Pace):
-    """A worker is never more than a number of steps ahead of the slowest."""
+    """The mode ``"ssp"``: a worker is at most ``staleness`` steps ahead of the slowest."""
 
-    def push(self, changes: Sequence[Change], what: Callable[[], str]) -> Work:
-        """Local. See :meth:`Pace.push`."""
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """See :meth:`Pace.push`."""
         with self._turn:
             self._check_here()
             work = push_all(changes)
-            work.block(float("inf"))  # what others may rely on has been applied, or has failed
+            work.block(float("inf"))  # the clock counts pushes that were applied or have failed
             self._tick()
             return work
 
     def pass_over(self) -> Work:
-        """Local. See :meth:`Pace.pass_over`."""
+        """See :meth:`Pace.pass_over`."""
         with self._turn:
             self._check_here()
             self._tick()
@@ -229,14 +228,18 @@ def checked_mode(
     staleness: int | None,
     compression: str,
 ) -> pb.Mode:
-    """Local. A mode as servers know it; ValueError or TypeError if its numbers do not fit.
+    """Check a mode and return it as a message to the servers.
 
     Args:
         name: One of :data:`MODES`.
-        workers: How many there are; None in local mode, where no step can do without the only one.
-        backup_workers: Only for ``"sync"``; fewer than workers.
-        staleness: Only for ``"ssp"``, which needs it.
-        compression: How gradients are compressed, in words.
+        workers: Number of workers; None in local mode, which has no backup workers.
+        backup_workers: Number of backup workers, for ``"sync"`` only; fewer than workers.
+        staleness: Steps that a worker may be ahead of the slowest; required for ``"ssp"`` only.
+        compression: Description of the gradient compression.
+
+    Raises:
+        TypeError: A number is not an integer.
+        ValueError: The name is unknown, or a number does not fit the mode.
     """
     if name not in MODES:
         raise ValueError(f"unknown mode {name!r}; the known ones are {MODES}")
@@ -261,5 +264,5 @@ def checked_mode(
 
 
 def pace_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> Pace:
-    """Local. How a worker goes in a mode."""
+    """Return the synchronization of a worker in a mode."""
     return _PACES[mode.name](connections, worker)

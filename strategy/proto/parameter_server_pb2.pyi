@@ -174,16 +174,16 @@ class SliceRequest(_message.Message):
     def __init__(self, connection: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class EnterRequest(_message.Message):
-    __slots__ = ("connection", "step", "gives", "what")
+    __slots__ = ("connection", "step", "gives", "description")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GIVES_FIELD_NUMBER: _ClassVar[int]
-    WHAT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     connection: int
     step: int
     gives: bool
-    what: str
-    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ..., gives: bool = ..., what: _Optional[str] = ...) -> None: ...
+    description: str
+    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ..., gives: bool = ..., description: _Optional[str] = ...) -> None: ...
 
 class EnterReply(_message.Message):
     __slots__ = ("step", "members", "problem")

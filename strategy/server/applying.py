@@ -34,14 +34,16 @@ class Applier:
     """Applier of pushes. The pushes of a synchronous step are applied as one change.
 
     Args:
-        who: Name of the server, for messages.
+        server: Name of the server, for messages.
         catalogue: The variables of the server.
         rules: The update rules.
         metrics: The metrics of the server.
     """
 
-    def __init__(self, who: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics) -> None:
-        self._who = who
+    def __init__(
+        self, server: str, catalogue: Catalogue, rules: Rules, metrics: TaskMetrics
+    ) -> None:
+        self._server = server
         self._catalogue = catalogue
         self._rules = rules
         self._metrics = metrics
@@ -87,7 +89,9 @@ class Applier:
             return
         kinds = [(push.message.step, [change.kind for change in push.changes]) for push in batch]
         if any(kind != kinds[0] for kind in kinds):
-            raise errors.InternalError(f"{self._who} got pushes that do not form a step: {kinds}")
+            raise errors.InternalError(
+                f"{self._server} got pushes that do not form a step: {kinds}"
+            )
 
     def _alike(self, changes: tuple[ReceivedChange, ...]) -> Sequence[tuple[ReceivedChange, ...]]:
         """Divide a change of several variables unless the rule can change them together."""

@@ -29,11 +29,11 @@ class Rules:
     """The rules by which a server changes variables: the plain ones, and optimizers.
 
     Args:
-        who: The server, for messages.
+        server: Name of the server, for messages.
     """
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, server: str) -> None:
+        self._server = server
         self._optimizers: list[Configured] = []
         self._numbers: dict[bytes, int] = {}  # of optimizers, by what workers say of them
 
@@ -43,7 +43,7 @@ class Rules:
         content = asked.SerializeToString(deterministic=True)  # numbers come in any order
         number = self._numbers.get(content)
         if number is None:
-            self._optimizers.append(Configured(asked, self._who))
+            self._optimizers.append(Configured(asked, self._server))
             number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
             self._numbers[content] = number
         return Reply(pb.ConfigureReply(rule=number).SerializeToString())

@@ -46,7 +46,7 @@ class Pushes:
     Handlers apply whole pushes, so no variable is half changed between two requests.
 
     Args:
-        who: Name of the server, for messages.
+        server: Name of the server, for messages.
         catalogue: The variables and connections of the server.
         rules: The update rules.
         metrics: The metrics of the server.
@@ -55,15 +55,15 @@ class Pushes:
 
     def __init__(
         self,
-        who: str,
+        server: str,
         catalogue: Catalogue,
         rules: Rules,
         metrics: TaskMetrics,
         forget_connection: Callable[[int], None],
     ) -> None:
-        self._who = who
+        self._server = server
         self._catalogue = catalogue
-        self._applier = Applier(who, catalogue, rules, metrics)
+        self._applier = Applier(server, catalogue, rules, metrics)
         self._metrics = metrics
         self._steps: dict[int, _Steps] = {}  # by the number of the strategy
         self._cut: Cut | None = None
@@ -78,8 +78,8 @@ class Pushes:
             connection.slices.clear()
         if asked.index != len(connection.slices):
             raise errors.InternalError(
-                f"{self._who} got slice {asked.index} of a push of worker {connection.worker}, and "
-                f"expected {len(connection.slices)}"
+                f"{self._server} got slice {asked.index} of a push of worker "
+                f"{connection.worker}, and expected {len(connection.slices)}"
             )
         connection.slices.append(request.buffers)
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
@@ -91,7 +91,7 @@ class Pushes:
         slices, connection.slices = connection.slices, []
         if message.sequence <= connection.sequence or message.slices not in (0, len(slices)):
             raise errors.InternalError(
-                f"{self._who} got push {message.sequence} of worker {connection.worker} with "
+                f"{self._server} got push {message.sequence} of worker {connection.worker} with "
                 f"{message.slices} slices, after push {connection.sequence} and {len(slices)}"
             )
         connection.sequence = message.sequence
@@ -123,7 +123,7 @@ class Pushes:
         # that save was interrupted, and its release was not sent.
         if self._cut is not None and self._cut.owner != asked.connection:
             raise errors.FailedPreconditionError(
-                f"{self._who} is being saved already: one worker at a time saves"
+                f"{self._server} is being saved already: one worker at a time saves"
             )
         self._cut = Cut(asked.connection, asked.path)
         reply = pb.HoldReply()
@@ -146,7 +146,7 @@ class Pushes:
         """
         if self._cut is None or self._cut.path != path:
             raise errors.FailedPreconditionError(
-                f"{self._who} does not hold pushes for the save of {path!r}"
+                f"{self._server} does not hold pushes for the save of {path!r}"
             )
         self._cut.aim(targets, then)
         self._continue()

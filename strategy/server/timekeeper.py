@@ -35,7 +35,7 @@ class Timekeeper:
         connection = self._connections[asked.connection]
         rounds = self._rounds_of(connection)
         try:
-            gives = asked.what if asked.gives else None
+            gives = asked.description if asked.gives else None
             answers = rounds.enter(connection.worker, asked.step, request, gives)
         except ValueError as error:
             raise errors.InvalidArgumentError(str(error)) from error

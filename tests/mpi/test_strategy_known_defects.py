@@ -58,7 +58,7 @@ with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_i
 )
 
 
-def test_the_ring_of_a_closed_strategy_is_used_again_over_rma(tmp_path):
+def test_a_strategy_continues_after_a_closed_one_over_rma(tmp_path):
     ended = run_job(tmp_path, ("--ps", "1", "--worker", "1"), REUSED)
     assert ended.status == 0, ended.err
     assert ended.out.splitlines() == ["[1.0]", "[2.0]", "[3.0]"]

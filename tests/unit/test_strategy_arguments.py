@@ -73,7 +73,7 @@ def test_which_gradient_it_is(strategy):
 
 def test_parts_go_by_the_name_of_the_variable(strategy):
     v = get_variable("v", 4, partitioner=partitioners.FixedShardsPartitioner(2))
-    with pytest.raises(mpidist.errors.InvalidArgumentError, match=r"those of \['v'\]"):
+    with pytest.raises(mpidist.errors.InvalidArgumentError, match=r"elements: \['v'\]"):
         apply((np.full(4, np.nan), v))
 
 

@@ -273,7 +273,18 @@ def test_memory_of_messages_under_way_is_bounded(make, monkeypatch, busy):
     strategy = make().worker(0)
     v = variable(strategy, "v", 4 * SIZE)
     small = variable(strategy, "small", 4)
-    (connection,) = strategy._connections
+    endpoint, sent = strategy._host.endpoint, []
+    call = endpoint.call
+
+    def watched(peer, method, body, buffers=(), **options):
+        work = call(peer, method, body, buffers, **options)
+        sent.append((work, sum(buffer.nbytes for buffer in buffers)))
+        return work
+
+    def bytes_in_flight():
+        return sum(nbytes for work, nbytes in sent if not work.is_completed())
+
+    monkeypatch.setattr(endpoint, "call", watched)
     monkeypatch.setattr(
         "strategy.connection.connection.settings", replace(settings, credit_bytes=6 * SLICE)
     )
@@ -281,10 +292,13 @@ def test_memory_of_messages_under_way_is_bounded(make, monkeypatch, busy):
     assert started.wait(LIMIT_S)
     thread = threading.Thread(target=lambda: v.assign(np.ones(4 * SIZE)))
     thread.start()
-    wait_until(lambda: len(connection._sent) == 3)  # the first push, and two slices
-    assert sum(nbytes for _, nbytes in connection._sent) <= 3 * SLICE
+    wait_until(lambda: bytes_in_flight() >= 2 * SLICE)
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert bytes_in_flight() <= 3 * SLICE
     go_on.set()
     thread.join(LIMIT_S)
+    assert not thread.is_alive()
     np.testing.assert_array_equal(v, np.ones(4 * SIZE))
 
 
@@ -305,7 +319,7 @@ def test_bad_messages_change_nothing(make, sequence, slices, arrays, match):
     entry = (v.remotes[0].number, pb.ADD, 0, 0.0, WHOLE, 0)
     bad = PushMessage(connection.number, sequence, slices, entries=[entry])
     with pytest.raises(errors.Error, match=match):
-        connection.start_raw("Push", bad.pack(), arrays).result()
+        connection.start("Push", bad.pack(), arrays).result()
     connection._sequence = 3
     v.assign_add(1)
     np.testing.assert_array_equal(v, np.full(4, 2.0))

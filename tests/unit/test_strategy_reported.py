@@ -86,7 +86,7 @@ def test_a_bug_in_the_change_of_a_bucket_is_an_error_of_the_push(cluster, monkey
     np.testing.assert_allclose(large, np.full(4000, -0.4))
 
 
-SIZES = {"small": [4, 5], "streamed": [200_000, 300_000], "mixed": [4, 200_000, 5, 300_000]}
+SIZES = {"small": [4, 5], "large": [200_000, 300_000], "mixed": [4, 200_000, 5, 300_000]}
 
 
 @pytest.mark.parametrize("transport", ["shared", "p2p"])

@@ -130,8 +130,8 @@ def test_strategies_close_while_another_saves(tmp_path):
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_the_ring_of_a_closed_strategy_is_used_again(between):
-    """Its memory holds old gradients, and a variable may lie where the ring began."""
+def test_a_strategy_continues_after_a_closed_one(between):
+    """Variables keep their values, and the next strategy continues with them."""
     size = SIZES[-1]
     strategy = ParameterServerStrategy()
     for count in range(1, 4):

@@ -27,7 +27,7 @@ def random(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-# Below and above the size that goes through the staging ring, and several blocks of it.
+# In a bucket, alone in one block, and in several blocks.
 SIZES = [1, 100, 4096, 300_000]
 
 

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from mpidist.config import Config
 from mpidist.mpi import watchdog
 from mpidist.mpi.pending import PendingOps
@@ -33,4 +35,51 @@ def test_each_long_wait_is_told_once(monkeypatch, caplog):
         "second",
         "third",
     ]
+    assert not ended
+
+
+@pytest.mark.parametrize(
+    ("behind", "number", "ended_after"),
+    [
+        ("all_reduce(SUM, float64[1])", 7, 60),
+        ("broadcast(root 0, 8 bytes)", 7, 300),  # its data may be in transfer
+        ("all_reduce(SUM, float64[1])", 8, None),  # the same collective
+    ],
+)
+def test_ranks_in_different_collectives_end_the_job(monkeypatch, behind, number, ended_after):
+    monkeypatch.setattr(watchdog, "config", Config(stall_s=60.0))
+    ended = []
+    control = SimpleNamespace(size=2, rank=0)
+    dog = watchdog.Watchdog(
+        control, PendingOps(), Identity(0, 2, "h"), lambda reason, _: ended.append(reason)
+    )
+    own = SimpleNamespace(
+        sequence=8, group_number=3, members=(0, 1), call=lambda: "all_reduce(SUM, float64[1])"
+    )
+    for second in range(400):
+        dog._note_blocked(1, (3, number), behind, float(second))
+        if second >= 60:  # the own rank has waited for as long
+            dog._check_positions(own, float(second))
+        if ended:
+            break
+    if ended_after is None:
+        assert not ended
+    else:
+        assert ended_after - 5 <= second <= ended_after
+        assert f"rank 1 in {behind}, its number 7" in ended[0]
+
+
+def test_a_rank_that_does_not_wait_keeps_the_job_alive(monkeypatch):
+    monkeypatch.setattr(watchdog, "config", Config(stall_s=60.0))
+    ended = []
+    dog = watchdog.Watchdog(
+        SimpleNamespace(size=3, rank=0),
+        PendingOps(),
+        Identity(0, 3, "h"),
+        lambda *_: ended.append(1),
+    )
+    own = SimpleNamespace(sequence=8, group_number=3, members=(0, 1, 2), call=lambda: "barrier()")
+    for second in range(1000):
+        dog._note_blocked(1, (3, 7), "barrier()", float(second))
+        dog._check_positions(own, float(second))
     assert not ended
