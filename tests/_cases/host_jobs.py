@@ -72,7 +72,8 @@ class Jobs:
         """Run words under ``mpidist run``, to their end; arguments as :meth:`ranks`.
 
         Args:
-            may_leave: Whether daemons of the launcher's may outlive it; they are killed.
+            may_leave: Whether daemons of the launcher may outlive it. They are killed, and their
+                files are removed.
         """
         return self._finish(self.start_mpidist_run(places, words, env=env), timeout_s, may_leave)
 
@@ -129,7 +130,7 @@ class Jobs:
                 self._hosts.end_processes()
         assert not problem, f"{problem}\n{out}\n{err}"
         if may_leave:
-            self._hosts.end_processes()
+            self._hosts.clear()
         return Ended(process.returncode, out, err)
 
     def _host_file(self, places, count):

@@ -815,6 +815,7 @@ def test_a_server_is_not_flooded(pair, monkeypatch):
     server, client = pair
     client._client._flow_control._limit = 1 << 20
     works = [client.call(server.address, "test/Later", b"k", [pattern(400_000)]) for _ in range(20)]
+    wait_until(lambda: len(server.service.waiting.get(b"k", ())) >= 2)
     ask(client, Address("tcp", "127.0.0.1", server.address.port), "Echo", b"x")
     assert len(server.service.waiting[b"k"]) == 2
     released = 0
