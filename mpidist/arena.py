@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
-import logging
 import mmap
 import os
 from functools import cache
@@ -14,18 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist.dev_shm import SHARED_MEMORY, shared_memory_space
 from mpidist.errors import ResourceExhaustedError
-
-logger = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]
 
 _ALIGNMENT = 64  # a cache line
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14; Python does not name it
 _REMOVE = 9  # MADV_REMOVE
-# Left to other processes if the free space can only be looked up, since they allocate meanwhile.
-_MARGIN_BYTES = 16 << 20
 
 
 class Arena:
@@ -65,8 +59,7 @@ class Arena:
                 return start
         raise ResourceExhaustedError(
             f"no room for {nbytes} bytes in an arena of {self._nbytes}, of which "
-            f"{sum(free for _, free in self._free)} are free: start with a larger one "
-            "(MPIDIST_ARENA_BYTES; it is capped at half of the free /dev/shm) or more ps tasks"
+            f"{sum(free for _, free in self._free)} are free"
         )
 
     def free(self, offset: int) -> None:
@@ -97,8 +90,8 @@ class Arena:
 def commit(memory: Bytes) -> None:
     """Commit the pages of sparse memory, so that a shortage is an error and not a SIGBUS.
 
-    Linux before 5.14 has no such call. There the free space of the file system is looked up, with a
-    margin of 16 MiB. That is no proof, because other processes may take the space.
+    Linux before 5.14 has no such call. There nothing is committed: callers check the free memory of
+    the host before.
 
     Args:
         memory: Flat uint8, in a writable mapping.
@@ -111,12 +104,9 @@ def commit(memory: Bytes) -> None:
     begin = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     end = -(-(memory.ctypes.data + memory.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     problem = populate(begin, end - begin)
-    if problem == 0:
+    if problem in (0, errno.EINVAL):
         return
-    free, total = shared_memory_space()
-    if problem == errno.EINVAL and free >= memory.nbytes + _MARGIN_BYTES:
-        return
-    if problem not in (errno.EINVAL, errno.EFAULT, errno.ENOMEM):
+    if problem not in (errno.EFAULT, errno.ENOMEM):
         raise OSError(problem, f"cannot commit memory: {os.strerror(problem)}")
     # Only whole pages of this range, because the pages at its ends may hold neighbours.
     inner = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -124,34 +114,8 @@ def commit(memory: Bytes) -> None:
     if behind > inner:
         _madvise(inner, behind - inner, _REMOVE)  # fails for private memory, which does not need it
     raise ResourceExhaustedError(
-        f"the system has no {memory.nbytes} bytes of memory left for a block of an arena: "
-        f"{SHARED_MEMORY} has {free >> 20} MiB free of {total >> 20}"
+        f"the host, container or batch job has no {memory.nbytes} bytes of memory left"
     )
-
-
-def arena_bytes(wanted: int, owners: int) -> int:
-    """Return the size of the arena that each of several ranks of this node can have.
-
-    Args:
-        wanted: The size that each rank requests, in bytes.
-        owners: Number of ranks of the node that have an arena.
-
-    Returns:
-        At most half of the free space divided by the owners, in whole pages. A smaller size than
-        requested is logged.
-    """
-    free, _ = shared_memory_space()
-    limit = free // 2 // owners
-    if limit < wanted:
-        logger.info(
-            "arena of %d MiB in place of %d: %s has %d MiB free for %d ps task(s) of this node",
-            limit >> 20,
-            wanted >> 20,
-            SHARED_MEMORY,
-            free >> 20,
-            owners,
-        )
-    return min(wanted, limit) // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def populate(address: int, nbytes: int) -> int:

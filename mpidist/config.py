@@ -10,7 +10,6 @@ Variable                        Meaning                                         
 ``MPIDIST_CALL_TIMEOUT_S``      seconds that a call to another task may take              120
 ``MPIDIST_STALL_S``             seconds after which a waiting operation is reported       60
 ``MPIDIST_STALL_ABORT_S``       seconds after which a waiting operation ends the job      never
-``MPIDIST_ARENA_BYTES``         address space that a ps reserves at first, in bytes       16 GiB
 ``MPIDIST_CREDIT_BYTES``        bytes of requests under way from an endpoint to another;  64 MiB
                                 four times as many are shared with processes of the host
 ``MPIDIST_DEBUG``               comparison of collectives between ranks: ``info``, the    info
@@ -48,7 +47,6 @@ class Config:
     call_timeout_s: float = 120.0
     stall_s: float = 60.0
     stall_abort_s: float = float("inf")
-    arena_bytes: int = 16 << 30
     credit_bytes: int = 64 << 20
     debug: str = _DEBUG[0]
     gpu_mpi: bool = False

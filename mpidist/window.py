@@ -187,7 +187,7 @@ class Window:
             copy_array(target, self._parts[rank][offset : offset + target.nbytes])
         else:
             assert self._win is not None
-            self._in_chunks(self._win.Get, rank, offset, target)
+            _in_chunks(self._win, self._win.Get, rank, offset, target)
         finish = with_upload(view)
         if finish is not None:
             finish()
@@ -212,7 +212,7 @@ class Window:
             self.sync()
         else:
             assert self._win is not None
-            self._in_chunks(self._win.Put, rank, offset, source)
+            _in_chunks(self._win, self._win.Put, rank, offset, source)
 
     def add(self, rank: int, offset: int, data: Array) -> None:
         """Add to numbers in a rank's part, element by element; each addition is atomic.
@@ -248,7 +248,7 @@ class Window:
                 self.get(rank, offset, numbers)
                 self.put(rank, offset, numbers + source)
         else:
-            self._in_chunks(self._win.Accumulate, rank, offset, source)
+            _in_chunks(self._win, self._win.Accumulate, rank, offset, source)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
         """Add to an int64 in a rank's part, atomically.
@@ -309,18 +309,6 @@ class Window:
         if offset % unit:
             raise ValueError(f"offset {offset} is not a multiple of {unit}, the size of an element")
 
-    def _in_chunks(self, move: Callable[..., None], rank: int, offset: int, flat: Array) -> None:
-        """Transfer an array in chunks, with a limited number in flight."""
-        fork.check()
-        assert self._win is not None
-        step = CHUNK_BYTES // flat.itemsize
-        for number, start in enumerate(range(0, flat.size, step), 1):
-            chunk = flat[start : start + step]
-            move(chunk, rank, offset + start * flat.itemsize)
-            if number % _MOST_CHUNKS == 0:
-                self._win.Flush(rank)
-        self._win.Flush(rank)
-
     @contextlib.contextmanager
     def _locked(self, rank: int) -> Iterator[None]:
         """Hold the lock of a rank's part, for additions of dtypes that MPI cannot accumulate."""
@@ -340,6 +328,80 @@ class Window:
         self._win.Compare_and_swap(new, old, before, rank, offset)
         self._win.Flush(rank)
         return int(before[0])
+
+
+class DynamicWindow:
+    """One-sided reads of memory that its owner attaches at any time, without the other ranks.
+
+    The window is locked for its whole life, as :class:`Window` is.
+
+    Args:
+        comm: Ranks of any nodes. Making the window is collective over them.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        with watched("DynamicWindow", comm.Get_group()):
+            win = MPI.Win.Create_dynamic(comm=comm)
+            win.Lock_all(MPI.MODE_NOCHECK)
+        self._win: MPI.Win | None = win
+        self._attached: list[Bytes] = []  # stays allocated as long as it is attached
+
+    def attach(self, memory: Bytes) -> int:
+        """Attach memory of this rank, for the life of the window. Return its address."""
+        from mpi4py import MPI
+
+        self._open().Attach(memory)
+        self._attached.append(memory)
+        return int(MPI.Get_address(memory))
+
+    def get(self, rank: int, address: int, out: Array) -> None:
+        """Read attached memory of a rank; complete when the call returns.
+
+        Args:
+            rank: Rank in the window's communicator.
+            address: Address in the memory of that rank.
+            out: Output array, C-contiguous, of any dtype and shape.
+
+        Raises:
+            FailedPreconditionError: The window was freed.
+            ValueError: ``out`` is read-only or not C-contiguous.
+        """
+        target = _contiguous(out, write=True).reshape(-1).view(np.uint8)
+        win = self._open()
+        _in_chunks(win, win.Get, rank, address, target)
+
+    def sync(self) -> None:
+        """Act as a memory fence for the loads and stores of this rank."""
+        if self._win is not None:
+            self._win.Sync()
+
+    def free(self) -> None:
+        """Collective. Free the window; the attached memory stays with its owners."""
+        win, self._win = self._open(), None
+        with watched("DynamicWindow.free", win.Get_group()):
+            win.Unlock_all()
+            win.Free()
+        self._attached.clear()
+
+    def _open(self) -> MPI.Win:
+        if self._win is None:
+            raise FailedPreconditionError("the dynamic window of this rank was freed")
+        return self._win
+
+
+def _in_chunks(
+    win: MPI.Win, move: Callable[..., None], rank: int, offset: int, flat: Array
+) -> None:
+    """Transfer an array in chunks, with a limited number in flight."""
+    fork.check()
+    step = CHUNK_BYTES // flat.itemsize
+    for number, start in enumerate(range(0, flat.size, step), 1):
+        move(flat[start : start + step], rank, offset + start * flat.itemsize)
+        if number % _MOST_CHUNKS == 0:
+            win.Flush(rank)
+    win.Flush(rank)
 
 
 def _contiguous(array: Array, *, write: bool = False) -> Array:

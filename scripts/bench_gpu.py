@@ -25,8 +25,7 @@ from mpidist import host_view
 from mpidist.cluster_resolver import MPIClusterResolver
 from mpidist.gpu import Prefetcher, cupy, device_count
 from strategy import ParameterServerStrategy, get_variable, optimizers
-from strategy.rules.numpy_rules import on_arrays
-from strategy.rules.rule import Update
+from strategy.rules import Update, on_arrays
 
 SIZES = [8, 32 << 10, 1 << 20, 16 << 20, 64 << 20]
 STEPS = [16 << 20, 64 << 20]  # products of smaller matrices are bound by their launches
@@ -59,7 +58,9 @@ def main():
         if index == 0:
             training(args, strategy)
             stepping(args)
-            there = ParameterServerStrategy(parameter_devices=["/job:ps/task:0/device:GPU:0"])
+            there = ParameterServerStrategy(
+                parameter_devices=["/job:ps/task:0/device:GPU:0"], name="on the GPU"
+            )
             optimizing(args)
             pushing(args, {"host": strategy, "GPU": there})
         workers.barrier()
@@ -191,7 +192,7 @@ def training(args, strategy):
 def stepping(args):
     """Training steps whose pulls and pushes wait for the computing, and some that pass it by."""
     rows = []
-    with ParameterServerStrategy(num_gpus_per_worker=1) as strategy:
+    with ParameterServerStrategy(num_gpus_per_worker=1, name="steps") as strategy:
         for nbytes in sizes(args, STEPS) or [args.largest]:
             steps = Steps(strategy, nbytes)
             times = alternate(steps.sides(), min(args.rounds, 5), 0.02)  # they are long

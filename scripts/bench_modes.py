@@ -66,7 +66,7 @@ def compare(args, server):
 
 def steps(name, options, count, compute_s):
     """Seconds that each step of this worker takes."""
-    strategy = ParameterServerStrategy(**options)
+    strategy = ParameterServerStrategy(**options, name=name)
     with strategy.scope():
         variable = get_variable(name, ELEMENTS, initializer="zeros")
     gradient = np.ones(ELEMENTS, np.float32)

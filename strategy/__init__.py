@@ -1,4 +1,4 @@
-"""Parameter servers: variables on ps tasks, pulled and pushed by workers."""
+"""Parameter-server training: workers pull variables from ps tasks and push gradients."""
 
 from strategy import initializers, optimizers, partitioners, schedules
 from strategy.aggregation import VariableAggregation, VariableSynchronization

@@ -1,4 +1,4 @@
-"""What becomes of the values that several replicas give one variable; TensorFlow's names."""
+"""Options for variables that several replicas assign to, with TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 class VariableAggregation(enum.Enum):
-    """How values of several replicas become one, when all assign to a variable."""
+    """The way to combine the values that all replicas of a worker assign to a variable."""
 
     NONE = 0
     SUM = 1
@@ -18,7 +18,11 @@ class VariableAggregation(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When copies of a variable are made alike. Here there is one copy, and all mean the same."""
+    """The time at which copies of a variable are synchronized.
+
+    The option has no effect on values, because a variable has one copy. ON_READ makes the variable
+    not trainable.
+    """
 
     AUTO = 0
     NONE = 1
@@ -27,17 +31,21 @@ class VariableSynchronization(enum.Enum):
 
 
 def member(kind: type[E], value: Any) -> E:
-    """Local. The member meant by itself, its name in either case of letters, or None: the first.
+    """Return a member of an enum.
+
+    Args:
+        kind: The enum.
+        value: A member, its name in upper or lower case, or None for the first member.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The name is unknown.
     """
     if value is None:
         return next(iter(kind))
     if isinstance(value, kind):
         return value
     try:
-        # Members of TensorFlow's own classes have the same names.
+        # Members of TensorFlow's enums have the same names.
         return kind[str(getattr(value, "name", value)).upper()]
     except KeyError:
         known = ", ".join(kind.__members__)

@@ -1,4 +1,4 @@
-"""Gradients on their way from GPUs to the host, ahead of their push."""
+"""Copies of gradients from GPUs to the host, ahead of their push."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from strategy.reductions import mapped
 
 
 def to_host_ahead(values: Any) -> Any:
-    """Local. Begin to copy arrays from their GPU to the host; waits for nothing.
+    """Start to copy arrays from their GPU to the host, without waiting.
 
-    ``apply_gradients`` does so by itself, behind all that is queued on the arrays' stream by then.
-    Called as soon as gradients have been computed, this lets other work be queued before the push,
-    such as the next step::
+    ``apply_gradients`` also starts these copies, after all work that the stream of the arrays has
+    queued by then. Call this function right after queueing the computation of gradients. Then you
+    can queue other work before the push, such as the next step::
 
         values = read_values(weights)
         leaving = None
@@ -25,20 +25,20 @@ def to_host_ahead(values: Any) -> Any:
             values = read_values(weights)
         optimizer.apply_gradients(zip(leaving, weights))
 
-    There each gradient is of values that lack the push of the step before, as if that had been
-    another worker's.
+    In this example the values lack the push of the step before, as if another worker had made that
+    push.
 
     Args:
-        values: Arrays on GPUs, :class:`IndexedSlices` of those, or tuples, lists and dicts of them.
+        values: Arrays on GPUs, :class:`IndexedSlices` of them, or tuples, lists and dicts of both.
 
     Returns:
-        The same with :class:`mpidist.gpu.Download` in their places, which ``apply_gradients`` and
-        variables take as arrays; what does not lie on a GPU as it is. Until those have taken it,
-        an array must not be changed.
+        The same structure with a :class:`mpidist.gpu.Download` in place of each array on a GPU.
+        ``apply_gradients`` and variables accept a Download as an array. Do not change an array
+        before they have used its Download. Other values are returned unchanged.
 
     Raises:
         ResourceExhaustedError: A GPU has no memory to pack a strided array.
         DistBackendError: CUDA failed.
-        TypeError: An array is of a dtype that has no NumPy array.
+        TypeError: NumPy has no dtype for an array.
     """
     return mapped(leaving, values)

@@ -1,4 +1,4 @@
-"""Values where arrays are expected: variables, whose every use pulls, and lists and numbers."""
+"""The array interface of variables, and conversions of variables, lists and numbers to arrays."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BASIC = (int, np.integer, slice, types.EllipsisType, types.NoneType)
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base of variables.
+    """Base of variables: an array whose every use pulls its value.
 
     Attributes:
-        name: For messages.
-        shape: Of the value.
+        name: Name of the variable, for messages.
+        shape: Shape of the variable.
     """
 
     name: str
@@ -34,11 +34,11 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     @abstractmethod
     def read_value(self) -> Any:
-        """Local. The value, a fresh array; on a replica with a GPU a CuPy array there."""
+        """Return the value: a fresh host array, or a CuPy array on a replica with a GPU."""
 
     @abstractmethod
     def numpy(self) -> Array:
-        """Local. The value, a fresh array of the host."""
+        """Return the value in a fresh host array."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -48,7 +48,7 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, ArrayLike) for out in kwargs.get("out", ())):
-            return NotImplemented  # v += x must say assign_add: it would look like a local change
+            return NotImplemented  # v *= x would look like a local change
         arrays = [x.read_value() if isinstance(x, ArrayLike) else x for x in inputs]
         return getattr(ufunc, method)(*arrays, **kwargs)
 
@@ -71,7 +71,7 @@ class ArrayLike(NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> Any:
         row, *rest = key if isinstance(key, tuple) and key else (key,)
         is_row = isinstance(row, int | np.integer) and not isinstance(row, bool)
-        # Beside an array NumPy takes an integer as an array, too, and orders the axes anew.
+        # Beside an array index, NumPy treats an integer as an array, too, and reorders the axes.
         if self.shape and is_row and all(isinstance(one, _BASIC) for one in rest):
             number = row + len(self) if -len(self) <= row < 0 else row
             return self.gather(number)[tuple(rest)]
@@ -80,7 +80,7 @@ class ArrayLike(NDArrayOperatorsMixin):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.read_value())
 
-    # Operators compare elements, and a dict compares keys by identity first.
+    # == compares elements, so Python would drop the hash. A dict compares keys by identity first.
     __hash__ = object.__hash__
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -102,20 +102,20 @@ class ArrayLike(NDArrayOperatorsMixin):
 
 
 def read(value: Any) -> Any:
-    """Local. The value of a variable, on the host; anything else as it is."""
+    """Return the value of a variable in host memory, and other values unchanged."""
     return value.numpy() if isinstance(value, ArrayLike) else value
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Local. Whether a value is an array in the memory of a GPU."""
+    """Return whether a value is an array in the memory of a GPU."""
     return not isinstance(value, np.ndarray) and lies_on_gpu(value)
 
 
 def on_host(value: Any) -> Any:
-    """Local. An array on a GPU as host memory, behind what this thread has queued; others stay.
+    """Return an array on a GPU in host memory, and other values unchanged.
 
-    One without axes, as sums on GPUs are, is a number then, as NumPy's are. One that is on its way
-    is waited for.
+    The copy starts after the work that this thread has queued. For a :class:`Download`, wait for
+    the copy. An array without axes, such as a sum on a GPU, becomes a number, as in NumPy.
     """
     if isinstance(value, Download):
         return value.result()[()]
@@ -123,24 +123,24 @@ def on_host(value: Any) -> Any:
 
 
 def in_dtype(value: Any, dtype: np.dtype[Any], whose: str = "the variable") -> Array:
-    """Local. A value as an array of a variable's dtype.
+    """Return a value as an array with the dtype of a variable.
 
     Args:
-        value: An array, a list, or a number; of whole numbers their values count, and not their
-            dtype.
-        dtype: The variable's.
-        whose: That variable, for messages.
+        value: An array, a list, or a number. Integers must fit the dtype by their values. Their own
+            dtype does not matter.
+        dtype: Dtype of the variable.
+        whose: The variable, for messages.
 
     Raises:
-        TypeError: It is of a kind that becomes no such dtype: fractions no integers, for one.
-        ValueError: It has integers that do not fit the dtype.
+        TypeError: The value is of a kind that cannot be converted, such as floats to integers.
+        ValueError: An integer does not fit the dtype.
     """
     floating = dtype in FLOATING
     if isinstance(value, int) and floating:
-        value = float(value)  # which it may be too large for an array of integers to be
+        value = float(value)  # an int may be too large for an integer array
     array = np.asarray(on_host(value))
     whole = array.dtype.kind in "iu" and dtype.kind in "iu"
-    # What becomes float64 becomes any floating dtype; NumPy knows not all of their pairs.
+    # NumPy does not know all pairs of floating dtypes, so float64 stands for all of them.
     fits = whole or np.can_cast(array.dtype, np.float64 if floating else dtype, "same_kind")
     if array.size and not fits:
         what = f"{value!r}" if array.ndim == 0 else f"an array of {array.dtype}"

@@ -1,4 +1,4 @@
-"""What becomes of values that several replicas assign to a variable."""
+"""Assignments of several replicas to a variable."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from strategy.variable import Variable
 
 Version = int | tuple[int, ...]
-"""How often a variable has been changed; of one in parts, a number for each."""
+"""The number of changes of a variable; for a divided variable, a tuple with one per part."""
 
 
 def check_first_only(variable: Variable, what: str) -> None:
-    """Local. ValueError where what several replicas give cannot be added up.
+    """Raise ValueError if a change by several replicas would have to be added up.
 
     Args:
-        variable: To which they give it.
-        what: What they do, for the message.
+        variable: The variable that the replicas change.
+        what: The change, for the message.
     """
     context = get_replica_context()
     several = context is not None and context.num_replicas_in_sync > 1
@@ -37,16 +37,16 @@ def check_first_only(variable: Variable, what: str) -> None:
 
 
 def of_all_replicas(variable: Variable, push: Callable[[Any], Version], value: Any) -> Version:
-    """Local. Push a value; of several replicas what the aggregation makes of theirs, once.
+    """Push a value. On several replicas, aggregate their values and push the result once.
 
     Args:
-        variable: To which it is assigned.
+        variable: The variable to assign to.
         push: Pushes one value.
-        value: This replica's, on the host: others would not wait for its GPU.
+        value: Value of this replica, in host memory: other replicas would not wait for its GPU.
 
     Raises:
-        ValueError: Several replicas assign to a variable that has aggregation NONE.
-        RuntimeError: They assign to different variables.
+        ValueError: Several replicas assign to a variable with aggregation NONE.
+        RuntimeError: The replicas assign to different variables.
     """
     context = get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

@@ -1,4 +1,4 @@
-"""Embeddings of bags: rows of a variable, combined bag by bag."""
+"""Embedding lookup of bags: rows of a variable, combined bag by bag."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 class Bags:
-    """Lists of row numbers, of different lengths, whose rows are to be combined.
+    """Bags of row numbers, of different sizes, for an embedding lookup.
 
-    As TensorFlow's ``embedding_lookup_sparse`` and torch's ``EmbeddingBag``::
+    Like TensorFlow's ``embedding_lookup_sparse`` and torch's ``EmbeddingBag``::
 
         bags = Bags([[3, 5, 5], [], [7]], combiner="mean")
         embedded = bags.lookup(table)  # three rows
         optimizer.apply_gradients([(bags.gradient(of_embedded), table)])
 
     Args:
-        ids: One list of row numbers a bag; with ``offsets`` all of them, one bag behind the other.
-        weights: Of the rows, as ``ids``; by default 1 each.
-        combiner: ``"sum"``: the weighted rows added; ``"mean"``: divided by the sum of the weights;
-            ``"sqrtn"``: by the root of the sum of their squares. Of an empty bag all give zeros.
-        offsets: Where in ``ids`` each bag begins, from 0, ascending.
+        ids: One list of row numbers per bag. With ``offsets``, the row numbers of all bags in one
+            array, bag after bag.
+        weights: Weights of the rows, in the form of ``ids``. The default is 1.
+        combiner: ``"sum"`` adds the weighted rows. ``"mean"`` divides the sum by the sum of the
+            weights, ``"sqrtn"`` by the root of the sum of their squares. Empty bags give zeros.
+        offsets: Index in ``ids`` at which each bag begins, ascending from 0.
 
     Attributes:
-        ids: All row numbers, one bag behind the other; int64.
-        combiner: See above.
+        ids: Row numbers of all bags, bag after bag; int64.
+        combiner: Name of the combiner.
 
     Raises:
-        TypeError: Row numbers are no integers.
-        ValueError: The combiner is unknown, or weights or offsets do not fit.
+        TypeError: Row numbers are not integers.
+        ValueError: The combiner is unknown, or the weights or offsets do not fit.
     """
 
     def __init__(
@@ -82,19 +83,21 @@ class Bags:
         return len(self._starts) - 1
 
     def lookup(self, variable: Variable) -> Any:
-        """Local. Pull the rows, each once and all of one version, and combine them.
+        """Pull the rows, each once, and combine them.
+
+        All rows belong to one version, or to one version for each part of a divided variable.
 
         Args:
-            variable: Of a floating dtype; of integers only for ``"sum"`` with whole weights.
+            variable: The embedding table. A table of integers needs ``"sum"`` and whole weights.
 
         Returns:
-            One row a bag, shape ``(len(bags), *variable.shape[1:])``; float32 for variables of
-            half precision, else of the variable's dtype; on a replica with a GPU a CuPy array.
+            One row per bag, shape ``(len(bags), *variable.shape[1:])``, a CuPy array on a replica
+            with a GPU. The dtype is float32 for float16 and bfloat16, else that of the variable.
 
         Raises:
-            IndexError: There is no such row.
-            TypeError: The variable is of integers or bools, and the rows would have to be
-                multiplied with fractions.
+            IndexError: A row number is out of range.
+            TypeError: The variable has integers or bools, but the weights or the combiner need
+                fractions.
         """
         if variable.dtype.kind in "biu" and not self._keeps_integers():
             raise TypeError(
@@ -115,18 +118,18 @@ class Bags:
         return combined if context is None else brought(combined, context.gpu)
 
     def gradient(self, upstream: Any) -> IndexedSlices:
-        """Local. The gradient of the rows, given that of the combined ones.
+        """Return the gradient of the rows for a gradient of the combined rows.
 
         Args:
-            upstream: Shape ``(len(bags), ...)``.
+            upstream: Gradient of the result of :meth:`lookup`, shape ``(len(bags), ...)``.
 
         Returns:
-            Values of the dtype of ``upstream``; float32 if that is of half precision, float64 if it
-            is of integers that have to be multiplied with fractions.
+            Slices with the dtype of ``upstream``, but float32 in place of float16 and bfloat16, and
+            float64 in place of integers that are multiplied by fractions.
         """
         given = np.asarray(on_host(upstream))
         if given.dtype in HALVES:
-            given = given.astype(np.float32)  # in which rows are combined, too
+            given = given.astype(np.float32)  # as in lookup
         elif given.dtype.kind in "biu" and not self._keeps_integers():
             given = given.astype(np.float64)
         if given.shape[:1] != (len(self),):
@@ -135,11 +138,11 @@ class Bags:
         return IndexedSlices(_times(spread, self._factors(given.dtype)), self.ids)
 
     def _keeps_integers(self) -> bool:
-        """Whether rows are multiplied with whole numbers only."""
+        """Return whether all factors of rows are whole numbers."""
         return self.combiner == "sum" and bool((self._weights % 1 == 0).all())
 
     def _factors(self, dtype: np.dtype[Any]) -> Array:
-        """What each row is multiplied with before all of a bag are added."""
+        """Return the factor of each row in the sum of its bag."""
         weights = self._weights
         if self.combiner != "sum":
             squares = self.combiner == "sqrtn"

@@ -1,4 +1,4 @@
-"""What one thread makes ahead for another: a queue with an end, errors, and a way to give up."""
+"""A bounded queue between a producer and a consumer thread, with an end, errors and close()."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from mpidist import errors
 
 OVER = object()
-"""Comes behind the last."""
+"""The end of the queue."""
 
 
 class Failure:
-    """An error in the place of what could not be made.
+    """An error in the queue, in place of the step that could not be made.
 
     Args:
-        error: The error. One that cannot be pickled becomes an UnknownError where this is.
+        error: The error. Pickling replaces an error that cannot be pickled by an UnknownError.
 
     Attributes:
-        error: The same.
+        error: The error.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -28,11 +28,11 @@ class Failure:
 
     @property
     def taken(self) -> list[Any]:
-        """What a state has in its place."""
+        """The entry of a saved state for this error, in a list."""
         return [self]
 
     def hand_over(self) -> Any:
-        """Local. Raises it."""
+        """Raise the error."""
         try:
             raise self.error
         finally:
@@ -49,27 +49,29 @@ class Failure:
 
 
 class Channel:
-    """What lies ready, in order; behind a failure, nothing is made until more is asked for.
+    """A queue of prefetched steps.
+
+    After a failure, the producer makes no step until the consumer requests one.
 
     Args:
-        size: How much may lie ready.
+        size: Maximum number of steps.
 
     Attributes:
-        making: Held while a step is made and added.
-        closed: Whether nobody wants steps any more.
+        making: Lock that the producer holds while it makes and adds a step.
+        closed: True if the consumer takes no more steps.
     """
 
     def __init__(self, size: int) -> None:
         self.making = threading.Lock()
         self.closed = False
         self._size = size
-        # Of reentrant locks: garbage is collected anywhere, and then close() is called.
+        # The lock is reentrant: the garbage collector may call close() inside any method.
         self._changed = threading.Condition()
         self._steps: deque[Any] = deque()
         self._failed = False
 
     def wait_for_room(self) -> bool:
-        """Local. Wait until another one may be made; False if nobody wants it."""
+        """Wait until the producer may make a step. Return False if the queue was closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.closed or (len(self._steps) < self._size and not self._failed)
@@ -77,7 +79,7 @@ class Channel:
             return not self.closed
 
     def add(self, step: Any) -> None:
-        """Local. Add what has been made, a Failure, or OVER; nothing if nobody wants it."""
+        """Add a step, a Failure or OVER, unless the queue was closed."""
         with self._changed:
             if not self.closed:
                 self._steps.append(step)
@@ -85,12 +87,12 @@ class Channel:
                 self._changed.notify_all()
 
     def waiting(self) -> list[Any]:
-        """Local. What lies ready now."""
+        """Return the steps in the queue, without OVER."""
         with self._changed:
             return [step for step in self._steps if step is not OVER]
 
     def take(self) -> Any:
-        """Local. The next one, or OVER, which stays the last; waits for it."""
+        """Wait for the next step and remove it. At the end or after close(), return OVER."""
         with self._changed:
             if not self._steps:
                 self._failed = False
@@ -102,7 +104,7 @@ class Channel:
             return self._steps.popleft()
 
     def close(self) -> None:
-        """Local. Nobody wants anything any more; idempotent."""
+        """Drop all steps and take no more; idempotent."""
         with self._changed:
             self.closed = True
             self._steps.clear()

@@ -20,28 +20,28 @@ import numpy as np
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _VALUES = (str, bytes, int, float, complex, types.NoneType, types.EllipsisType)
-# No cycle consists of these alone. Processes may have one of them where others have two equal ones.
+# These alone form no cycles. One process may share an object where another has two equal objects.
 _UNNUMBERED = (tuple, frozenset, functools.partial, types.MethodType, memoryview, *_VALUES)
 _OWN_PACKAGES = {"mpidist", "strategy", "dataservice"}
 _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-# A __reduce__ of other packages may give what differs between processes, such as numba's UUIDs.
+# The __reduce__ of other packages may differ between processes, such as in numba's UUIDs.
 _REDUCIBLE = {"numpy", *sys.stdlib_module_names}
 
 
 def described(value: Any) -> str:
-    """Describe a function or object, with all that its results depend on.
+    """Describe a function or object, including everything that its results depend on.
 
-    Two processes get the same text for objects that they made by the same code from equal values,
-    and different texts if code or values differ. Code is described by a checksum, which depends on
-    its constants and on the globals that it uses:
+    Two processes get the same text for objects that the same code has made from equal values, and
+    different texts if code or values differ. A checksum describes code. It depends on the constants
+    of the code and on the globals that the code uses:
 
     * a function by its name, its code, its attributes, its defaults and the captured values,
     * a class by its name and by the code of its methods, its class attributes and its base classes,
     * another object by its class and attributes.
 
-    Of the standard library and of installed packages, classes and globals are described by their
-    names alone: they are the same for all workers.
+    Classes and globals of the standard library and of installed packages are described by their
+    names alone, because they are the same on all workers.
 
     Args:
         value: The function or object, often a learning rate schedule.
@@ -53,7 +53,7 @@ def described(value: Any) -> str:
 
 
 class _Description:
-    """A text in which each function, class and mutable object is described once.
+    """A writer that describes each function, class and mutable object once.
 
     Later occurrences are numbers, so cycles end, and graphs of functions take linear time.
 
@@ -80,7 +80,7 @@ class _Description:
         return " ".join([part for part in parts if part not in ("", "None", "{}")])
 
     def _alone(self, value: Any) -> str:
-        """Describe a member of an unordered collection: the text depends on no other member."""
+        """Describe a member of an unordered collection, independent of the other members."""
         return _Description(dict(self._seen)).text(value)
 
     def _content(self, value: Any) -> str:
@@ -118,7 +118,7 @@ class _Description:
             case type():
                 return f"{value.__module__}.{value.__qualname__}"
             case logging.Logger():
-                return "Logger"  # its level may differ: it changes no learning rate
+                return "Logger"  # its level may differ, but changes no result
             case random.Random() | np.random.RandomState() | np.random.Generator():
                 return f"{_base(type(value)).__qualname__} (state {self._generator(value)})"
             case np.random.BitGenerator():
@@ -138,7 +138,7 @@ class _Description:
         return " ".join([f"{function.__qualname__} (code {_checksum(code)})", *parts])
 
     def _code(self, code: types.CodeType, known: Mapping[str, Any]) -> Iterator[str]:
-        """Give the parts of a function's code, with the constants and globals that it uses."""
+        """Yield the parts of a function's code, including the constants and globals in use."""
         yield code.co_code.hex()
         yield code.co_exceptiontable.hex()
         yield f"{code.co_argcount} {code.co_kwonlyargcount} {code.co_flags}"
@@ -155,7 +155,7 @@ class _Description:
                 yield self.text(constant)
 
     def _global(self, value: Any, names: frozenset[str]) -> str:
-        """Describe a global; of a user's module, the attributes that the code may use."""
+        """Describe a global. For a user's module, describe the attributes that the code may use."""
         if not isinstance(value, types.ModuleType) or not _is_users(value.__name__):
             return self.text(value)
         used = sorted(names & vars(value).keys())
@@ -167,13 +167,13 @@ class _Description:
         if _is_users(type(value).__module__):
             yield self.text(type(value))
         for name, each in sorted(vars(value).items()):
-            # Python, abc, enum and dataclasses keep what they derive under special names.
+            # Python, abc, enum and dataclasses keep derived values under special names.
             coded = callable(each) or isinstance(each, _CODED)
             if (coded or not _is_special(name)) and not name.startswith("__annotat"):
                 yield f"{name}={self.text(each)}"
 
     def _generator(self, value: Any) -> str:
-        """Return a checksum of the state of a generator of random numbers."""
+        """Return a checksum of the state of a random number generator."""
         match value:
             case random.SystemRandom():
                 return "of the system"
@@ -190,24 +190,24 @@ class _Description:
     def _object(self, value: Any) -> str:
         """Describe an object by the ``__repr__`` of an installed class, or by its attributes."""
         own = _base(type(value))
-        default: Any = object.__repr__  # it has the address of the object
+        default: Any = object.__repr__  # shows the address of the object
         represent: Any = own.__repr__
         if represent is default:
             if own is object and type(value) is not object:
-                return ""  # of a user's class: its attributes follow
+                return ""  # a user's class: its attributes follow
             wrapped = inspect.getattr_static(value, "__wrapped__", None)
             content = self._attributes(value) if wrapped is None else self.text(wrapped)
             return f"{own.__qualname__}({content})"
-        function = inspect.getattr_static(value, "py_func", None)  # of a function compiled by numba
+        function = inspect.getattr_static(value, "py_func", None)  # compiled by numba
         if isinstance(function, types.FunctionType):
             return f"{own.__qualname__}({self.text(function)})"
-        with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # all of its arrays
+        with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # show whole arrays
             text = represent(value)
         if own is type(value) and _ADDRESS.search(text) and _root(own.__module__) in _REDUCIBLE:
             try:
                 reduced: Any = value.__reduce_ex__(2)
             except Exception:
-                return _ADDRESS.sub("0x", text)  # such as that of a lock
+                return _ADDRESS.sub("0x", text)  # for example of a lock
             if not isinstance(reduced, str):
                 made, *rest = reduced
                 content = self.text([each if _is_plain(each) else list(each) for each in rest])
@@ -223,7 +223,7 @@ _CODED = (types.FunctionType, type, classmethod, staticmethod, property)
 
 
 def _base(own: type) -> type:
-    """Return the class itself, or for a user's class the installed one with its ``__repr__``."""
+    """Return the class. For a user's class, return the installed base with its ``__repr__``."""
     if not _is_users(own.__module__):
         return own
     return next(
@@ -254,7 +254,7 @@ def _root(module: str | None) -> str:
 
 
 def _globals(function: types.FunctionType) -> Mapping[str, Any]:
-    """Return the globals of a function; none if the function is of an installed package."""
+    """Return the globals of a function; empty for functions of installed packages."""
     installed = _is_installed(function.__code__.co_filename)
     return {} if installed or _root(function.__module__) in _OWN_PACKAGES else function.__globals__
 
@@ -263,7 +263,7 @@ def _captured(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # the variable has no value yet, or none any more
+        except ValueError:  # the variable is not assigned, or was deleted
             yield "no value"
 
 
@@ -272,13 +272,13 @@ def _is_special(name: str) -> bool:
 
 
 def _without_special(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out attributes such as ``__module__``, which depends on the import path."""
+    """Remove attributes such as ``__module__``, which depends on the import path."""
     kept = {name for name in attributes if not _is_special(name)} | {"__wrapped__"}
     return {name: each for name, each in attributes.items() if name in kept}
 
 
 def _is_plain(part: Any) -> bool:
-    """Return whether a part of what ``__reduce__`` gives is not an iterator."""
+    """Return whether a part of the result of ``__reduce__`` is not an iterator."""
     return not hasattr(part, "__next__")
 
 

@@ -1,8 +1,8 @@
-"""Placements under TensorFlow's names; pure.
+"""Placements with TensorFlow's names. Pure.
 
-There they choose the device of an operation; here the ps task of a variable, which is all that is
-placed. They are called with the name, the shape and the dtype of a new variable in place of its
-operation, and are given as a strategy's ``placement``. Each worker makes its own: they count.
+In TensorFlow they choose the device of an operation. Here they choose the ps task of a variable, by
+its name, shape and dtype. Pass them to a strategy as ``placement``. They count variables, so each
+worker makes its own placement.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from strategy.placement import Place
 from strategy.shared.numbers import whole_number
 
 Load = Callable[[str, tuple[int, ...], "np.dtype[np.generic]"], float]
-"""From the name, shape and dtype of a variable to how much work it is for its ps task."""
+"""A function of the name, shape and dtype of a variable that returns its load on a ps task."""
 
-# What TensorFlow calls the operations that make variables.
+# TensorFlow's types of operations that make variables.
 _VARIABLES = {"Variable", "VariableV2", "VarHandleOp"}
 
 
 class GreedyLoadBalancingStrategy:
-    """Local. Places a variable on the ps task with the least load so far.
+    """Placement of variables on the ps task with the least load so far.
 
     Args:
         num_tasks: Number of ps tasks.
-        load_fn: The load of a variable, from its name, shape and dtype, in any unit; such as
-            :func:`byte_size_load_fn`.
+        load_fn: A function of name, shape and dtype that returns the load of a variable in any
+            unit, such as :func:`byte_size_load_fn`.
 
     Raises:
-        TypeError: ``load_fn`` is no function.
+        TypeError: ``load_fn`` is not a function.
         ValueError: There is no ps task.
     """
 
@@ -47,12 +47,12 @@ class GreedyLoadBalancingStrategy:
         self._load_of = load_fn
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """Local. Index of the ps task for a new variable; of several with the same load the first.
+        """Return the index of the ps task for a new variable; the first one in a tie.
 
         Args:
-            name: Of the variable.
-            shape: Of the variable.
-            dtype: Of the variable.
+            name: Name of the variable.
+            shape: Shape of the variable.
+            dtype: Dtype of the variable.
         """
         task = min(range(len(self._loads)), key=self._loads.__getitem__)
         self._loads[task] += self._load_of(name, shape, dtype)
@@ -60,11 +60,11 @@ class GreedyLoadBalancingStrategy:
 
 
 class RandomStrategy:
-    """Local. Places a variable by a hash of its name: on all workers alike.
+    """Placement of variables by a hash of their names, equal on all workers.
 
     Args:
         num_ps_tasks: Number of ps tasks.
-        seed: Another one places otherwise.
+        seed: Seed of the hash.
 
     Raises:
         ValueError: There is no ps task.
@@ -75,24 +75,24 @@ class RandomStrategy:
         self._seed = whole_number(seed=seed)
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """Local. Index of the ps task for a new variable: that which TensorFlow's chooses.
+        """Return the index of the ps task for a new variable, as TensorFlow's RandomStrategy does.
 
         Args:
-            name: Of the variable.
-            shape: Of no meaning.
-            dtype: Of no meaning.
+            name: Name of the variable.
+            shape: No effect.
+            dtype: No effect.
         """
         digest = md5(f"{name}_{self._seed}".encode(), usedforsecurity=False).digest()
         return int.from_bytes(digest, "big") % self._count
 
 
 def byte_size_load_fn(name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-    """Local. The bytes of a variable, as a load for :class:`GreedyLoadBalancingStrategy`.
+    """Return the size of a variable in bytes, as the load for GreedyLoadBalancingStrategy.
 
     Args:
-        name: Of no meaning.
-        shape: Of the variable.
-        dtype: Of the variable.
+        name: No effect.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
     """
     return math.prod(shape) * dtype.itemsize
 
@@ -106,26 +106,26 @@ def replica_device_setter(
     ps_ops: Collection[str] | None = None,
     ps_strategy: Place | None = None,
 ) -> Place | None:
-    """Local. A placement with the arguments of TensorFlow's function of this name.
+    """Return a placement for the arguments of TensorFlow's function of this name.
 
     Args:
-        ps_tasks: Number of ps tasks, if there is no ``cluster``.
+        ps_tasks: Number of ps tasks. No effect if ``cluster`` is given.
         ps_device: A device of job ``ps``.
         worker_device: No effect: operations run on the worker that calls them.
-        merge_devices: No effect: there are no other scopes that place variables.
-        cluster: A ClusterSpec, a ClusterDef or a dict; its ps tasks are counted.
-        ps_ops: Of TensorFlow's types of operations; those of variables must be among them. No
-            effect: only variables are placed.
-        ps_strategy: A function of name, shape and dtype to the index of a ps task; by default one
-            task after the other.
+        merge_devices: No effect: no other scopes place variables.
+        cluster: A ClusterSpec, ClusterDef or dict that gives the number of ps tasks.
+        ps_ops: Names of TensorFlow's types of operations, which must include a type of variables.
+            No effect otherwise: only variables are placed.
+        ps_strategy: A function of name, shape and dtype that returns the index of a ps task; by
+            default round robin.
 
     Returns:
-        A strategy's ``placement``; None if there is no ps task, which is the default placement.
+        The ``placement`` for a strategy. None, the default placement, if there is no ps task.
 
     Raises:
-        TypeError: ``cluster`` is none, or ``ps_strategy`` is no function.
-        ValueError: A device is none, or ``ps_device`` not of job ``ps``; ``ps_tasks`` is negative;
-            or ``ps_ops`` has no variables.
+        TypeError: ``cluster`` is not a cluster, or ``ps_strategy`` is not a function.
+        ValueError: A device name is not valid, ``ps_device`` is not of job ``ps``, ``ps_tasks`` is
+            negative, or ``ps_ops`` has no variables.
     """
     if parse(ps_device or "").job != "ps":
         raise ValueError(
@@ -149,7 +149,7 @@ def replica_device_setter(
 
 
 def _tasks(**named: int) -> int:
-    """The number of ps tasks, given by its name; ValueError unless there is one."""
+    """Return the number of ps tasks in one keyword argument. Raise ValueError if it is below 1."""
     ((name, value),) = named.items()
     count = whole_number(**named)
     if count < 1:

@@ -1,4 +1,4 @@
-"""Names of devices, as TensorFlow has them: ``/job:worker/task:0/device:CPU:0``. Pure."""
+"""Device names in TensorFlow's format, such as ``/job:worker/task:0/device:CPU:0``. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Device:
-    """A name, or a part of one.
+    """A device name, which may be partial. None stands for any value.
 
     Attributes:
-        job: Its job, or None for any; so with the others.
-        replica: Of no meaning here.
-        task: Index of its task.
-        device: ``CPU:0``, ``GPU:1``.
+        job: Name of the job.
+        replica: Index of the replica; has no effect.
+        task: Index of the task.
+        device: Device of the task, such as ``CPU:0`` or ``GPU:1``.
     """
 
     job: str | None = None
@@ -30,7 +30,7 @@ class Device:
     device: str | None = None
 
     def merged(self, inner: Device) -> Device:
-        """Local. What an inner scope makes of it: its parts count more."""
+        """Return this name with the parts of an inner scope in place of its own parts."""
         given = {field.name: getattr(inner, field.name) for field in fields(inner)}
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
@@ -40,10 +40,10 @@ class Device:
 
 
 def parse(name: str) -> Device:
-    """Local. A name taken apart.
+    """Parse a device name.
 
     Raises:
-        ValueError: It is no name of a device.
+        ValueError: The name is not valid.
     """
     found: dict[str, str] = {}
     for word in filter(None, name.split("/")):

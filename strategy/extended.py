@@ -1,4 +1,4 @@
-"""``strategy.extended``: what libraries on top of a strategy use; TensorFlow's StrategyExtended."""
+"""``strategy.extended``: the interface for libraries, like TensorFlow's StrategyExtended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class MultiStepContext:
-    """What a loop of ``experimental_run_steps_on_iterator`` leaves behind.
+    """The outputs of a loop of ``experimental_run_steps_on_iterator``.
 
     Attributes:
-        last_step_outputs: What was set of the last step, by name.
-        non_tensor_outputs: Anything else, by name.
+        last_step_outputs: Outputs of the last step, by name.
+        non_tensor_outputs: Other outputs, by name.
     """
 
     def __init__(self) -> None:
@@ -29,24 +29,24 @@ class MultiStepContext:
         self.non_tensor_outputs: dict[str, Any] = {}
 
     def set_last_step_output(self, name: str, output: Any, reduce_op: Any = None) -> None:
-        """Local. Keep an output of this step, reduced over the replicas if that is asked for."""
+        """Set an output of this step. With ``reduce_op``, reduce the output over the replicas."""
         value = output if reduce_op is None else reduced(reduce_op, output, rounded=True)
         self.last_step_outputs[name] = value
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Local. Keep anything else."""
+        """Set an output of any type."""
         self.non_tensor_outputs[name] = output
 
 
 class StrategyExtended:
-    """Local, all of it. The finer interface of a strategy.
+    """The interface of a strategy for libraries.
 
     Args:
-        strategy: Whose it is.
-        devices: That of each replica of this worker, as ``"device:CPU:0"``.
+        strategy: The strategy.
+        devices: Device of each replica of this worker: ``"device:CPU:0"``.
         worker: Job and index of this worker; None in local mode.
-        servers: Indexes of the ps tasks on which variables are, each with the number of its GPU, or
-            None for the host.
+        servers: Indices of the ps tasks that hold variables, each with its GPU index, or None for
+            the host.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Where variables live: ps tasks, with the GPU where it is one, or the local device."""
+        """The devices that hold variables: ps tasks, with their GPU if any, or the local device."""
         return self._parameter_devices
 
     def device_of(self, server: int, gpu: int | None) -> str:
-        """Where a variable lives that is on a ps task, and on its host or a GPU of its."""
+        """Return the name of a device of a ps task: of a GPU, or of the host if ``gpu`` is None."""
         return device_name(self._parameter_tasks[server], gpu)
 
     @property
@@ -90,22 +90,22 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """False."""
+        """False: shapes may change."""
         return False
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this worker is the chief."""
+        """True if this worker is the chief."""
         return self._strategy.is_chief
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker is the chief."""
+        """True if this worker is the chief."""
         return self._strategy.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker is the chief."""
+        """True if this worker is the chief."""
         return self._strategy.is_chief
 
     def call_for_each_replica(
@@ -117,7 +117,7 @@ class StrategyExtended:
         """Call a function on every replica of this worker; see :meth:`ParameterServerStrategy.run`.
 
         Raises:
-            RuntimeError: This thread is in a replica already.
+            RuntimeError: The caller runs on a replica.
         """
         check_outside("call_for_each_replica")
         with self._strategy.scope():
@@ -126,26 +126,26 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
-        """In the block, new variables live on the ps task of this one, and are not divided."""
+        """Create the variables of the block, undivided, on the ps task of a given variable."""
         self._check_own(colocate_with_variable)
         with self._strategy.placing_with(colocate_with_variable):
             yield
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether a variable is one of this strategy's."""
+        """Return whether a variable belongs to this strategy."""
         return isinstance(v, Variable) and v.strategy is self._strategy
 
     def reduce_to(self, reduce_op: Any, value: Any, destinations: Any) -> Any:
-        """The sum or mean of all replicas' values, as a host array.
+        """Return the sum or mean of the values of all replicas as a host array.
 
         Args:
             reduce_op: ``"sum"`` or ``"mean"``.
             value: A PerReplica, or one value.
-            destinations: Where it is wanted: a device, a variable or an array. On this worker it is
-                in host memory wherever that is.
+            destinations: A device, a variable or an array. The result is in host memory of this
+                worker for any destination.
 
         Raises:
-            ValueError: It is wanted on another worker, or at several places.
+            ValueError: The destination is on another worker, or there are several.
         """
         self._check_destination(destinations)
         return self._strategy.reduce(reduce_op, value)
@@ -153,11 +153,11 @@ class StrategyExtended:
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Iterable[tuple[Any, Any]]
     ) -> list[Any]:
-        """Several of :meth:`reduce_to`."""
+        """Return the result of :meth:`reduce_to` for each pair of value and destination."""
         return [self.reduce_to(reduce_op, *pair) for pair in value_destination_pairs]
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """The same value on all replicas: itself, since they share the worker's memory."""
+        """Return the value itself, because all replicas share the memory of the worker."""
         self._check_destination(destinations)
         return tensor
 
@@ -169,17 +169,19 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call ``fn(var, *args, **kwargs)``, in which assignments count at once.
+        """Call ``fn(var, *args, **kwargs)``, outside of replicas: assignments apply at once.
 
         Args:
             var: A variable of this strategy.
             fn: The function.
-            args: Its arguments; of a PerReplica of one value, that.
-            kwargs: Its keyword arguments, likewise.
-            group: Whether only that it has been done counts; otherwise gives what it returned.
+            args: Arguments of the function. A PerReplica of one value is replaced by the value.
+            kwargs: Keyword arguments of the function, likewise.
+            group: Return None in place of the result of the function.
 
         Raises:
-            ValueError: It is no such variable, or an argument has several replicas' values.
+            RuntimeError: The caller runs on a replica.
+            ValueError: The variable belongs to another strategy, or an argument has values of
+                several replicas.
         """
         check_outside("extended.update")
         self._check_own(var)
@@ -193,10 +195,11 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call ``fn(*args, **kwargs)``, for what an optimizer keeps once for all variables.
+        """Call ``fn(*args, **kwargs)``, for optimizer state that is kept once for all variables.
 
         Args:
-            colocate_with: What :meth:`non_slot_devices` gave; new variables live there.
+            colocate_with: Result of :meth:`non_slot_devices`. New variables are created on the same
+                ps task.
             fn: The function.
             args: See :meth:`update`.
             kwargs: See :meth:`update`.
@@ -210,15 +213,15 @@ class StrategyExtended:
         return self._call(fn, args, kwargs, group)
 
     def non_slot_devices(self, var_list: Iterable[Variable]) -> Variable:
-        """With which variable to place what an optimizer keeps for all: that of the least name."""
+        """Return the variable with the smallest name, beside which to place non-slot variables."""
         return min(var_list, key=lambda v: v.name)
 
     def value_container(self, value: Any) -> Any:
-        """What a value is a component of: itself."""
+        """Return the container of a value: the value itself."""
         return value
 
     def read_var(self, v: Variable) -> Any:
-        """A fresh array with the value of a variable."""
+        """Return the value of a variable in a fresh array."""
         return v.read_value()
 
     def experimental_run_steps_on_iterator(
@@ -228,14 +231,14 @@ class StrategyExtended:
         iterations: int = 1,
         initial_loop_values: Mapping[str, Any] | None = None,
     ) -> MultiStepContext:
-        """Call ``fn(context, element)`` for so many elements; gives the context."""
+        """Call ``fn(context, element)`` for ``iterations`` elements. Return the context."""
         context = MultiStepContext()
         context.last_step_outputs.update(initial_loop_values or {})
         for _ in range(iterations):
             fn(context, next(iterator))
         return context
 
-    # Inside
+    # Internals
 
     def _call(
         self,

@@ -1,4 +1,4 @@
-"""Batches on the GPUs of replicas, ahead of their use."""
+"""Prefetch of batches to the GPUs of replicas."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from strategy.reductions import as_array, regrouped
 logger = logging.getLogger(__name__)
 
 _FORMAT = "strategy.feeding 1"
-_CLOSE_S = 5.0  # how long close() waits for the dataset to give the element it is at
+_CLOSE_S = 5.0  # seconds that close() waits for the element that the dataset is making
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 def fed(
     dataset: Iterable[Any], gpus: Sequence[int], ahead: int, *, one_each: bool = False
 ) -> Iterable[Any]:
-    """Local. What replicas get of a dataset, on their GPUs.
+    """Return an iterable that prefetches the elements of a dataset to the GPUs of replicas.
 
     Args:
-        dataset: Its elements are arrays, or tuples, lists or dicts of them.
-        gpus: The GPU of each replica.
-        ahead: How many batches may lie there ahead of their use.
-        one_each: Whether each replica gets an element of its own; otherwise they share one.
+        dataset: Iterable of arrays, or of tuples, lists or dicts of arrays.
+        gpus: GPU index of each replica.
+        ahead: Maximum number of prefetched batches.
+        one_each: Give each replica an element of its own. Otherwise divide each element among the
+            replicas.
 
     Returns:
-        An iterable whose passes are each a :class:`FeedIterator`; if the dataset is an iterator,
-        that of the one pass which there is.
+        An iterable. Each pass over it is a :class:`FeedIterator`. If the dataset is an iterator,
+        the FeedIterator of its only pass.
     """
     if not isinstance(dataset, Iterator):
         return _Feed(dataset, gpus, ahead, one_each)
-    # Who holds it may ask it where it is, and what was only brought ahead must not count.
+    # The caller may save the state of the dataset's iterator, so nothing may be prefetched from it.
     return FeedIterator(dataset, gpus, 0 if hasattr(dataset, "get_state") else ahead, one_each)
 
 
@@ -64,23 +65,24 @@ class _Feed:
 
 
 class FeedIterator:
-    """A pass over a dataset, whose batches lie on the GPUs of replicas when they are asked for.
+    """A pass over a dataset that prefetches batches to the GPUs of replicas.
 
-    A thread takes them from the dataset, divides them on the host, and copies each part to its GPU
-    on a stream of its own. The current streams of who takes a batch wait for the copies, and
-    replicas that are run afterwards begin behind those. Arrays and numbers become CuPy arrays;
-    strings, objects and other dtypes that CuPy does not have stay as they are. Arrays on a GPU go
-    by way of the host.
+    A thread takes elements from the dataset, divides them on the host, and copies each part to its
+    GPU on a separate stream. The current streams of the thread that takes a batch wait for the
+    copies. Replicas that run afterwards start behind those streams. Arrays and numbers become CuPy
+    arrays. Strings, objects and dtypes that CuPy lacks are not converted. Arrays on a GPU are
+    copied through the host.
 
-    Errors of the dataset come where their elements would; behind one, the dataset is asked again
-    only when another batch is. The thread begins with the first batch, and ends with the pass:
-    when that is closed, or dropped.
+    An error of the dataset is raised in place of the element. After an error, the thread takes the
+    next element only when another batch is requested. The thread starts with the first batch. The
+    thread ends with the dataset, or when the pass is closed or garbage-collected.
 
     Args:
-        dataset: See :func:`fed`, also for the others.
-        gpus: The GPU of each replica.
-        ahead: With 0 there is no thread; batches are copied when they are asked for.
-        one_each: Whether each replica gets an element of its own.
+        dataset: See :func:`fed`.
+        gpus: See :func:`fed`.
+        ahead: See :func:`fed`. With 0 there is no thread, and a batch is copied when it is
+            requested.
+        one_each: See :func:`fed`.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class FeedIterator:
         self._source = _Source(dataset, self._gpus, one_each)
         self._channel = Channel(ahead)
         self._starting = threading.Lock()
-        # It knows nothing of this object, lest it keep one that is dropped.
+        # The thread has no reference to this object, which would keep a dropped object alive.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
             args=(_fill, self._channel, self._source),
@@ -103,7 +105,7 @@ class FeedIterator:
         return self
 
     def __next__(self) -> Any:
-        if len(self._gpus) == 1:  # the replica's, for this is its thread
+        if len(self._gpus) == 1:  # a single replica runs on this thread
             make_current(self._gpus[0])
         step = self._next_step()
         if step is OVER:
@@ -114,14 +116,14 @@ class FeedIterator:
             del step  # the traceback of an error refers to this frame
 
     def get_state(self) -> bytes:
-        """Local. Where the pass is; batches that were only brought ahead are still to come.
+        """Return the state of the pass. Prefetched batches do not count as taken.
 
         Returns:
-            A pickle, with the elements of those batches as they are on the host. A pass for any
-            number of replicas can go on from it, on GPUs.
+            A pickle, which includes the elements of the prefetched batches on the host. A
+            FeedIterator for any number of replicas can continue from it.
 
         Raises:
-            UnimplementedError: The dataset's iterator cannot say where it is.
+            UnimplementedError: The dataset's iterator has no ``get_state()``.
         """
         with self._channel.making:
             taken = [element for step in self._channel.waiting() for element in step.taken]
@@ -129,16 +131,15 @@ class FeedIterator:
             return pickle.dumps((_FORMAT, left, state_of(self._source.elements)), protocol=5)
 
     def set_state(self, state: bytes) -> None:
-        """Local. Go on where another pass was; before the first batch.
+        """Continue from the state of another pass. Call this before the first batch.
 
         Args:
-            state: What :meth:`get_state` gave. It is unpickled: it must come from somebody who is
-                trusted.
+            state: Result of :meth:`get_state`, from a trusted source, because it is unpickled.
 
         Raises:
-            DataLossError: It is damaged, or no such state.
-            FailedPreconditionError: A batch has been asked for.
-            UnimplementedError: The dataset's iterator cannot go on where another one was.
+            DataLossError: The state is damaged, or of another kind.
+            FailedPreconditionError: A batch has been requested.
+            UnimplementedError: The dataset's iterator has no ``set_state()``.
         """
         if self._thread.ident is not None:
             raise errors.FailedPreconditionError(
@@ -154,7 +155,7 @@ class FeedIterator:
         self._source.again = deque(left)
 
     def close(self) -> None:
-        """Local. End the pass, and its thread; idempotent."""
+        """End the pass, and wait up to 5 s for its thread; idempotent."""
         self._finalizer()
         if self._thread.ident is None:
             self._source.close()
@@ -174,7 +175,7 @@ class FeedIterator:
         self.close()
 
     def _next_step(self) -> Any:
-        """A step, a failure in its place, or OVER."""
+        """Return a step, a Failure or OVER."""
         if not self._ahead:
             return OVER if self._channel.closed else _made(self._source)
         with self._starting:
@@ -184,11 +185,11 @@ class FeedIterator:
 
 
 class _Source:
-    """Where steps are made from.
+    """The source of steps: an iterator over the elements of a dataset.
 
     Attributes:
         elements: The iterator of the dataset.
-        again: Elements that come before its own: an earlier pass had taken, and not used them.
+        again: Elements that an earlier pass took but did not use. They come first.
     """
 
     def __init__(self, dataset: Iterable[Any], gpus: Sequence[int], one_each: bool) -> None:
@@ -200,7 +201,7 @@ class _Source:
         self._couriers: dict[int, Prefetcher] = {}
 
     def step(self) -> _Step:
-        """The next one, on its way; StopIteration if there are not enough elements."""
+        """Start the copies of a step and return it; StopIteration without enough elements."""
         taken = [self._take() for _ in range(self._count)]
         count = len(self.gpus)
         parts = taken if len(taken) == count else divided(taken[0], count)
@@ -208,7 +209,7 @@ class _Source:
         return _Step(taken, [_Part(part, self._courier(gpu)) for part, gpu in pairs])
 
     def close(self) -> None:
-        """Give up the iterator, unless it is somebody else's."""
+        """Close the iterator if this object created it."""
         if self._own and hasattr(self.elements, "close"):
             self.elements.close()
 
@@ -225,7 +226,7 @@ class _Source:
 
 
 class _Step:
-    """What all replicas get next: the elements it is of, and the part of each."""
+    """The next elements, and their part for each replica."""
 
     def __init__(self, taken: list[Any], parts: list[_Part]) -> None:
         self.taken = taken
@@ -236,7 +237,7 @@ class _Step:
 
 
 class _Part:
-    """What one replica gets, with its numbers on their way to a GPU."""
+    """The part of a step for one replica. Its arrays are being copied to the GPU."""
 
     def __init__(self, part: Any, courier: Prefetcher) -> None:
         self._part = part
@@ -254,7 +255,7 @@ class _Part:
 
 
 def _as_number(leaf: Any) -> Any:
-    """A host array of what CuPy has a dtype for; None of anything else."""
+    """Return a value as a host array; None if CuPy has no dtype for it."""
     if isinstance(leaf, _NUMBERS):
         array = np.asarray(leaf)
     elif hasattr(leaf, "__dlpack__") or is_on_gpu(leaf):
@@ -274,15 +275,15 @@ def _fill(channel: Channel, source: _Source) -> None:
 
 
 def _add_next(channel: Channel, source: _Source) -> bool:
-    """Make a step and add it; whether that is not the end."""
+    """Make a step and add it. Return False at the end of the dataset."""
     with channel.making:
-        step = _made(source, source.gpus[0])  # this thread shall have no context on another one
+        step = _made(source, source.gpus[0])  # avoids a CUDA context on another GPU
         channel.add(step)
         return step is not OVER
 
 
 def _made(source: _Source, gpu: int | None = None) -> Any:
-    """A step, a failure in its place, or OVER; with a GPU as the current one."""
+    """Return a step, a Failure or OVER. Make ``gpu`` the current device before, if given."""
     try:
         if gpu is not None:
             make_current(gpu)

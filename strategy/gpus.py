@@ -1,4 +1,4 @@
-"""GPUs of replicas: which they are, and how values get there and back."""
+"""GPUs of replicas: their choice, and copies of values between GPUs and the host."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from strategy.slices import IndexedSlices
 
 Array = NDArray[Any]
 Handed = tuple[int, Any]
-"""A GPU, and an event of its."""
+"""A GPU index, and an event on that GPU."""
 
 
 def chosen_gpus(
     wanted: int, replicas: int, spec: ClusterSpec, workers: Sequence[Task], me: Task
 ) -> tuple[int, ...]:
-    """Local. The GPU of each replica of a worker, by CuPy's numbers; none if none are wanted.
+    """Return CuPy's index of the GPU of each replica of a worker; empty if ``wanted`` is 0.
 
-    The workers of a host, which all may see all of its GPUs, take them in turn.
+    The workers of a host may all see all of its GPUs, so they take the GPUs in turn.
 
     Args:
         wanted: GPUs of each worker.
         replicas: Replicas of each worker.
         spec: The cluster.
-        workers: Its workers.
-        me: Which of them this is.
+        workers: The workers of the cluster.
+        me: This worker.
 
     Raises:
         FailedPreconditionError: CuPy cannot be imported, or can use no GPU.
-        ValueError: This process sees fewer, or there are fewer replicas than GPUs.
+        ValueError: This process sees fewer GPUs, or there are fewer replicas than GPUs.
     """
     if not wanted:
         return ()
@@ -65,7 +65,7 @@ def chosen_gpus(
 
 
 def brought(array: Array, gpu: int | None) -> Any:
-    """Local. An array of the host as one on a GPU, if there is one."""
+    """Return a host array as a CuPy array on a GPU, or unchanged if ``gpu`` is None."""
     if gpu is None:
         return array
     return pulled(
@@ -74,7 +74,7 @@ def brought(array: Array, gpu: int | None) -> Any:
 
 
 def brought_like(value: Any, like: Any, gpu: int | None) -> Any:
-    """Local. A value where another one lies: on a GPU if that does, rows too."""
+    """Return a value on a GPU if ``like`` is on a GPU, else unchanged; IndexedSlices likewise."""
     if isinstance(value, IndexedSlices):
         if not isinstance(like, IndexedSlices):
             return value
@@ -94,18 +94,18 @@ def pulled(
     gpu: int | None,
     pull: Callable[[Array], None],
 ) -> Any:
-    """Local. Pull into an array, wherever it lies.
+    """Pull into an array on the host or on a GPU.
 
     Args:
-        whose: For messages: ``"variable 'w'"``.
-        shape: Of what is pulled.
-        dtype: Of what is pulled.
-        out: Where it shall lie; None for a fresh array.
-        gpu: Where a fresh array shall lie; None for the host.
-        pull: Fills an array of the host.
+        whose: The variable, for messages: ``"variable 'w'"``.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        out: Output array; None for a fresh array.
+        gpu: GPU index of a fresh array; None for the host.
+        pull: Fills a host array.
 
     Returns:
-        The array; on a GPU the stream of who takes it waits until it is filled.
+        The array. For an array on a GPU, the stream that uses it waits until it is filled.
 
     Raises:
         ValueError: ``out`` does not fit.
@@ -120,19 +120,21 @@ def pulled(
 def landing(
     whose: str, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any, gpu: int | None
 ) -> tuple[Array, Callable[[], Any]]:
-    """Local. Memory of the host to pull into, and what brings that to where it shall lie.
+    """Return host memory to pull into, and a function that copies the memory to its destination.
 
-    A fresh array on a GPU is filled beside what the current stream has to do, a given one behind.
+    A fresh array on a GPU is filled concurrently with the work that the current stream has queued.
+    A given array on a GPU is filled after the work on its stream.
 
     Args:
-        whose: See :func:`pulled`, which raises the same; so are the others.
-        shape: Of what is pulled.
-        dtype: Of what is pulled.
-        out: Where it shall lie; None for a fresh array.
-        gpu: Where a fresh array shall lie.
+        whose: See :func:`pulled`, which raises the same errors.
+        shape: See :func:`pulled`.
+        dtype: See :func:`pulled`.
+        out: See :func:`pulled`.
+        gpu: See :func:`pulled`.
 
     Returns:
-        The memory, and a function to be called once it has been filled, which gives the array.
+        The memory, and a function that returns the array. Call the function after filling the
+        memory.
     """
     if out is None and gpu is not None:
         check_dtype(dtype, whose)
@@ -156,10 +158,12 @@ def landing(
 
 
 def leaving(value: Any) -> Any:
-    """Local. What lies on a GPU, rows too, on its way to the host; others as they are.
+    """Start to copy an array from its GPU to the host. Return a :class:`Download`.
+
+    The arrays of IndexedSlices are copied likewise. Other values are returned unchanged.
 
     Raises:
-        ResourceExhaustedError: The GPU has no memory to pack it.
+        ResourceExhaustedError: The GPU has no memory to pack a strided array.
         DistBackendError: CUDA failed.
     """
     if isinstance(value, IndexedSlices):
@@ -168,7 +172,7 @@ def leaving(value: Any) -> Any:
 
 
 def handed_over(gpu: int | None) -> Handed | None:
-    """Local. What others have to wait for that go on with what this thread has made on its GPU."""
+    """Record an event behind this thread's work on its GPU. Return None without a GPU."""
     if gpu is None:
         return None
     with on_device(gpu, "handing over what a replica has made"):
@@ -176,23 +180,23 @@ def handed_over(gpu: int | None) -> Handed | None:
 
 
 def go_behind(events: Iterable[Handed | None]) -> None:
-    """Local. Let what this thread does on GPUs from now on wait for what others have made there."""
+    """Make the current streams of this thread wait for events of other threads."""
     for handed in filter(None, events):
         with on_device(handed[0], "going on with what a replica has made"):
             _wait_for([handed], current_stream(handed[0]))
 
 
 def _wait_for(events: Iterable[Handed | None], stream: Any) -> None:
-    """Let a stream of the current device wait: the default stream is that of whichever it is."""
+    """Make a stream wait for events. Its device must be current, as the default stream requires."""
     for _, event in filter(None, events):
         stream.wait_event(event)
 
 
 def usable_elsewhere(value: Any) -> Any:
-    """Local. A value as another thread may use it, behind the event that it is handed over with.
+    """Return a value that another thread may use after the event of :func:`handed_over`.
 
-    CuPy's arrays stay on their GPU. Of those of other packages only this thread knows the stream:
-    they come to the host; and so do rows.
+    CuPy arrays stay on their GPU. The arrays of other packages are copied to the host, because only
+    this thread knows their stream. IndexedSlices are copied to the host, too.
     """
     if isinstance(value, IndexedSlices):
         return IndexedSlices(on_host(value.values), on_host(value.indices))
@@ -200,7 +204,7 @@ def usable_elsewhere(value: Any) -> Any:
 
 
 def can_be_added(values: Sequence[Any]) -> bool:
-    """Local. Whether :func:`added` takes these values; others are added up on the host."""
+    """Return whether :func:`added` accepts these values. Other values are added on the host."""
     if len(values) == 1 or not all(map(_is_of_cupy, values)):
         return False
     return len({(value.shape, value.dtype) for value in values}) == 1 and all(
@@ -209,15 +213,15 @@ def can_be_added(values: Sequence[Any]) -> bool:
 
 
 def added(arrays: Sequence[Any], dtype: np.dtype[Any], divisor: int) -> Array:
-    """Local. The sum of CuPy arrays, in their order, on the GPU of the first, as a host array.
+    """Add CuPy arrays in order on the GPU of the first array. Return the sum as a host array.
 
     Args:
-        arrays: See :func:`can_be_added`; on any GPUs.
-        dtype: In which they are added up.
-        divisor: What the sum is divided by.
+        arrays: Arrays on any GPUs; see :func:`can_be_added`.
+        dtype: Dtype of the sum.
+        divisor: Divisor of the sum.
 
     Raises:
-        ResourceExhaustedError: That GPU has no memory for the sum.
+        ResourceExhaustedError: The GPU has no memory for the sum.
         DistBackendError: CUDA failed.
     """
     gpu, *others = dict.fromkeys(int(array.device.id) for array in arrays)
@@ -229,7 +233,8 @@ def added(arrays: Sequence[Any], dtype: np.dtype[Any], divisor: int) -> Array:
             total += _near(array, gpu, package)
         if divisor != 1:
             total /= divisor
-    # This waits until all has been read. The sum may be kept, and pinned memory is dear.
+    # host_view() waits until all arrays have been read. The caller may keep the sum, so copy it out
+    # of pinned memory, which is scarce.
     return np.array(host_view(total))
 
 
@@ -238,7 +243,7 @@ def _is_of_cupy(value: Any) -> bool:
 
 
 def _near(array: Any, gpu: int, package: Any) -> Any:
-    """A CuPy array, or a copy of one of another GPU on this one, which is the current one."""
+    """Return a CuPy array on ``gpu``, the current GPU. Copy the array if it is on another GPU."""
     there = int(array.device.id)
     if there == gpu:
         return array

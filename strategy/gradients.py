@@ -1,19 +1,21 @@
-"""Pushes of gradients: from an optimizer to the connections of a worker."""
+"""The push of gradients: finite check, clip, compress."""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
-from mpidist import Work
-from strategy.connection.change import Change, global_norm
-from strategy.connection.compression import Compressor, Residuals
-from strategy.connection.connection import Connection
-from strategy.connection.nan_policy import NanPolicy
+from mpidist import Work, errors
+from strategy.connection.connection import Change, Connection, converted, global_norm
 from strategy.connection.pace import Pace
 from strategy.described import described
 from strategy.gpus import leaving, usable_elsewhere
@@ -22,8 +24,251 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
 from strategy.schedules import Schedule
+from strategy.shared.shard import FLOATING
 from strategy.slices import IndexedSlices
 from strategy.variable import Variable
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+POLICIES = ("error", "skip", "pass")
+
+# The dtypes for which np.vdot calls BLAS.
+_VECTORS = (np.dtype(np.float32), np.dtype(np.float64))
+_TWO_STREAMS_BYTES = 1 << 20
+_PART = 1 << 17  # elements to check at once, so that temporary arrays stay in the cache
+
+
+class NanPolicy:
+    """A check of gradients before they are pushed.
+
+    Args:
+        policy: ``"error"`` raises an error for gradients with NaN or infinite elements. ``"skip"``
+            does not push them, and logs one warning. ``"pass"`` does not check gradients.
+        worker: Index of this worker, for messages.
+
+    Attributes:
+        skipped: Number of calls of ``apply_gradients`` that pushed nothing.
+
+    Raises:
+        ValueError: The policy is unknown.
+    """
+
+    def __init__(self, policy: str, worker: int) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"unknown nan policy {policy!r}; the known ones are {POLICIES}")
+        self._policy = policy
+        self._worker = worker
+        self.skipped = 0
+
+    def allows(self, changes: Sequence[Change]) -> bool:
+        """Return whether to push gradients.
+
+        Raises:
+            InvalidArgumentError: A gradient is not finite, and the policy is ``"error"``.
+        """
+        names = not_finite(changes) if self._policy != "pass" else []
+        if not names:
+            return True
+        problem = f"gradients of worker {self._worker} have NaN or infinite elements: {names}"
+        if self._policy == "error":
+            raise errors.InvalidArgumentError(
+                f"{problem}; nothing was pushed. Make the strategy with nan='skip' to leave such "
+                "gradients out, or with nan='pass' to apply them"
+            )
+        if self.skipped == 0:
+            logger.warning("%s; this push is skipped, and later ones without a warning", problem)
+        self.skipped += 1
+        return False
+
+
+def not_finite(changes: Sequence[Change]) -> list[str]:
+    """Return the names of variables whose changes have NaN or infinite elements.
+
+    Elements that overflow the dtype of the variable count as infinite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        names = [
+            change.remote.origin.variable
+            for change in changes
+            if not _is_finite(change.data, change.remote.layout.dtype)
+        ]
+    return list(dict.fromkeys(names))
+
+
+def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
+    kind = data.dtype
+    if kind in _VECTORS:
+        # Memory-bound. The products of finite elements may overflow, so infinity proves nothing.
+        if math.isfinite(_sum_of_products(data)) and kind == dtype:
+            return True
+    elif kind.kind in "biu" and dtype != np.float16:  # integers overflow float16 only
+        return True
+    flat = data.reshape(-1)
+    parts = [flat[start : start + _PART] for start in range(0, flat.size, _PART)]
+    if kind in FLOATING:
+        return all(np.isfinite(_largest(part).astype(dtype)) for part in parts)
+    return all(np.isfinite(part.astype(dtype)).all() for part in parts)
+
+
+def _sum_of_products(data: Array) -> Any:
+    """Return a sum of products of all elements. It is NaN or infinite if an element is.
+
+    Large arrays are multiplied half by half: two streams are read from memory a third faster.
+    """
+    if data.nbytes < _TWO_STREAMS_BYTES:
+        return np.vdot(data, data)
+    flat = data.reshape(-1)
+    half = flat.size // 2
+    return np.vdot(flat[:half], flat[half : 2 * half]) + 0 * flat[-1]  # for an odd size
+
+
+def _largest(part: Array) -> Any:
+    """Return the largest magnitude; NaN counts as larger than all numbers.
+
+    Without signs, floating-point numbers have the order of the integers with the same bits, and NaN
+    is last (IEEE 754-2019, 3.4). For halves this is ten times as fast as NumPy's maximum.
+    """
+    unsigned = np.dtype(f"u{part.itemsize}")
+    magnitudes = part.view(unsigned) & unsigned.type(np.iinfo(unsigned).max >> 1)
+    return magnitudes.max(keepdims=True).view(part.dtype)[0]
+
+
+_HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A compression method; see :func:`parse`.
+
+    Attributes:
+        name: ``"fp16"``, ``"bf16"`` or ``"topk"``; empty without compression.
+        share: Fraction of the elements that ``"topk"`` sends.
+    """
+
+    name: str = ""
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        """Return a text that is equal on workers with the same compression."""
+        return f"{self.name}, {self.share!r}" if self.name == "topk" else self.name
+
+
+def parse(given: Any) -> Compression:
+    """Return the compression for a strategy's argument.
+
+    Args:
+        given: None for no compression. ``"fp16"`` or ``"bf16"`` sends gradients in half precision;
+            values beyond the range of float16 are clipped. ``("topk", share)`` sends only the
+            largest elements of each gradient, and adds the rest to the next gradient (error
+            feedback; Stich et al., "Sparsified SGD with Memory", NeurIPS 2018). ``"fp16"`` and
+            ``"bf16"`` also compress gradients of rows. ``"topk"`` sends gradients of rows
+            unchanged.
+
+    Raises:
+        ValueError: The compression is unknown, or the share is not in (0, 1].
+    """
+    if given is None:
+        return Compression()
+    if isinstance(given, str) and given in _HALVES:
+        return Compression(given)
+    if isinstance(given, tuple | list) and len(given) == 2 and given[0] == "topk":
+        share = given[1]
+        if isinstance(share, int | float) and 0 < share <= 1:
+            return Compression("topk", float(share))
+        raise ValueError(f"'topk' sends a share of the elements from 0 to 1, not {share!r}")
+    raise ValueError(
+        f"unknown compression {given!r}; the known ones are None, 'fp16', 'bf16' and "
+        "('topk', share)"
+    )
+
+
+@dataclass
+class Residuals:
+    """The residuals of error feedback before and after a push.
+
+    The keys are names of variables or, for a divided variable, the names of its parts.
+    """
+
+    before: dict[str, Array] = field(default_factory=dict)
+    after: dict[str, Array] = field(default_factory=dict)
+
+
+class Compressor:
+    """Compressor of the gradients of one worker; keeps the residuals of error feedback.
+
+    Args:
+        compression: The method.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self._how = compression
+        self._behind: dict[str, Array] = {}
+        self._lock = threading.Lock()
+
+    def apply(self, changes: Sequence[Change]) -> Residuals:
+        """Compress gradients, and keep the residuals for the next push.
+
+        The data of the changes is replaced. The caller's arrays are not written.
+
+        Args:
+            changes: The gradients. Only gradients of float32 and float64 variables are compressed.
+
+        Returns:
+            The residuals before and after, for :meth:`undo`.
+        """
+        residuals = Residuals()
+        if not self._how.name:
+            return residuals
+        try:
+            for change in changes:
+                if change.remote.layout.dtype.kind != "f" or change.remote.layout.is_half:
+                    continue
+                if self._how.name != "topk":
+                    self._halve(change, _HALVES[self._how.name])
+                elif change.ids is None:
+                    self._select(change, residuals)
+        except BaseException:
+            self.undo(residuals)
+            raise
+        return residuals
+
+    def undo(self, residuals: Residuals) -> None:
+        """Restore the residuals before a push that has failed or came too late for its step.
+
+        Args:
+            residuals: The result of :meth:`apply` for the push.
+        """
+        with self._lock:
+            for name, after in residuals.after.items():
+                before, now = residuals.before[name], self._behind[name]
+                # Another push may have sent a part of the residual meanwhile.
+                self._behind[name] = before if now is after else now + (before - after)
+
+    def _halve(self, change: Change, dtype: np.dtype[Any]) -> None:
+        flat = converted(change)
+        if dtype == np.float16:
+            np.clip(flat, -_LARGEST, _LARGEST, out=flat)
+        change.data, change.wire, change.scale = flat.astype(dtype), dtype, 1.0
+
+    def _select(self, change: Change, residuals: Residuals) -> None:
+        total = converted(change)
+        name = change.remote.name
+        with self._lock:
+            before = self._behind.get(name)
+            if before is None:
+                before = np.zeros_like(total)
+            total += before
+            count = min(max(1, round(self._how.share * total.size)), total.size)
+            places = np.argpartition(np.abs(total), total.size - count)[total.size - count :]
+            places.sort()
+            change.data, change.places, change.scale = total[places], places.astype(np.int64), 1.0
+            total[places] = 0
+            residuals.before[name], residuals.after[name] = before, total
+            self._behind[name] = total
+
 
 Pairs = Sequence[tuple[Any, Variable]]
 
@@ -72,7 +317,7 @@ class GradientPusher:
             pairs: Gradients and their variables, at least one pair.
 
         Returns:
-            A Work whose result is :class:`Applied`.
+            A Work with an :class:`Applied` as its result.
         """
         if any(var.strategy is not self._strategy for _, var in pairs):
             raise ValueError("all variables of one apply_gradients must belong to one strategy")
@@ -198,7 +443,10 @@ def _to_host(grad: Any, variable: Variable) -> Any:
 
 
 def _clip(optimizer: Optimizer, divided: Sequence[Sequence[Change]]) -> None:
-    """Clip gradients in place. ``divided`` has one list of changes for each variable."""
+    """Clip gradients: scale the changes, or replace their data.
+
+    The caller's arrays are not written. ``divided`` has one list of changes for each variable.
+    """
     limit = optimizer.clipvalue
     if limit is not None:
         with np.errstate(over="ignore"):  # a limit beyond the range of a dtype is infinite

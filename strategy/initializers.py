@@ -1,9 +1,9 @@
-"""First values of variables. Pure.
+"""Initial values of variables. Pure.
 
-An initializer is a name, a callable ``(shape, dtype) -> array``, an array, a number, or None:
-``"glorot_uniform"``, and of integers and bools ``"zeros"``. A callable that also takes
-``partition_shape`` and ``partition_offset`` is asked for each part of a variable in parts, in place
-of the whole; so the initializers here are.
+An initializer is a name, a callable ``(shape, dtype) -> array``, an array, a number, or None. None
+stands for ``"glorot_uniform"``, and for ``"zeros"`` if the dtype is an integer or bool. A callable
+with the arguments ``partition_shape`` and ``partition_offset`` is called for each part of a
+partitioned variable. Other callables compute the whole variable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strategy.shared.parts import Part, Shape
 
 _MODES = ("fan_in", "fan_out", "fan_avg")
 _DISTRIBUTIONS = ("normal", "truncated_normal", "uniform")
-_DEVIATION = 0.8796256610342398  # of a standard normal number between -2 and 2
+_DEVIATION = 0.8796256610342398  # standard deviation of a standard normal number between -2 and 2
 
 Array = NDArray[Any]
 Initializer = Callable[..., Array]
@@ -33,7 +33,7 @@ def zeros(
     partition_shape: Shape | None = None,
     partition_offset: Shape = (),
 ) -> Array:
-    """Local. All 0."""
+    """Return an array of zeros."""
     return np.zeros(shape if partition_shape is None else partition_shape, dtype)
 
 
@@ -43,12 +43,12 @@ def ones(
     partition_shape: Shape | None = None,
     partition_offset: Shape = (),
 ) -> Array:
-    """Local. All 1."""
+    """Return an array of ones."""
     return np.ones(shape if partition_shape is None else partition_shape, dtype)
 
 
 def constant(value: float = 0) -> Initializer:
-    """Local. All of one value, which must be one of the variable's dtype."""
+    """Return an initializer with one value, which must fit the dtype of the variable."""
 
     def initialize(
         shape: Shape,
@@ -65,30 +65,39 @@ def constant(value: float = 0) -> Initializer:
 def random_uniform(
     minval: float = -0.05, maxval: float = 0.05, seed: int | None = None
 ) -> Initializer:
-    """Local. Uniform values from ``minval`` to ``maxval``; the seed None takes fresh ones."""
+    """Return an initializer with uniform values from ``minval`` to ``maxval``.
+
+    Without a seed, the values differ at each call.
+    """
     return _of_elements(lambda size, random: random.uniform(minval, maxval, size), seed)
 
 
 def random_normal(mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> Initializer:
-    """Local. Normal values; the seed None takes fresh ones."""
+    """Return an initializer with normally distributed values.
+
+    Without a seed, the values differ at each call.
+    """
     return _of_elements(lambda size, random: mean + stddev * random.standard_normal(size), seed)
 
 
 def truncated_normal(
     mean: float = 0.0, stddev: float = 0.05, seed: int | None = None
 ) -> Initializer:
-    """Local. Normal values, drawn again where they are more than two ``stddev`` from the mean."""
+    """Return an initializer with normal values within two ``stddev`` of the mean.
+
+    Values outside are drawn again. Without a seed, the values differ at each call.
+    """
     return _of_elements(lambda size, random: mean + stddev * _within_two(size, random), seed)
 
 
 def orthogonal(gain: float = 1.0, seed: int | None = None) -> Initializer:
-    """Local. A random matrix with orthonormal rows or columns, whichever are fewer, times ``gain``.
+    """Return an initializer with a random orthogonal matrix times ``gain``.
 
-    More than two axes count as one but for the last. The whole is made for each part of a variable.
-    Source: Saxe, McClelland and Ganguli, ICLR 2014.
+    The rows are orthonormal if there are fewer rows than columns. Otherwise the columns are
+    orthonormal. All axes but the last count as rows. For a partitioned variable, the whole matrix
+    is computed. Source: Saxe, McClelland and Ganguli, ICLR 2014.
 
-    Raises:
-        ValueError: Made for fewer than two axes.
+    The initializer raises ValueError for variables with fewer than two axes.
     """
 
     def initialize(shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -97,17 +106,16 @@ def orthogonal(gain: float = 1.0, seed: int | None = None) -> Initializer:
         rows, columns = math.prod(shape[:-1]), shape[-1]
         size = max(rows, columns), min(rows, columns)
         q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal(size))
-        q *= np.where(np.diag(r) < 0, -1.0, 1.0)  # so that all such matrices are as likely
+        q *= np.where(np.diag(r) < 0, -1.0, 1.0)  # so that all matrices are equally likely
         return (gain * (q if rows >= columns else q.T)).reshape(shape).astype(dtype)
 
     return initialize
 
 
 def identity(gain: float = 1.0) -> Initializer:
-    """Local. ``gain`` on the diagonal of a matrix, which need not be square; 0 elsewhere.
+    """Return an initializer with ``gain`` on the diagonal of a matrix of any size, and 0 elsewhere.
 
-    Raises:
-        ValueError: Made for other than two axes.
+    The initializer raises ValueError for variables without exactly two axes.
     """
 
     def initialize(shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -121,19 +129,18 @@ def identity(gain: float = 1.0) -> Initializer:
 def variance_scaling(
     scale: float, mode: str, distribution: str, seed: int | None = None
 ) -> Initializer:
-    """Local. Random values whose variance is ``scale / n``, n from the number of connections.
+    """Return an initializer with random values of variance ``scale / n``.
+
+    Sources: Glorot and Bengio, AISTATS 2010; He et al., ICCV 2015.
 
     Args:
-        scale: See above.
-        mode: What n counts: ``"fan_in"``, ``"fan_out"``, or ``"fan_avg"``, their mean.
+        scale: Numerator of the variance.
+        mode: The number of connections n: ``"fan_in"``, ``"fan_out"``, or their mean ``"fan_avg"``.
         distribution: ``"normal"``, ``"truncated_normal"`` or ``"uniform"``.
-        seed: Of the random numbers; None takes fresh ones.
+        seed: Seed of the random numbers; None for values that differ at each call.
 
     Raises:
         ValueError: The mode or the distribution is unknown.
-
-    Returns:
-        An initializer. Sources: Glorot and Bengio, AISTATS 2010; He et al., ICCV 2015.
     """
     if mode not in _MODES or distribution not in _DISTRIBUTIONS:
         raise ValueError(
@@ -164,43 +171,43 @@ def variance_scaling(
 
 
 def glorot_uniform(seed: int | None = None) -> Initializer:
-    """Local. Uniform values for tanh and sigmoid layers."""
+    """Return Glorot's uniform initializer for tanh and sigmoid layers."""
     return variance_scaling(1.0, "fan_avg", "uniform", seed)
 
 
 def glorot_normal(seed: int | None = None) -> Initializer:
-    """Local. Normal values for tanh and sigmoid layers."""
+    """Return Glorot's normal initializer for tanh and sigmoid layers."""
     return variance_scaling(1.0, "fan_avg", "normal", seed)
 
 
 def he_uniform(seed: int | None = None) -> Initializer:
-    """Local. Uniform values for ReLU layers."""
+    """Return He's uniform initializer for ReLU layers."""
     return variance_scaling(2.0, "fan_in", "uniform", seed)
 
 
 def he_normal(seed: int | None = None) -> Initializer:
-    """Local. Normal values for ReLU layers."""
+    """Return He's normal initializer for ReLU layers."""
     return variance_scaling(2.0, "fan_in", "normal", seed)
 
 
 def lecun_uniform(seed: int | None = None) -> Initializer:
-    """Local. Uniform values for SELU layers (LeCun et al., Efficient BackProp, 1998)."""
+    """Return a uniform initializer for SELU layers (LeCun et al., Efficient BackProp, 1998)."""
     return variance_scaling(1.0, "fan_in", "uniform", seed)
 
 
 def lecun_normal(seed: int | None = None) -> Initializer:
-    """Local. Normal values for SELU layers (LeCun et al., Efficient BackProp, 1998)."""
+    """Return a normal initializer for SELU layers (LeCun et al., Efficient BackProp, 1998)."""
     return variance_scaling(1.0, "fan_in", "normal", seed)
 
 
 class InitialValue:
-    """The first value of a variable, as far as it is asked for.
+    """The initial value of a variable, computed on request.
 
     Args:
-        initializer: A name, a callable, an array, a number, or None; see above.
-        shape: Of the variable.
-        dtype: Of the variable.
-        name: Of the variable, for messages.
+        initializer: A name, a callable, an array, a number, or None; see the module.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        name: Name of the variable, for messages.
     """
 
     def __init__(
@@ -215,12 +222,12 @@ class InitialValue:
         self._whole: Array | None = None
 
     def part(self, part: Part) -> Array:
-        """Local. A part, C-contiguous.
+        """Return a part of the initial value, C-contiguous.
 
         Raises:
-            ValueError: The name is unknown, or the value has another shape, or an integer that does
-                not fit the dtype.
-            TypeError: The value is of a kind that cannot become the dtype.
+            ValueError: The name is unknown, the value has another shape, or an integer does not fit
+                the dtype.
+            TypeError: The value cannot be converted to the dtype.
         """
         function = self._function()
         if function is not None and not part.is_whole and _takes_parts(function):
@@ -263,7 +270,7 @@ class InitialValue:
 def _of_elements(
     draw: Callable[[Shape, np.random.Generator], Array], seed: int | None
 ) -> Initializer:
-    """An initializer whose elements do not depend on each other."""
+    """Return an initializer with independent elements, drawn by a function."""
 
     def initialize(
         shape: Shape,
@@ -279,7 +286,7 @@ def _of_elements(
 
 
 def _within_two(size: Shape, random: np.random.Generator) -> Array:
-    """Standard normal numbers, those beyond 2 drawn again."""
+    """Return standard normal numbers. Numbers beyond -2 and 2 are drawn again."""
     values = np.asarray(random.standard_normal(size))
     while (beyond := np.abs(values) > 2).any():
         values[beyond] = random.standard_normal(int(beyond.sum()))
@@ -289,13 +296,13 @@ def _within_two(size: Shape, random: np.random.Generator) -> Array:
 def _takes_parts(function: Initializer) -> bool:
     try:
         parameters = inspect.signature(function).parameters
-    except ValueError:  # of functions in C, which have none
+    except ValueError:  # a function in C may have no signature
         return False
     return "partition_shape" in parameters and "partition_offset" in parameters
 
 
 def _fans(shape: Shape) -> tuple[float, float]:
-    """Connections into and out of a unit: the last two axes, times the size of the others."""
+    """Return fan-in and fan-out: the last two axes, each times the size of the other axes."""
     if not shape:
         return 1.0, 1.0
     if len(shape) == 1:

@@ -1,4 +1,4 @@
-"""What replicas are fed with."""
+"""Input of replicas: datasets, their iterators and options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from strategy.shared.numbers import whole_number
 
 @dataclass(frozen=True)
 class InputContext:
-    """What an input function is told of the worker that it is called on.
+    """The worker for which an input function is called.
 
     Attributes:
         num_input_pipelines: Number of workers.
-        input_pipeline_id: Index of this one.
-        num_replicas_in_sync: Replicas of this worker.
+        input_pipeline_id: Index of this worker.
+        num_replicas_in_sync: Number of replicas of this worker.
     """
 
     num_input_pipelines: int = 1
@@ -28,10 +28,13 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Local. How much of a batch for all replicas of the worker is one replica's.
+        """Return the batch size of one replica.
+
+        Args:
+            global_batch_size: Batch size of all replicas of the worker together.
 
         Raises:
-            ValueError: It cannot be divided equally.
+            ValueError: The batch cannot be divided equally.
         """
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
@@ -43,11 +46,11 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """For which replica a value is wanted.
+    """The replica for which a value function is called.
 
     Attributes:
-        replica_id_in_sync_group: Which one, from 0.
-        num_replicas_in_sync: Replicas of this worker.
+        replica_id_in_sync_group: Index of the replica.
+        num_replicas_in_sync: Number of replicas of this worker.
     """
 
     replica_id_in_sync_group: int = 0
@@ -56,15 +59,17 @@ class ValueContext:
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How batches come to replicas; TensorFlow's ``tf.distribute.InputOptions`` is taken as well.
+    """Options for the input of replicas, like TensorFlow's ``tf.distribute.InputOptions``.
+
+    Methods with input options also accept TensorFlow's class.
 
     Attributes:
-        experimental_fetch_to_device: Whether batches come to the GPUs of replicas that have some;
-            None stands for True.
-        experimental_replication_mode: ``"per_worker"``, the only one.
+        experimental_fetch_to_device: Copy batches to the GPUs of replicas that have GPUs. None
+            means True.
+        experimental_replication_mode: ``"per_worker"``, the only mode.
         experimental_place_dataset_on_device: Must be False: datasets run on the host.
-        experimental_per_replica_buffer_size: Up to how many batches lie on the GPUs ahead of their
-            use; with 0 each is copied when it is asked for.
+        experimental_per_replica_buffer_size: Maximum number of batches that are prefetched to the
+            GPUs. With 0, a batch is copied when it is requested.
     """
 
     experimental_fetch_to_device: bool | None = None
@@ -74,14 +79,14 @@ class InputOptions:
 
 
 def ahead_of(options: Any) -> int | None:
-    """Local. How many batches may lie on GPUs ahead of their use; None to leave all on the host.
+    """Return the maximum number of batches to prefetch to GPUs; None to keep them on the host.
 
     Args:
-        options: InputOptions; None for all defaults.
+        options: InputOptions; None for the defaults.
 
     Raises:
-        TypeError: They are no such thing.
-        ValueError: One of them has a value that there is not.
+        TypeError: The options are not InputOptions.
+        ValueError: An option has a value that is not valid.
     """
     if options is None:
         options = InputOptions()
@@ -101,18 +106,18 @@ def ahead_of(options: Any) -> int | None:
 
 
 def check_per_worker(replication_mode: Any) -> None:
-    """Local. ValueError unless a replication mode is ``"per_worker"``, or the enum's."""
+    """Raise ValueError unless a replication mode is ``"per_worker"``, as a name or a member."""
     mode = str(getattr(replication_mode, "name", replication_mode)).lower()
     if mode != "per_worker":
         raise ValueError(f"the replication mode is 'per_worker', not {replication_mode!r}")
 
 
 class DatasetIterator:
-    """Elements of a dataset, one for each replica at a time.
+    """An iterator over a dataset that returns one element for each replica at a time.
 
     Args:
         dataset: Any iterable.
-        replicas: How many elements are put together; 1 if the dataset does so itself.
+        replicas: Number of elements to combine; 1 if the elements are combined already.
     """
 
     def __init__(self, dataset: Iterable[Any], replicas: int) -> None:
@@ -121,25 +126,29 @@ class DatasetIterator:
         self._elements = iter(dataset)
 
     def initialize(self) -> None:
-        """Local. Begin again."""
+        """Restart at the beginning of the dataset."""
         self._elements = iter(self._dataset)
 
     def get_next(self) -> Any:
-        """Local. The next elements; of several replicas a PerReplica, or tuples or dicts of them.
+        """Return the next element; for several replicas a PerReplica, or tuples or dicts of these.
 
         Raises:
-            StopIteration: There are no more, or not one for each replica.
+            StopIteration: The dataset does not have one more element for each replica.
         """
         if self._replicas == 1:
             return next(self._elements)
         return regrouped([next(self._elements) for _ in range(self._replicas)])
 
     def get_state(self) -> Any:
-        """Local. Where it is in its dataset; see :func:`state_of`."""
+        """Return the position in the dataset; see :func:`state_of`."""
         return state_of(self._elements)
 
     def set_state(self, state: Any) -> None:
-        """Local. Go on where another one was that had equally many replicas; see there."""
+        """Continue from a saved state; see :func:`set_state_of`.
+
+        The number of replicas may differ from the number at the save. A state of replicas with GPUs
+        needs replicas with GPUs.
+        """
         set_state_of(self._elements, state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -150,7 +159,7 @@ class DatasetIterator:
 
 
 class Calls:
-    """Local. An iterator over what a function gives each time, until it raises StopIteration.
+    """An iterator over the results of a function, until the function raises StopIteration.
 
     Args:
         function: Called without arguments.
@@ -167,10 +176,10 @@ class Calls:
 
 
 class NumpyDataset:
-    """Rows of arrays; made by ``experimental_make_numpy_dataset``.
+    """A dataset of the rows of arrays; made by ``experimental_make_numpy_dataset``.
 
     Args:
-        arrays: An array, or a tuple, list or dict of them, all equally long.
+        arrays: An array, or a tuple, list or dict of arrays of the same length.
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -188,7 +197,7 @@ class NumpyDataset:
             yield _cut(self._arrays, row)
 
     def batch(self, size: int, drop_remainder: bool = False) -> list[Any]:
-        """Local. So many rows at a time, as views; the last batch may be shorter."""
+        """Return views of ``size`` rows each. ``drop_remainder`` drops a shorter last batch."""
         if size < 1:
             raise ValueError(f"a batch needs at least one row, not {size}")
         end = self._length - self._length % size if drop_remainder else self._length
@@ -196,16 +205,16 @@ class NumpyDataset:
         return [_cut(self._arrays, slice(start, start + size)) for start in starts]
 
     def shard(self, num_shards: int, index: int) -> NumpyDataset:
-        """Local. Every ``num_shards``-th row, from ``index`` on."""
+        """Return every ``num_shards``-th row, beginning with row ``index``."""
         return NumpyDataset(_cut(self._arrays, slice(index, None, num_shards)))
 
 
 def divided_batches(dataset: Iterable[Any], replicas: int) -> Iterable[Any]:
-    """Local. Batches for all replicas of a worker, divided among them along the first axis.
+    """Return an iterable that divides batches among replicas, along the first axis.
 
     Args:
-        dataset: Its elements are arrays, or tuples, lists or dicts of them.
-        replicas: How many there are; for one alone it is the dataset itself.
+        dataset: Iterable of arrays, or of tuples, lists or dicts of arrays.
+        replicas: Number of replicas. For 1, the dataset itself is returned.
     """
     return dataset if replicas == 1 else _Divided(dataset, replicas)
 
@@ -222,11 +231,11 @@ class _Divided:
 
 
 def divided(element: Any, count: int) -> list[Any]:
-    """Local. A batch in parts, along the first axis of each of its arrays.
+    """Divide a batch along the first axis of each of its arrays.
 
     Args:
-        element: An array, or a tuple, list or dict of them.
-        count: How many parts; they differ by one row at most, and may be empty.
+        element: An array, or a tuple, list or dict of arrays.
+        count: Number of parts. Their lengths differ by at most one row, and may be 0.
 
     Raises:
         ValueError: An array has no axes.
@@ -236,10 +245,10 @@ def divided(element: Any, count: int) -> list[Any]:
 
 
 def state_of(elements: Any) -> Any:
-    """Local. Where an iterator is, by its ``get_state()``.
+    """Return the state of an iterator, from its ``get_state()``.
 
     Raises:
-        UnimplementedError: It has none.
+        UnimplementedError: The iterator has no such method.
     """
     if not hasattr(elements, "get_state"):
         raise errors.UnimplementedError(
@@ -250,10 +259,10 @@ def state_of(elements: Any) -> Any:
 
 
 def set_state_of(elements: Any, state: Any) -> None:
-    """Local. Have an iterator go on where another one was, by its ``set_state()``.
+    """Set the state of an iterator, by its ``set_state()``.
 
     Raises:
-        UnimplementedError: It has none.
+        UnimplementedError: The iterator has no such method.
     """
     if not hasattr(elements, "set_state"):
         raise errors.UnimplementedError(
@@ -277,7 +286,7 @@ def _cut(structure: Any, rows: int | slice) -> Any:
 
 
 def over_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Local. A tuple, list or dict of values, or one alone, with something done to each."""
+    """Apply a function to each leaf of nested tuples, lists and dicts. Return the same nesting."""
     if isinstance(structure, Mapping):
         return {key: over_leaves(function, value) for key, value in structure.items()}
     if isinstance(structure, tuple | list):
@@ -286,7 +295,7 @@ def over_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def _mapped_lists(parts: Any, like: Any, number: int) -> Any:
-    """Of a structure of lists in the place of arrays, one entry of each."""
+    """Take part ``number`` of the list at each leaf of ``parts``, which is nested as ``like``."""
     if isinstance(like, Mapping):
         return {key: _mapped_lists(parts[key], like[key], number) for key in like}
     if isinstance(like, tuple | list):
@@ -296,13 +305,13 @@ def _mapped_lists(parts: Any, like: Any, number: int) -> Any:
 
 
 def _like(structure: Any, values: list[Any]) -> Any:
-    """Values in a tuple or list of the same kind; those of a named tuple come one by one."""
+    """Return values in a tuple or list of the same type, also in a namedtuple."""
     kind = type(structure)
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
 def leaves_of(structure: Any) -> list[Any]:
-    """Local. The values in a tuple, list or dict, in order."""
+    """Return the leaves of nested tuples, lists and dicts, in order."""
     found: list[Any] = []
     over_leaves(found.append, structure)
     return found

@@ -1,7 +1,7 @@
-"""Optimizers: their numbers, and their formulas, which the ps tasks apply.
+"""Optimizers: hyperparameters, and the update formulas that the ps tasks apply.
 
-To add one, write its formula and its class here, and add a case to
-``tests/unit/test_strategy_rules.py``.
+To add an optimizer, write its formula and its class here, add the class to ``BY_NAME`` and
+``__all__``, and add a case to ``tests/unit/test_strategy_rules.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from mpidist import Work, errors
 from strategy.described import described
-from strategy.rules.numpy_rules import Formula
+from strategy.rules import Formula
 from strategy.schedules import Schedule
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Applied",
     "Ftrl",
     "Function",
+    "Lamb",
     "Lion",
     "Nadam",
     "Optimizer",
@@ -44,14 +45,14 @@ class Applied:
     """The result of :meth:`Optimizer.apply_gradients`.
 
     Attributes:
-        versions: Version of each variable after its gradient was applied; of a divided variable, a
-            tuple with one version for each part.
+        versions: Version of each variable after its gradient was applied. A partitioned variable
+            has a tuple with one version for each part.
         staleness: For each variable, the number of changes by other workers between the pull and
-            the push; of a divided variable, the largest of its parts.
-        contributed: Whether the gradients were applied. In mode ``"sync"`` with backup workers,
-            gradients that arrive too late for their step are not. Gradients with NaN or infinite
-            elements are not if the strategy's ``nan`` is ``"skip"``. Then ``versions`` and
-            ``staleness`` are empty.
+            the push. A partitioned variable has the largest number of its parts.
+        contributed: Whether the gradients were applied. They are not if they arrive too late for
+            their step, in mode ``"sync"`` with backup workers, or if they have NaN or infinite
+            elements and the strategy's ``nan`` is ``"skip"``. Then ``versions`` and ``staleness``
+            are empty.
     """
 
     versions: tuple[int | tuple[int, ...], ...]
@@ -116,22 +117,25 @@ def _flag(default: bool) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Optimizer:
-    """Base of the optimizers.
+    """Base class of the optimizers.
 
-    An optimizer is a record. Only its learning rate can be set later; pushes from then on use the
-    new one. In mode ``"sync"`` all workers must set the same learning rate at the same step.
+    Only the learning rate of an optimizer can be set later, and only a number in place of a number:
+    a schedule cannot be set or replaced. Pushes from then on use the new rate. In mode ``"sync"``
+    all workers must set the same learning rate at the same step.
 
-    Variables of float16 and bfloat16 are updated in float32: the ps task keeps both copies.
+    Variables of float16 and bfloat16 are updated in float32. The ps task keeps both copies.
 
     Args:
         learning_rate: A number, at least 0, or a schedule: a function from the number of earlier
-            updates of a variable to a learning rate, such as those of :mod:`strategy.schedules`.
-            The ps tasks call it. It is pickled by cloudpickle.
-        clipnorm: Limit for the norm of each gradient; longer gradients are scaled down. In mode
-            ``"sync"`` this holds for the gradients of each worker, before their mean.
-        global_clipnorm: Limit for the norm of all gradients of an ``apply_gradients`` together;
-            otherwise as ``clipnorm``.
-        clipvalue: Limit for the absolute value of each element; otherwise as ``clipnorm``.
+            updates of the variable by optimizers of this name to a learning rate; see
+            :mod:`strategy.schedules`. The schedule is pickled by cloudpickle, and called on the ps
+            tasks.
+        clipnorm: Limit for the norm of each gradient. Larger gradients are scaled down. In mode
+            ``"sync"`` each worker clips its own gradients, before their mean is taken.
+        global_clipnorm: As ``clipnorm``, for the norm of all gradients of an ``apply_gradients``
+            together.
+        clipvalue: Limit for the absolute value of each element. Larger elements are set to the
+            limit, with their sign.
         name: Name under which the ps tasks and checkpoints keep the slots; by default the name of
             the class. Optimizers with the same name share slots.
 
@@ -145,6 +149,9 @@ class Optimizer:
     global_clipnorm: float | None = field(default=None, kw_only=True)
     clipvalue: float | None = field(default=None, kw_only=True)
     name: str | None = field(default=None, kw_only=True)
+
+    needs_all: ClassVar[bool] = False
+    """True if the formula needs all elements of a variable, for example a norm."""
 
     _common: ClassVar = ("learning_rate", "clipnorm", "global_clipnorm", "clipvalue", "name")
 
@@ -185,7 +192,7 @@ class Optimizer:
 
     @property
     def _settable(self) -> set[str]:
-        """The attributes that the constructor sets, each once."""
+        """The names of the attributes that the constructor sets, each once."""
         return {one.name for one in fields(self)}
 
     @property
@@ -197,23 +204,33 @@ class Optimizer:
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Work:
         """Push gradients to the ps tasks, which apply them. Advances the global step by one.
 
-        The arrays may be used again when the call returns, which may be before they are applied.
-        Later reads of this worker wait until they are; other workers see the result then. Replicas
-        of one worker meet here: the means of their gradients are pushed once, and all get the same
-        Work.
+        You may reuse the arrays when the call returns, although the gradients may be applied later.
+        Later reads of this worker wait until the gradients are applied. Other workers see the
+        result then. Replicas of a worker meet in this call: the means of their gradients are pushed
+        once, and all replicas get the same Work.
+
+        In modes ``"sync"`` and ``"ssp"`` the call waits for other workers. In mode ``"sync"`` the
+        call waits until enough workers take part in the step. In mode ``"ssp"`` the call waits
+        until the gradients are applied and this worker may begin the next step.
 
         Args:
             grads_and_vars: Pairs of gradient and variable, all variables of one strategy. A
-                gradient is any array of the variable's shape, also on a GPU or on its way from
-                there (:func:`strategy.to_host_ahead`). Pairs with None are left out.
+                gradient is any array with the shape of the variable, also on a GPU, an
+                :class:`IndexedSlices` for some rows, or a result of
+                :func:`strategy.to_host_ahead`. Pairs with the gradient None are left out.
 
         Returns:
-            A Work whose result is :class:`Applied`, without the variables left out. It fails with
-            InvalidArgumentError if a schedule or a user's function fails on a ps task.
+            A Work whose result is :class:`Applied`, without the variables left out. The Work fails
+            with InvalidArgumentError if a schedule or a user's function fails on a ps task, if a
+            variable has integers or bools, or if :class:`Lamb` gets a gradient of rows. The Work
+            fails with AbortedError if another member of a synchronous step fails.
 
         Raises:
             InvalidArgumentError: A gradient has elements that are NaN or infinite, and the
-                strategy's ``nan`` is ``"error"``. Nothing has been pushed.
+                strategy's ``nan`` is ``"error"``. Nothing has been pushed. Or, in mode ``"sync"``,
+                the steps of workers differ in variables or optimizers.
+            FailedPreconditionError: The strategy was closed. Or, in mode ``"sync"`` or ``"ssp"``,
+                this worker has called ``finish()``.
             ValueError: There is no gradient, a shape differs, a variable comes twice, or the norm
                 of gradients to be clipped is NaN or infinite.
             TypeError: A gradient is not an array, or its dtype does not fit.
@@ -229,7 +246,7 @@ class Optimizer:
         return ()
 
     def initial(self) -> dict[str, float]:
-        """Return the first values of slots that do not begin with 0."""
+        """Return the initial values of slots that do not begin with 0."""
         return {}
 
     def formula(self) -> Formula:
@@ -266,7 +283,8 @@ def _pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Any, Any]]:
     return pairs
 
 
-# Formulas take arrays or single elements. "rest" is 1 minus a decay rate.
+# Formulas take arrays or single elements. Formulas of optimizers with needs_all take whole arrays.
+# "rest" is 1 minus a decay rate.
 
 
 def _sgd(p: Any, g: Any, rate: Any, decay: Any) -> tuple[Any, ...]:
@@ -334,12 +352,12 @@ def _centered_rmsprop(
     p: Any, g: Any, squares: Any, mean: Any, velocity: Any, rate: Any, decay: Any, epsilon: Any,
     rho: Any, rest: Any, momentum: Any, zero: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the update of RMSprop without the mean: arXiv 1308.0850, equations 38 to 45."""
+    """Return the update of centered RMSprop (arXiv 1308.0850, equations 38 to 45)."""
     if decay != 0:
         g = p * decay + g
     squares = squares * rho + g * g * rest
     mean = mean * rho + g * rest
-    spread = np.maximum(squares - mean * mean, zero)  # of equal gradients, 0 but for rounding
+    spread = np.maximum(squares - mean * mean, zero)  # rounding may give less than 0
     velocity = velocity * momentum + g / (np.sqrt(spread) + epsilon)
     return p - velocity * rate, squares, mean, velocity
 
@@ -377,7 +395,7 @@ def _adamax(
     p: Any, g: Any, m: Any, largest: Any, rate: Any, decay: Any, epsilon: Any, beta_1: Any,
     rest_1: Any, beta_2: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the update of Adamax, with epsilon where torch has it."""
+    """Return the update of Adamax, with epsilon in the same place as in torch."""
     if decay != 0:
         g = p * decay + g
     m = m * beta_1 + g * rest_1
@@ -397,6 +415,20 @@ def _nadam(
     return p - (g * rate_g + m * rate_m) / (np.sqrt(v) + epsilon), m, v
 
 
+def _lamb(
+    p: Any, g: Any, m: Any, v: Any, rate: Any, decay: Any, one: Any, correct_1: Any, correct_2: Any,
+    epsilon: Any, beta_1: Any, rest_1: Any, beta_2: Any, rest_2: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the update of LAMB, with the trust ratio 1 if a norm is 0."""
+    m = m * beta_1 + g * rest_1
+    v = v * beta_2 + g * g * rest_2
+    step = m * correct_1 / (np.sqrt(v * correct_2) + epsilon) + p * decay
+    length, step_length = np.sqrt((p * p).sum()), np.sqrt((step * step).sum())
+    usable = (length > 0) & (step_length > 0)
+    ratio = (length * usable + (one - usable)) / (step_length * usable + (one - usable))
+    return p - step * (ratio * rate), m, v
+
+
 def _lion(
     p: Any, g: Any, m: Any, rate: Any, shrink: Any, beta_1: Any, rest_1: Any, beta_2: Any,
     rest_2: Any,
@@ -412,8 +444,8 @@ def _ftrl(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the update of FTRL-Proximal with the learning rate power -1/2.
 
-    A learning rate of 0 leaves the variable and the slots as they are. With another rate than
-    before, the next update computes the whole variable anew from the slots and this rate.
+    A learning rate of 0 changes neither the variable nor the slots. After a change of the rate, the
+    next update computes the whole variable anew from the slots and the new rate.
     """
     if rate == 0:
         return p, squares, linear
@@ -430,13 +462,13 @@ def _ftrl(
 class SGD(Optimizer):
     """Stochastic gradient descent: ``variable -= learning_rate * gradient``.
 
-    With momentum, ``velocity = momentum * velocity + gradient`` takes the place of the gradient;
-    with Nesterov's momentum, ``momentum * velocity + gradient`` does.
+    With momentum, the gradient is replaced by ``velocity = momentum * velocity + gradient``. With
+    Nesterov's momentum, the gradient is replaced by ``momentum * velocity + gradient``.
 
     Args:
         momentum: In [0, 1).
         nesterov: Use Nesterov's momentum.
-        weight_decay: This times the variable is added to the gradient.
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
 
     The other arguments are those of :class:`Optimizer`.
     """
@@ -467,9 +499,9 @@ class Adagrad(Optimizer):
     """Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011).
 
     Args:
-        initial_accumulator_value: First value of the sums of squares; not negative.
+        initial_accumulator_value: Initial value of the sums of squares; not negative.
         epsilon: Positive; added to the root of the sums.
-        weight_decay: This times the variable is added to the gradient.
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
 
     The other arguments are those of :class:`Optimizer`.
     """
@@ -500,7 +532,7 @@ class Adadelta(Optimizer):
         learning_rate: See :class:`Optimizer`; the paper uses 1.0.
         rho: Decay rate of both means of squares, in [0, 1).
         epsilon: Positive; added to the means before their roots are taken.
-        weight_decay: This times the variable is added to the gradient.
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
 
     The other arguments are those of :class:`Optimizer`.
     """
@@ -528,8 +560,9 @@ class RMSprop(Optimizer):
         rho: Decay rate of the squares, in [0, 1).
         momentum: Momentum of the steps, in [0, 1).
         epsilon: Positive; added to the root of the squares.
-        centered: Subtract the mean from the squares (Graves, arXiv 1308.0850).
-        weight_decay: This times the variable is added to the gradient.
+        centered: Subtract the square of the mean gradient from the mean of squares (Graves, arXiv
+            1308.0850).
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
 
     The other arguments are those of :class:`Optimizer`.
     """
@@ -560,7 +593,7 @@ class RMSprop(Optimizer):
 
 @dataclass(eq=False, repr=False)
 class _Moments(Optimizer):
-    """The common numbers of Adam and its relatives."""
+    """Base class of Adam and its variants."""
 
     learning_rate: float | Schedule = 0.001
     beta_1: float = _fraction(0.9)
@@ -580,11 +613,12 @@ class Adam(_Moments):
     """Adam (Kingma and Ba, arXiv 1412.6980).
 
     Args:
-        beta_1: Decay rate of the mean, in [0, 1).
-        beta_2: Decay rate of the squares, in [0, 1).
-        epsilon: Positive; added to the root of the corrected squares.
-        weight_decay: This times the variable is added to the gradient.
-        amsgrad: Divide by the largest mean of squares so far (Reddi et al., ICLR 2018).
+        beta_1: Decay rate of the first moment, in [0, 1).
+        beta_2: Decay rate of the second moment, in [0, 1).
+        epsilon: Positive; added to the root of the corrected second moment.
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
+        amsgrad: Divide by the root of the maximum of the second moment so far, in place of the
+            second moment (Reddi et al., ICLR 2018).
 
     The other arguments are those of :class:`Optimizer`.
     """
@@ -631,10 +665,10 @@ class Adamax(_Moments):
     """Adamax (Kingma and Ba, arXiv 1412.6980, section 7.1).
 
     Args:
-        beta_1: Decay rate of the mean, in [0, 1).
+        beta_1: Decay rate of the first moment, in [0, 1).
         beta_2: Decay rate of the largest absolute value, in [0, 1).
         epsilon: Positive; added to the absolute values of the gradient.
-        weight_decay: This times the variable is added to the gradient.
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
 
     The other arguments are those of :class:`Optimizer`.
     """
@@ -655,10 +689,10 @@ class Nadam(_Moments):
     """Adam with Nesterov's momentum (Dozat, ICLR workshop 2016).
 
     Args:
-        beta_1: Decay rate of the mean, in [0, 1).
-        beta_2: Decay rate of the squares, in [0, 1).
-        epsilon: Positive; added to the root of the corrected squares.
-        weight_decay: This times the variable is added to the gradient.
+        beta_1: Decay rate of the first moment, in [0, 1).
+        beta_2: Decay rate of the second moment, in [0, 1).
+        epsilon: Positive; added to the root of the corrected second moment.
+        weight_decay: Adds ``weight_decay * variable`` to the gradient.
         momentum_decay: Speed with which the momentum approaches ``beta_1``; not negative.
 
     The other arguments are those of :class:`Optimizer`.
@@ -689,11 +723,40 @@ class Nadam(_Moments):
 
 
 @dataclass(eq=False, repr=False)
-class Lion(Optimizer):
-    """Lion (Chen et al., arXiv 2302.06675): steps of one length, by the sign of the momentum.
+class Lamb(_Moments):
+    """LAMB (You et al., arXiv 1904.00962): Adam with steps in proportion to each variable's norm.
+
+    The norms are those of a variable, or of each part of a divided variable. Gradients must be of
+    whole variables, not of rows. ps tasks update with NumPy or CuPy, without numba.
 
     Args:
-        beta_1: Share of the momentum in a step, in [0, 1).
+        beta_1: Decay rate of the first moment, in [0, 1).
+        beta_2: Decay rate of the second moment, in [0, 1).
+        epsilon: Positive; added to the root of the corrected second moment.
+        weight_decay: Adds ``weight_decay * variable`` to the step, before the norm is taken.
+
+    The other arguments are those of :class:`Optimizer`.
+    """
+
+    epsilon: float = _positive(1e-6)
+    needs_all: ClassVar[bool] = True
+
+    def formula(self) -> Formula:
+        return _lamb
+
+    def numbers(self, rate: float, step: int) -> Numbers:
+        corrections = 1.0 / (1.0 - self.beta_1**step), 1.0 / (1.0 - self.beta_2**step)
+        return (rate, self.weight_decay, 1.0, *corrections, self.epsilon, *self._betas())
+
+
+@dataclass(eq=False, repr=False)
+class Lion(Optimizer):
+    """Lion (Chen et al., arXiv 2302.06675).
+
+    Each element moves by the learning rate, against the sign of the interpolated momentum.
+
+    Args:
+        beta_1: Weight of the momentum in its interpolation with the gradient, in [0, 1).
         beta_2: Decay rate of the momentum, in [0, 1).
         weight_decay: Each step subtracts ``learning_rate * weight_decay`` times the variable.
 
@@ -721,7 +784,7 @@ class Ftrl(Optimizer):
     """Follow the regularized leader (McMahan et al., KDD 2013), with learning rate power -1/2.
 
     Args:
-        initial_accumulator_value: First value of the sums of squares; not negative.
+        initial_accumulator_value: Initial value of the sums of squares; not negative.
         l1: L1 regularization, not negative.
         l2: L2 regularization, not negative.
         l2_shrinkage: L2 regularization of the gradient alone, not negative.
@@ -752,17 +815,21 @@ class Ftrl(Optimizer):
 
 
 class Function(Optimizer):
-    """A user's update rule, which ps tasks call with one tile of a variable after the other.
+    """A user-defined update rule.
+
+    A ps task calls the rule once for each tile of a variable: a contiguous range of elements, or
+    some of the rows if the gradient is of rows.
 
     Args:
         update: Called as ``update(param, grad, slots, learning_rate, step)``. ``param`` and
-            ``grad`` are flat arrays of one length; it changes ``param`` in place. ``slots`` maps
-            names to arrays of that length, zeros at first. ``step`` is the number of the update of
-            the variable, from 1. It must be elementwise, for it does not know the position of a
-            tile. For variables on a GPU all are CuPy arrays there, and it must work on the current
-            stream. It is pickled by cloudpickle.
+            ``grad`` are flat arrays of one length. The function changes ``param`` in place.
+            ``slots`` maps names to arrays of that length, initially zeros. ``step`` is the number
+            of the update of the variable, from 1. The function must be elementwise, because it does
+            not know the position of a tile. For variables on a GPU, all arrays are CuPy arrays on
+            that GPU, and the function must work on the current stream. It is pickled by
+            cloudpickle.
         slots: Names of the arrays kept beside each variable.
-        learning_rate: See :class:`Optimizer`, as the other arguments.
+        learning_rate: See :class:`Optimizer`.
         clipnorm: See :class:`Optimizer`.
         global_clipnorm: See :class:`Optimizer`.
         clipvalue: See :class:`Optimizer`.
@@ -809,6 +876,6 @@ class Function(Optimizer):
 
 BY_NAME: dict[str, type[Optimizer]] = {
     kind.__name__: kind
-    for kind in (SGD, Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, Nadam, RMSprop)
+    for kind in (SGD, Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Nadam, RMSprop)
 }
 """The optimizers with formulas, by the name of the class."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,15 +15,13 @@ from numpy.typing import DTypeLike
 from mpidist import ClusterSpec, Server, Work, launched
 from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from strategy.checkpoints.lock import checkpoint_lock_of
-from strategy.connection.compression import Compressor, parse
 from strategy.connection.connection import Connection
-from strategy.connection.nan_policy import NanPolicy
 from strategy.connection.pace import checked_mode, pace_of
 from strategy.connection.reach import TRANSPORTS
 from strategy.durable import Durable
 from strategy.extended import StrategyExtended
 from strategy.gpus import chosen_gpus
-from strategy.gradients import GradientPusher
+from strategy.gradients import Compressor, GradientPusher, NanPolicy, parse
 from strategy.local import LocalHost, local_host
 from strategy.membership import Member
 from strategy.optimizers import Optimizer
@@ -45,88 +43,102 @@ from strategy.shared.parts import Partitioner
 from strategy.variable import Variable
 from strategy.variables import Use, Variables
 
-# How many strategies each host has: those of different workers are matched by their numbers.
-_strategies: WeakKeyDictionary[Host, int] = WeakKeyDictionary()
-_counting = threading.Lock()
-
 
 class ParameterServerStrategy(Strategy, Member, Durable):
-    """Local. Puts variables on the ps tasks of the cluster and trains asynchronously.
+    """Data-parallel training by workers that share variables on ps tasks.
 
-    Every worker makes its own, and creates the same variables in the same order. Pulls and
-    pushes are never collective. Between the ps and the workers of a node they go through shared
-    memory, between nodes by messages. A variable for which /dev/shm has no room lies in memory of
-    its ps alone, is served by messages, and the ps says so once. Several strategies of a worker
-    share variables as those of several workers do; each waits for its own pushes only.
+    Every worker creates its own strategy. Workers may create variables in any order. The first
+    worker that creates a variable decides the parts and the ps tasks of the variable, and pushes
+    the initial value. Several strategies of a worker share variables by name, as several workers
+    do. In local mode each strategy has variables of its own.
 
-    Without a cluster and a started Server, in an evaluator, given a cluster without jobs, and where
-    that of the Server has this one task, it is in local mode: the variables live in this process.
-    Options that need other tasks then have no effect: no backup workers, and all places are the one
-    there is. A cluster with ps tasks in TF_CONFIG counts as given.
+    A strategy waits only for its own pushes. In modes ``"sync"`` and ``"ssp"``, ``apply_gradients``
+    also waits for other workers.
 
-    What it holds is given back by :meth:`close`, or at the end of its ``with`` block.
+    Pulls and pushes are never collective. Workers on the node of a ps task pull from its memory.
+    Workers on other nodes pull by messages. If a ps task cannot share its memory, it logs a
+    warning, and workers on its node pull by messages, too.
+
+    In *local mode* the variables live in this process. A strategy uses local mode in each of these
+    cases:
+
+    - there is neither a cluster nor a started Server,
+    - the task is an evaluator,
+    - the given cluster has no jobs, or
+    - no cluster is given, and the Server's cluster has only this task.
+
+    If no Server has been started, a cluster with ps tasks in TF_CONFIG or of ``mpidist run`` counts
+    as given. In local mode, options that need other tasks have no effect: there are no backup
+    workers, and every placement is on the only ps task.
+
+    :meth:`close`, or the end of a ``with`` block, releases the strategy.
 
     Args:
-        cluster_resolver: A ClusterResolver, a ClusterSpec, or a dict; by default the cluster of
+        cluster_resolver: A ClusterResolver, a ClusterSpec, or a dict. The default is the cluster of
             the started Server.
         cluster_spec: The cluster, in place of ``cluster_resolver``.
-        task_type: Job of this task, checked against the Server's if given.
-        task_id: Index of this task, checked against the Server's if given.
-        server: The started Server; found if not given.
-        variable_partitioner: Into how many parts variables are divided that do not say so
-            themselves; see :mod:`strategy.partitioners`. Each part is placed on its own.
-        placement: Which ps task a new variable lives on: ``"bytes"`` (that with the fewest),
-            ``"round_robin"`` (one after the other, as TensorFlow's), ``"hash"`` (by the name), or a
-            function of name, shape and dtype to the index of a ps task, such as TensorFlow's
-            :func:`replica_device_setter` and what goes with it. All workers must choose the same;
-            it is checked.
-        transport: How values and gradients travel. ``"auto"``: through shared memory within a
-            node, by messages between nodes. ``"shared"``: through shared memory, or an error.
-            ``"rma"``: by MPI's one-sided Get and Put, for networks that do them well; all workers
-            must choose it. ``"p2p"``: by messages.
-        mode: How workers wait for each other. ``"async"``: not at all. ``"sync"``: every
-            ``apply_gradients`` is a step of all workers, which applies the mean of their gradients,
-            added up in the order of the workers; all must give gradients of the same variables.
-            ``"ssp"``: none gets more than ``staleness`` steps ahead of the slowest. In every mode
-            assignments count at once. All workers must have the same.
-        staleness: The bound of ``"ssp"``.
-        backup_workers: How many workers a step of ``"sync"`` does without: it has the gradients of
-            those that come first, and the others' are dropped.
-        compression: How gradients of float32 and float64 variables are made smaller on their way:
-            ``"fp16"``, ``"bf16"``, or ``("topk", share)``, which sends only the largest elements
-            and adds what stays behind to the next gradient; see
-            :mod:`strategy.connection.compression`.
-        nan: What happens to gradients with NaN or infinite elements: ``"error"``, ``"skip"`` (they
-            are not pushed) or ``"pass"`` (nobody looks, which saves a pass over them).
-        num_replicas_per_worker: Copies of the step inside each worker, on threads; by default 1, or
-            the number of its GPUs. Their gradients are averaged before they are pushed.
-        num_gpus_per_worker: GPUs of each worker, on which its replicas run in turn: the thread of
-            a replica (with one, that which calls :meth:`run`) has its GPU as the current device of
-            CuPy and torch, then and afterwards, and values that it pulls, and batches of
-            distributed datasets, are CuPy arrays there.
-            Workers of one host, where each sees all GPUs, take them in turn.
-        parameter_devices: On which ps tasks variables live, as ``"/job:ps/task:0"``; by default on
-            all. ``"/job:ps/task:0/device:GPU:0"`` has those that optimizers can change, and their
-            slots, live on that GPU of the task, by CuPy's numbers there; integers and bools stay on
-            its host. In local mode ``"/device:GPU:0"``, and names of ps tasks have no effect. All
-            workers must have the same.
+        task_type: Job of this task, checked against the Server if given.
+        task_id: Index of this task, checked against the Server if given.
+        server: The started Server. The default is the Server of this process.
+        variable_partitioner: Partitioner of variables that are created without one; see
+            :mod:`strategy.partitioners`. Each part is placed separately.
+        placement: The ps task of a new variable: ``"bytes"`` (the task with the fewest bytes),
+            ``"round_robin"`` (as in TensorFlow), ``"hash"`` (by the name), or a function of name,
+            shape and dtype that returns the index of a ps task, such as the result of
+            :func:`replica_device_setter`. The first worker that creates a variable decides.
+        transport: How pulls read variables. ``"auto"`` reads mapped memory on the same node, and
+            uses messages between nodes. ``"shared"`` raises an error if the memory cannot be
+            mapped. ``"rma"`` uses MPI's one-sided Get between nodes, for networks with RDMA.
+            ``"p2p"`` always uses messages. Pushes are messages.
+        mode: Synchronization of the workers. ``"async"``: workers do not wait for each other.
+            ``"sync"`` (BSP): every ``apply_gradients`` is a step of all workers, which applies the
+            mean of their gradients, added in the order of the workers. All workers must push
+            gradients of the same variables. ``"ssp"``: a worker begins a step only if it is at most
+            ``staleness`` steps ahead of the slowest worker. Assignments belong to no step, but wait
+            for earlier pushes of the same worker. All workers must use the same mode.
+        staleness: Bound of mode ``"ssp"`` in steps.
+        backup_workers: Number of workers for which a step in mode ``"sync"`` does not wait. The
+            step applies the earliest gradients, and drops late gradients.
+        compression: Compression of the gradients of float32 and float64 variables: ``"fp16"``,
+            ``"bf16"``, or ``("topk", share)``, which sends only the largest elements and adds the
+            others to the next gradient (error feedback); see
+            :mod:`strategy.gradients`.
+        nan: Policy for gradients with NaN or infinite elements: ``"error"``, ``"skip"`` (do not
+            push the gradients) or ``"pass"`` (do not check, which saves a pass over the gradients).
+        num_replicas_per_worker: Replicas of the step in each worker, on threads. The default is the
+            number of GPUs, at least 1. The gradients of the replicas are averaged before the push.
+        num_gpus_per_worker: GPUs of each worker, assigned to its replicas in turn. A GPU becomes
+            and stays the current device of CuPy and torch on the thread of its replica. A single
+            replica runs on the thread that calls :meth:`run`. The values that a replica pulls, and
+            its batches of distributed datasets, are CuPy arrays on its GPU. If each worker of a
+            host sees all GPUs, the workers take the GPUs in turn.
+        parameter_devices: Names of the ps tasks that hold variables: ``"/job:ps/task:0"``. The
+            default is all ps tasks. ``"/job:ps/task:0/device:GPU:0"`` holds floating-point
+            variables and their slots on that GPU of the task, as CuPy counts there. Integers and
+            bools stay on the host of the task. In local mode ``"/device:GPU:0"`` selects a GPU, and
+            names of ps tasks have no effect. All workers must use the same devices.
+        name: Name of the strategy. Strategies with the same name train together, one of each
+            worker. The open strategies of a worker need different names. :meth:`close` frees the
+            name. In local mode each strategy has variables of its own, and names may repeat.
 
     Attributes:
-        global_step: A variable, advanced by every ``apply_gradients`` of every worker; in mode
-            ``"sync"`` by every step.
-        pace: How its pushes of gradients wait for those of other workers.
-        nan: What happens to gradients that are not finite; ``nan.skipped`` of them were left out.
-        compressor: Makes gradients smaller on their way.
-        extended: The finer interface.
-        gpus: The number of each replica's GPU; empty on the CPU.
+        name: The name of the strategy.
+        global_step: Variable that counts the calls of ``apply_gradients`` of all workers; in mode
+            ``"sync"``, the steps. Skipped or late gradients do not advance the global step.
+        pace: The synchronization mode of pushes.
+        nan: The policy for gradients that are not finite. ``nan.skipped`` counts skipped pushes.
+        compressor: The compression of gradients.
+        extended: The interface for libraries.
+        gpus: GPU index of each replica; empty on the CPU.
 
     Raises:
-        FailedPreconditionError: A cluster is given, or described by TF_CONFIG, and no Server has
-            been started; or GPUs are asked for, and CuPy can use none.
-        InvalidArgumentError: A ps task has no GPU of the number that is asked for, or workers have
-            different arguments.
-        ValueError: The cluster has no ps task, or differs from the Server's; or an argument is
-            unknown.
+        AlreadyExistsError: This worker has an open strategy of this name.
+        FailedPreconditionError: A cluster is given, or described by TF_CONFIG, but no Server has
+            been started. Or GPUs are requested, but CuPy can use none.
+        InvalidArgumentError: A ps task has no GPU of the requested index, or workers have different
+            arguments.
+        ValueError: The cluster has no ps task or differs from the Server's, or an argument is not
+            valid.
     """
 
     def __init__(
@@ -148,6 +160,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         num_replicas_per_worker: int | None = None,
         num_gpus_per_worker: int = 0,
         parameter_devices: Sequence[str] | None = None,
+        name: str = "default",
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"unknown transport {transport!r}; the known ones are {TRANSPORTS}")
@@ -166,8 +179,12 @@ class ParameterServerStrategy(Strategy, Member, Durable):
                 f"variable_partitioner is {variable_partitioner!r}, not a function of shape and "
                 "dtype; see strategy.partitioners"
             )
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name must be a string that is not empty, not {name!r}")
         super().__init__(replicas)
+        self.name = name
         self._transport = transport
+        self._has_pushed = False
         self._mode = (mode, backup_workers, staleness)
         self._placement = placement
         self._partitioner = variable_partitioner
@@ -191,7 +208,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         task_type: str | None,
         task_id: int | None,
     ) -> None:
-        """Become a worker of a cluster, or of none."""
+        """Become a worker of a cluster, or of local mode."""
         if host is not None and needs_no_server(host, spec):
             host = None
         elif host is None:
@@ -199,10 +216,10 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         else:
             check_task(host, spec, task_type, task_id)
         job = spec if host is None else host.cluster_spec
-        self._own_host = None
-        # An evaluator is a cluster of its own: it reads checkpoints, and nobody waits for it.
+        own_host = None
+        # An evaluator is a cluster of its own: it reads checkpoints, and no task waits for it.
         if host is None or host.job_name == "evaluator":
-            host = self._own_host = local_host()
+            host = own_host = local_host()
             finalize(self, host.abandon).atexit = False
         self._host = host
         given = self._resolver
@@ -216,22 +233,28 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         placement = Placement(self._placement, len(servers), alone)
         self._checkpoint_lock = checkpoint_lock_of(host)
         self._connections = self._connections_to(servers, host, mode)
+        self._restores = self._connections[0].restores
         self.pace = pace_of(mode, self._connections, self._worker)
         self._variables = Variables(self, self._connections, placement, self._partitioner)
         task = None if alone else (host.job_name, host.task_index)
         kind, count = ("GPU", self._gpus_per_worker) if self.gpus else ("CPU", self._replicas)
         devices = [f"device:{kind}:{number % count}" for number in range(self._replicas)]
         self.extended = StrategyExtended(self, devices, task, servers)
-        host.on_drain(self.finish)
-        self.global_step = self.create_variable(
-            "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
-        )
+        self._own_host = own_host
+        try:
+            self.global_step = self.create_variable(
+                "global_step", (), np.int64, "zeros", False, aggregation="only_first_replica"
+            )
+        except BaseException:
+            _detach(self._connections)
+            raise
+        self._stop_draining = host.on_drain(self.finish)
         self._gradients = GradientPusher(
             self, self.global_step, self.nan, self.compressor, self.pace
         )
 
     def _become_worker(self, host: Host, alone: bool) -> pb.Mode:
-        """Find out which worker this is; how it waits for the others."""
+        """Set the index, GPUs and policies of this worker. Return the synchronization mode."""
         workers = workers_of(host.cluster_spec)
         me = (host.job_name, host.task_index)
         if me not in workers:
@@ -242,22 +265,21 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         self.compressor = Compressor(self._compression)
         self.nan = NanPolicy(self._nan, self._worker)
         name, backups, bound = self._mode
-        # One process runs the script of a cluster: its only worker cannot be for backup.
+        # If the script of a cluster runs as one process, its only worker cannot be a backup worker.
         count = None if alone or (self._workers == 1 and not launched()) else self._workers
-        mode = checked_mode(name, count, backups, bound, str(self._compression))
-        mode.one_sided = self._transport == "rma"
-        return mode
+        return checked_mode(name, count, backups, bound, str(self._compression))
 
     def _connections_to(
         self, servers: Mapping[int, int | None], host: Host, mode: pb.Mode
     ) -> list[Connection]:
         me = (self._worker, self._transport, mode)
-        with _counting:
-            number = _strategies.get(host, 0)
-            connections = [
-                Connection(host, index, *me, number, gpu) for index, gpu in servers.items()
-            ]
-            _strategies[host] = number + 1
+        connections: list[Connection] = []
+        try:
+            for index, gpu in servers.items():
+                connections.append(Connection(host, index, *me, self.name, gpu))
+        except BaseException:
+            _detach(connections)
+            raise
         lock = threading.RLock()
         for connection in connections:
             connection.siblings, connection.pushing_to_all = connections, lock
@@ -265,7 +287,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """The resolver that was given, or one of the cluster and the task of this process."""
+        """The given resolver, or a resolver of the cluster and the task of this process."""
         if self._resolver is None:
             self._resolver = SimpleClusterResolver(
                 self._host.cluster_spec,
@@ -276,7 +298,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker is the first: the one to save and to report."""
+        """True if this worker is the first, which should save and report."""
         return self._worker == 0
 
     @property
@@ -291,7 +313,7 @@ class ParameterServerStrategy(Strategy, Member, Durable):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Local. In the ``with`` block, :func:`get_variable` makes variables of this strategy."""
+        """Make :func:`get_variable` create variables of this strategy in the ``with`` block."""
         self._check_open()
         token = current_strategy.set(self)
         try:
@@ -310,21 +332,23 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         aggregation: Any = None,
         synchronization: Any = None,
     ) -> Variable:
-        """Local. Make a variable on ps tasks; see :func:`get_variable`."""
+        """Create a variable on ps tasks; see :func:`get_variable`."""
         use = Use.of(trainable, aggregation, synchronization)
         return self._variables.create(name, shape, dtype, initializer, use, partitioner)
 
     def find_variable(self, name: str) -> Variable | None:
-        """Local. The variable of a name that this strategy has made, or None."""
+        """Return the variable that this strategy has created under a name, or None."""
         return self._variables.by_name.get(name)
 
     def push_gradients(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Variable]]) -> Work:
-        """Push gradients; see :meth:`Optimizer.apply_gradients`, which calls this."""
-        self._variables.say_if_uneven()
+        """Push gradients; see :meth:`Optimizer.apply_gradients`, which calls this method."""
+        if not self._has_pushed:
+            self._has_pushed = True
+            self._variables.warn_if_uneven()
         return self._gradients.push(optimizer, pairs)
 
     def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
-        """Local. In the block, new variables live where this one does, and are not divided."""
+        """Create the variables of the block, undivided, on the ps task of a given variable."""
         return self._variables.placing_with(variable)
 
     def __copy__(self) -> ParameterServerStrategy:
@@ -338,3 +362,9 @@ class ParameterServerStrategy(Strategy, Member, Durable):
             "a strategy and its variables cannot be pickled: they belong to this process, and the "
             "values live on the ps tasks; send numpy() of a variable"
         )
+
+
+def _detach(connections: Sequence[Connection]) -> None:
+    """Close the connections of a strategy that could not be created, which frees its name."""
+    for connection in connections:
+        connection.detach()

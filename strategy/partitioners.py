@@ -1,8 +1,9 @@
-"""Partitioners: into how many parts a variable is divided. Pure.
+"""Partitioners: functions that return the number of parts of a variable. Pure.
 
-A partitioner is a function of shape and dtype to the number of parts along each axis, of which at
-most one is not 1; or to one number alone, of ranges of the flattened elements. All workers must use
-the same. The names, arguments and results are TensorFlow's; :class:`FlatPartitioner` is our own.
+A partitioner is a function of shape and dtype. It returns the number of parts along each axis, of
+which at most one is not 1, or a single number of ranges of the flattened elements. The first worker
+that creates a variable decides its parts. The names, arguments and results are TensorFlow's, except
+for :class:`FlatPartitioner`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _Counts = Callable[[Shape, np.dtype[Any]], list[int]]
 
 
 def fixed_size_partitioner(num_shards: int, axis: int = 0) -> _Counts:
-    """Local. So many parts along an axis, or as many as it is long.
+    """Return a partitioner with a fixed number of parts along an axis.
 
     Args:
-        num_shards: Positive.
-        axis: Which.
+        num_shards: Number of parts, positive. An axis of length n has at most n parts.
+        axis: The axis to divide.
     """
     _at_least_one(num_shards=num_shards)
 
@@ -40,13 +41,14 @@ def variable_axis_size_partitioner(
     bytes_per_string_element: int = 16,
     max_shards: int | None = None,
 ) -> _Counts:
-    """Local. As few parts along an axis as are not larger than so many bytes, about.
+    """Return a partitioner with as few parts along an axis as a limit on their size allows.
 
     Args:
-        max_shard_bytes: Positive. A part has at least one slice of the axis, however large.
-        axis: Which.
-        bytes_per_string_element: Of no use here, for variables hold no strings; positive.
-        max_shards: At most so many parts, if given.
+        max_shard_bytes: Approximate maximum size of a part in bytes, positive. A part has at least
+            one slice of the axis, however large.
+        axis: The axis to divide.
+        bytes_per_string_element: No effect, because variables hold no strings; positive.
+        max_shards: Maximum number of parts; None for no maximum.
     """
     _at_least_one(max_shard_bytes=max_shard_bytes, bytes_per_string=bytes_per_string_element)
     if max_shards is not None:
@@ -68,13 +70,13 @@ def min_max_variable_partitioner(
     min_slice_size: int = 256 << 10,
     bytes_per_string_element: int = 16,
 ) -> _Counts:
-    """Local. As many parts along an axis as have at least so many bytes, about.
+    """Return a partitioner with as many parts along an axis as a minimum size allows.
 
     Args:
-        max_partitions: At most so many parts.
-        axis: Which.
-        min_slice_size: In bytes.
-        bytes_per_string_element: Of no use here, for variables hold no strings; positive.
+        max_partitions: Maximum number of parts.
+        axis: The axis to divide.
+        min_slice_size: Approximate minimum size of a part in bytes.
+        bytes_per_string_element: No effect, because variables hold no strings; positive.
     """
     _at_least_one(
         max_partitions=max_partitions,
@@ -90,21 +92,21 @@ def min_max_variable_partitioner(
 
 
 class _ByFunction:
-    """What the classes have in common: they are called as one of the functions above is."""
+    """Base of the partitioner classes that wrap one of the functions above."""
 
     def __init__(self, partition: _Counts) -> None:
         self._partition = partition
 
     def __call__(self, shape: Shape, dtype: np.dtype[Any]) -> list[int]:
-        """Local. The number of parts along each axis."""
+        """Return the number of parts along each axis."""
         return self._partition(shape, dtype)
 
 
 class FixedShardsPartitioner(_ByFunction):
-    """So many parts along the first axis, or as many as it is long.
+    """A fixed number of parts along the first axis.
 
     Args:
-        num_shards: Positive.
+        num_shards: Number of parts, positive. An axis of length n has at most n parts.
     """
 
     def __init__(self, num_shards: int) -> None:
@@ -112,12 +114,12 @@ class FixedShardsPartitioner(_ByFunction):
 
 
 class MinSizePartitioner(_ByFunction):
-    """As many parts along the first axis as have at least so many bytes, about.
+    """As many parts along the first axis as a minimum size allows.
 
     Args:
-        min_shard_bytes: Positive.
-        max_shards: At most so many parts.
-        bytes_per_string: Of no use here, for variables hold no strings; positive.
+        min_shard_bytes: Approximate minimum size of a part in bytes, positive.
+        max_shards: Maximum number of parts.
+        bytes_per_string: No effect, because variables hold no strings; positive.
     """
 
     def __init__(
@@ -129,12 +131,13 @@ class MinSizePartitioner(_ByFunction):
 
 
 class MaxSizePartitioner(_ByFunction):
-    """As few parts along the first axis as are not larger than so many bytes, about.
+    """As few parts along the first axis as a limit on their size allows.
 
     Args:
-        max_shard_bytes: Positive. A part has at least one row, however large.
-        max_shards: At most so many parts, if given.
-        bytes_per_string: Of no use here, for variables hold no strings; positive.
+        max_shard_bytes: Approximate maximum size of a part in bytes, positive. A part has at least
+            one row, however large.
+        max_shards: Maximum number of parts; None for no maximum.
+        bytes_per_string: No effect, because variables hold no strings; positive.
     """
 
     def __init__(
@@ -146,13 +149,13 @@ class MaxSizePartitioner(_ByFunction):
 
 
 class FlatPartitioner:
-    """So many ranges of the flattened elements, as long as each other: the best balance.
+    """A fixed number of ranges of the flattened elements, of equal length for the best balance.
 
-    Rows of such a variable are pulled and pushed element by element; where rows matter, divide
-    along the first axis.
+    Rows of such a variable are pulled and pushed element by element. If you use rows, divide along
+    the first axis instead.
 
     Args:
-        num_shards: Positive.
+        num_shards: Number of ranges, positive. A variable of n elements has at most n ranges.
     """
 
     def __init__(self, num_shards: int) -> None:
@@ -160,7 +163,7 @@ class FlatPartitioner:
         self._count = num_shards
 
     def __call__(self, shape: Shape, dtype: np.dtype[Any]) -> int:
-        """Local. The number of ranges."""
+        """Return the number of ranges."""
         return max(1, min(self._count, math.prod(shape)))
 
 

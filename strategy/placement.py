@@ -1,12 +1,8 @@
-"""Which ps task a variable lives on. Pure.
-
-All workers create the same variables in the same order, so that all come to the same result without
-asking each other.
-"""
+"""Placement of variables on ps tasks. Pure. The first worker that creates a variable decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import md5
 
 import numpy as np
@@ -14,26 +10,26 @@ import numpy as np
 from strategy.shared.shard import Layout
 
 Place = Callable[[str, tuple[int, ...], "np.dtype[np.generic]"], int]
-"""From the name, shape and dtype of a new variable to the index of a ps task."""
+"""A function of the name, shape and dtype of a new variable that returns the index of a ps task."""
 
 PLACEMENTS = ("bytes", "round_robin", "hash")
 
 
-# From when on an imbalance is worth a word: times the mean, and bytes beyond it.
+# Report an imbalance above both: this multiple of the mean, and this many bytes beyond the mean.
 _UNEVEN, _UNEVEN_BYTES = 1.5, 1 << 20
 
 
 class Placement:
-    """Where new variables go.
+    """A policy that chooses the ps tasks of new variables.
 
     Args:
         placement: One of :data:`PLACEMENTS`, or a function; see :data:`Place`. None, which
-            :func:`replica_device_setter` gives without ps tasks: ``"bytes"``.
+            :func:`replica_device_setter` returns without ps tasks, stands for ``"bytes"``.
         servers: Number of ps tasks.
-        alone: Whether this is local mode, where the last ps task stands for all that a job has.
+        alone: Whether this is local mode. There, the last ps task also stands for larger indices.
 
     Raises:
-        TypeError: It is neither a name nor a function.
+        TypeError: The placement is neither a name nor a function.
         ValueError: The name is unknown.
     """
 
@@ -56,9 +52,9 @@ class Placement:
         self._count = 0
 
     def imbalance(self) -> str:
-        """Local. What is wrong with where variables are, in words; nothing if it is fine.
+        """Return a warning if the variables are spread unevenly, else an empty string.
 
-        The ps task with the most bytes takes the longest: others wait for it.
+        Each step waits for the ps task with the most bytes.
         """
         most, mean = max(self._loads), sum(self._loads) / len(self._loads)
         if most <= _UNEVEN * mean or most - mean <= _UNEVEN_BYTES:
@@ -70,13 +66,27 @@ class Placement:
             "variables by a partitioner, and leave the placement at 'bytes'"
         )
 
-    def choose(self, name: str, layout: Layout) -> int:
-        """Local. Index of the ps task for a new variable; changes nothing.
+    def choose(self, parts: Sequence[tuple[str, Layout]]) -> list[int]:
+        """Return the indices of the ps tasks for the parts of a new variable.
+
+        Args:
+            parts: Name and layout of each part.
 
         Raises:
-            TypeError: The user's function gives no index.
-            ValueError: It gives one that is not there.
+            TypeError: The user's function does not return an integer.
+            ValueError: The user's function returns an index that does not exist.
         """
+        servers: list[int] = []
+        try:
+            for name, layout in parts:
+                servers.append(self._choose_one(name, layout))
+                self.note(servers[-1], layout)  # counts for the next part
+        finally:
+            for server, (_, layout) in zip(servers, parts, strict=False):
+                self._forget(server, layout)
+        return servers
+
+    def _choose_one(self, name: str, layout: Layout) -> int:
         server = self._choose(name, layout.shape, layout.dtype)
         if isinstance(server, bool) or not isinstance(server, int | np.integer):
             raise TypeError(f"the placement of variable {name!r} gives {server!r}, no index")
@@ -90,25 +100,24 @@ class Placement:
         return int(server)
 
     def note(self, server: int, layout: Layout) -> None:
-        """Local. A variable is created there."""
-        # A server of many tiny variables is not idle: count an entry's overhead too.
+        """Count a variable that was created on a ps task."""
+        # A server of many tiny variables is not idle, so count 64 bytes of overhead for each.
         self._loads[server] += layout.data_bytes + 64
         self._count += 1
 
-    def forget(self, server: int, layout: Layout) -> None:
-        """Local. It has not been created after all."""
+    def _forget(self, server: int, layout: Layout) -> None:
         self._loads[server] -= layout.data_bytes + 64
         self._count -= 1
 
     def _by_bytes(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """The server with the fewest bytes so far, the first of several."""
+        """Return the server with the fewest bytes so far; the first one in a tie."""
         return min(range(len(self._loads)), key=self._loads.__getitem__)
 
     def _in_turn(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """One server after the other, as TensorFlow has it."""
+        """Return the next server in round-robin order, as TensorFlow does."""
         return self._count % len(self._loads)
 
     def _by_name(self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        """By the name alone: where a variable lives does not depend on the others."""
+        """Return a server by a hash of the name, independent of other variables."""
         digest = md5(name.encode(), usedforsecurity=False).digest()
         return int.from_bytes(digest, "big") % len(self._loads)

@@ -1,4 +1,4 @@
-"""Several variables pulled at once."""
+"""Pulls of several variables at once."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from strategy.variable import Variable
 def read_values(
     variables: Iterable[Variable], out: Sequence[Any] | None = None, *, consistent: bool = True
 ) -> list[Any]:
-    """Local. Pull several variables at once.
+    """Pull several variables at once.
 
-    Those that are not in memory which this process sees come in one message from each server, if
-    they are small, and all at the same time. Each is of a version of its own, as if it had been
-    pulled by itself; afterwards its ``version`` says which.
+    Variables in memory that this process cannot read are pulled by messages at the same time. Small
+    variables come in one message from each server. Each value has a version of its own, as in a
+    separate pull. Afterwards the ``version`` of each variable is the version of its value. With
+    ``consistent=False``, only pulls by message update ``version``.
 
     Args:
-        variables: Which.
-        out: Filled and returned if given: an array for each, or None, as for
-            :meth:`Variable.read_value`.
+        variables: The variables.
+        out: One output array or None for each variable; see :meth:`Variable.read_value`.
         consistent: See :meth:`Variable.read_value`.
 
     Returns:
-        Their values, in order; on a replica with a GPU fresh ones are CuPy arrays there.
+        The values, in order. On a replica with a GPU, fresh arrays are CuPy arrays on that GPU.
 
     Raises:
         ValueError: ``out`` has another length, or one of its arrays does not fit.
-        TypeError: What is given is no variable, or shall be on a GPU, and CuPy does not have its
+        TypeError: An argument is not a variable, or a value would be on a GPU, but CuPy has no such
             dtype.
     """
     wanted = list(variables)
@@ -59,9 +59,10 @@ def read_values(
 
 
 def _groups(variables: Sequence[Variable], gpu: int | None) -> list[list[int]]:
-    """Which are pulled together, by their numbers: those by message.
+    """Return groups of variables to pull together, as lists of positions.
 
-    Others go up to a GPU while the next is copied from memory that this process sees.
+    With a GPU, each variable in memory that this process can read is a group, so that its upload
+    overlaps the next copy. The other variables are one group.
     """
     numbers = list(range(len(variables)))
     if gpu is None:

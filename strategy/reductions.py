@@ -1,4 +1,4 @@
-"""Values of several replicas, and what becomes of them."""
+"""Values of several replicas: their grouping and reduction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strategy.slices import IndexedSlices
 
 Array = NDArray[Any]
 
-# What halves are added in.
+# Halves (float16 and bfloat16) are added in float32.
 _WIDE = {dtype: np.dtype(np.float32) for dtype in HALVES}
 
 
@@ -24,10 +24,10 @@ class PerReplica:
     """One value for each replica of a worker.
 
     Args:
-        values: In the order of the replicas.
+        values: The values in the order of the replicas.
 
     Attributes:
-        values: The same, as a tuple.
+        values: The values as a tuple.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -51,11 +51,11 @@ class PerReplica:
 
 
 def regrouped(values: Sequence[Any]) -> Any:
-    """Local. What all replicas gave, as one structure with PerReplica in it.
+    """Combine the values of all replicas into one value, usually a PerReplica.
 
     Args:
-        values: One of each replica. Tuples, lists and dicts that are alike are taken apart; None of
-            all is None, and a variable that all share is itself.
+        values: One value of each replica. Tuples, lists and dicts of the same form are combined
+            item by item. If all values are None, or are the same variable, that value is returned.
     """
     first = values[0]
     if len(values) == 1:
@@ -71,7 +71,7 @@ def regrouped(values: Sequence[Any]) -> Any:
 
 
 def own_value(value: Any, number: int) -> Any:
-    """Local. A replica's part of a structure with PerReplica in it."""
+    """Return a nested value with the value of one replica in place of each PerReplica."""
     if isinstance(value, PerReplica):
         if number >= len(value.values):
             raise ValueError(f"replica {number} has no value in {value!r}")
@@ -84,12 +84,12 @@ def own_value(value: Any, number: int) -> Any:
 
 
 def mapped(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
-    """Local. What a function gives for each value of tuples, lists and dicts, or for one alone.
+    """Apply a function to each leaf of nested tuples, lists and dicts. Return the same nesting.
 
     Args:
-        function: Called with the values at one place of all structures.
-        structure: Tuples, lists and dicts of values, or one value.
-        others: More of the kind, alike.
+        function: Called with the leaves at the same place of all structures.
+        structure: Nested tuples, lists and dicts, or one value.
+        others: More structures with the same nesting.
     """
     if type(structure) is dict:
         return {
@@ -103,7 +103,7 @@ def mapped(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
 
 
 def gathered(value: Any, axis: int) -> Any:
-    """Local. The arrays of all replicas, joined along an axis; in tuples, lists and dicts too."""
+    """Concatenate the arrays of all replicas along an axis, also in tuples, lists and dicts."""
 
     def join(part: Any) -> Any:
         return np.concatenate([as_array(one) for one in local_results(part)], axis=axis)
@@ -112,31 +112,31 @@ def gathered(value: Any, axis: int) -> Any:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """Local. The values of all replicas; of one that is not PerReplica, itself alone."""
+    """Return the values of a PerReplica; for any other value, a tuple of the value."""
     return value.values if isinstance(value, PerReplica) else (value,)
 
 
 def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: bool = False) -> Any:
-    """Local. Sum or mean of the values of all replicas, in their order; halves in float32.
+    """Return the sum or mean of the values of all replicas, added in the order of the replicas.
 
-    CuPy's arrays of one shape and dtype are added up on the GPU of the first replica, others on the
-    host, with the same result.
+    float16 and bfloat16 are added in float32. CuPy arrays of one shape and dtype are added on
+    the GPU of the first replica, and other values on the host, with the same result.
 
     Args:
-        reduce_op: ``"sum"`` or ``"mean"``, or the ReduceOp.
-        value: PerReplica of arrays or numbers, or one of those; of IndexedSlices too, without an
-            axis; or tuples, lists and dicts of all these.
-        axis: Also along this axis of each: a mean then is that of all elements, however they are
-            distributed over the replicas.
-        rounded: Whether what comes of halves of one dtype is rounded to that in the end; otherwise
-            it stays float32, for variables that can hold it.
+        reduce_op: ``"sum"``, ``"mean"``, or a ReduceOp.
+        value: A PerReplica of arrays, numbers or, without ``axis``, IndexedSlices; or one of these;
+            or tuples, lists and dicts of all these.
+        axis: Reduce each array along this axis, too. A mean is then the mean of all elements,
+            however the elements are distributed over the replicas.
+        rounded: If all values are float16, or all are bfloat16, round the float32 result to that
+            dtype. False keeps float32, for variables that can hold float32.
 
     Returns:
-        A host array, of the dtype that NumPy's sum or mean has but for halves; IndexedSlices of
-        those.
+        A host array, or IndexedSlices of host arrays. The dtype is that of NumPy's sum or mean,
+        except for float16 and bfloat16.
 
     Raises:
-        ValueError: Another operation is asked for, or shapes differ.
+        ValueError: The operation is neither sum nor mean, or shapes differ.
     """
     op = ReduceOp.of(reduce_op)
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
@@ -153,12 +153,12 @@ def reduced(reduce_op: Any, value: Any, axis: int | None = None, *, rounded: boo
     arrays = [as_array(one) for one in values]
     result = _whole(op, arrays) if axis is None else _along(op, arrays, axis)
     if is_on_gpu(values[0]) and result is arrays[0]:
-        result = result.copy()  # in memory that may be kept, not pinned
+        result = result.copy()  # out of pinned memory: the caller may keep it
     return _rounded(result, arrays) if rounded else result
 
 
 def as_array(value: Any) -> Array:
-    """Local. An array as one of the host; a variable, a number or a list, too."""
+    """Return an array, a variable, a number or a list as a host array."""
     value = on_host(read(value))
     plain = isinstance(value, int | float | complex | list | tuple | np.generic)
     return np.asarray(value) if plain else host_view(value)
@@ -199,7 +199,7 @@ def _widened(array: Array) -> Array:
 
 
 def _rounded(result: Any, arrays: Sequence[Any]) -> Any:
-    """A result of arrays, in their dtype if they are halves of one."""
+    """Return a result in the dtype of the arrays if that is one dtype of halves."""
     dtype = arrays[0].dtype
     alike = all(array.dtype == dtype for array in arrays)
     return result.astype(dtype) if dtype in HALVES and alike else result

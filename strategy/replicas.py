@@ -23,17 +23,17 @@ _replica: ContextVar[ReplicaContext | None] = ContextVar("replica", default=None
 
 
 class ReplicaContext:
-    """Where a replica is, inside a function that runs on every replica.
+    """The context of one replica, inside a function that runs on every replica.
 
     Args:
-        strategy: Whose replicas they are.
-        together: What the replicas of this call have in common.
-        number: Which one it is.
+        strategy: The strategy of the replicas.
+        together: The state that the replicas of this call share.
+        number: Index of this replica.
 
     Attributes:
-        strategy: Whose replicas they are.
-        replica_id_in_sync_group: Which one it is, from 0.
-        gpu: The number of its GPU, by which CuPy and torch know it; None on the CPU.
+        strategy: The strategy of the replicas.
+        replica_id_in_sync_group: Index of this replica.
+        gpu: Index of the replica's GPU, as in CuPy and torch; None on the CPU.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, together: _Together, number: int) -> None:
@@ -45,12 +45,12 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas of this worker."""
+        """The number of replicas of this worker."""
         return self._together.count
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of this replica."""
+        """The name of the device of this replica, in a tuple."""
         return (self.strategy.extended.worker_devices[self.replica_id_in_sync_group],)
 
     def merge_call(
@@ -59,53 +59,62 @@ class ReplicaContext:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Local, on every replica. Call a function once for all replicas, when all have come here.
+        """Call a function once for all replicas, when every replica has called this method.
 
         Args:
-            merge_fn: Called as ``merge_fn(strategy, *args, **kwargs)``, outside of any replica,
-                with what the replicas gave as :class:`PerReplica`, in tuples, lists and dicts too.
-            args: This replica's arguments.
-            kwargs: This replica's keyword arguments.
+            merge_fn: Called as ``merge_fn(strategy, *args, **kwargs)``, outside of any replica. The
+                arguments of all replicas arrive as :class:`PerReplica`, also inside tuples, lists
+                and dicts.
+            args: Arguments of this replica.
+            kwargs: Keyword arguments of this replica.
 
         Returns:
-            What it returned; of every PerReplica in it, this replica's value.
+            The result of the function, with this replica's value in place of each PerReplica.
 
         Raises:
-            RuntimeError: Another replica merges by another function, has ended, or has failed.
-            Exception: What the function raised, on all replicas.
+            RuntimeError: Another replica calls another function, has ended, or has failed.
+            Exception: The error of the function, on all replicas.
         """
         given = (merge_fn, tuple(args), dict(kwargs or {}))
         made = handed_over(self.gpu)
         return self._together.merge(self.strategy, self.replica_id_in_sync_group, given, made)
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Local, on every replica. The sum or mean of all replicas' values.
+        """Return the sum or mean of all replicas' values. Every replica must call this method.
 
-        What is given on a GPU comes back there; anything else is a host array.
+        The result of an array on a GPU is on that GPU. Other results are host arrays.
 
         Args:
             reduce_op: ``"sum"`` or ``"mean"``.
-            value: An array or a number, of one shape on all replicas; or tuples, lists and dicts of
-                those. Halves are added in float32, and the result is rounded to their dtype.
+            value: An array or a number with the same shape on all replicas, or tuples, lists and
+                dicts of these. float16 and bfloat16 are added in float32, and the result is
+                rounded.
         """
         return self._merged(_all_reduce, value, {"reduce_op": reduce_op})
 
     def all_gather(self, value: Any, axis: int) -> Any:
-        """Local, on every replica. All arrays, joined along an axis; on a GPU if given there."""
+        """Concatenate the arrays of all replicas. Every replica must call this method.
+
+        The result of an array on a GPU is on that GPU.
+
+        Args:
+            value: The array of this replica, or tuples, lists and dicts of arrays.
+            axis: The axis along which to concatenate.
+        """
         return self._merged(_all_gather, value, {"axis": axis})
 
     def _merged(self, merge_fn: Callable[..., Any], value: Any, kwargs: Mapping[str, Any]) -> Any:
-        # Variables would meet as one, as if there were but one value.
+        # Read variables first: merge_call() would pass on a shared variable as one value.
         own = mapped(read, value)
         result = self.merge_call(merge_fn, (mapped(usable_elsewhere, own),), kwargs)
         return mapped(lambda part, like: brought_like(part, like, self.gpu), result, own)
 
     def first_or_known(self, name: str, create: Callable[[], Variable]) -> Variable:
-        """Local. The variable of a name: the first replica to ask makes it, the others get it.
+        """Return the variable with a name. The first replica that asks creates the variable.
 
         Args:
-            name: Its whole name.
-            create: Makes it.
+            name: Full name of the variable.
+            create: Creates the variable.
         """
         with self._together.creating:
             known = self._together.created.get(name)
@@ -124,17 +133,17 @@ def _all_gather(_: Any, value: Any, axis: Any) -> Any:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Local. Where this thread is in a function that runs on every replica; None outside of one."""
+    """Return the context of the replica that this thread runs; None outside of replicas."""
     return _replica.get()
 
 
 def in_cross_replica_context() -> bool:
-    """Local. Whether this thread is in no replica: in a strategy's scope, or in a merge call."""
+    """Return whether this thread runs no replica, as in a scope or in a merge call."""
     return _replica.get() is None
 
 
 def check_outside(what: str) -> None:
-    """Local. RuntimeError if this thread is in a replica."""
+    """Raise RuntimeError if this thread runs a replica."""
     context = _replica.get()
     if context is not None:
         raise RuntimeError(
@@ -145,7 +154,7 @@ def check_outside(what: str) -> None:
 
 @contextlib.contextmanager
 def outside_of_replicas() -> Iterator[None]:
-    """Local. In the block, this thread is in no replica."""
+    """Run the ``with`` block outside of any replica."""
     token = _replica.set(None)
     try:
         yield
@@ -160,21 +169,21 @@ def call_for_each_replica(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Local. Call a function on every replica, each on a thread of its own.
+    """Call a function on every replica, each on a thread of its own.
 
     Args:
-        strategy: Whose replicas they are; its scope is open in the function.
-        count: How many there are; one alone is called on this thread.
+        strategy: The strategy of the replicas, whose scope is open.
+        count: Number of replicas. A single replica runs on this thread.
         fn: The function.
-        args: Its arguments; of a PerReplica each gets its own value.
-        kwargs: Its keyword arguments, likewise.
+        args: Arguments of the function. Each replica gets its own value of a PerReplica.
+        kwargs: Keyword arguments of the function, likewise.
 
     Returns:
-        What it returned: of several replicas a :class:`PerReplica`, or tuples, lists and dicts of
-        those where it returns tuples, lists and dicts.
+        The result of the function. For several replicas, a :class:`PerReplica`, or tuples, lists
+        and dicts of PerReplica values if the function returns tuples, lists and dicts.
 
     Raises:
-        Exception: What the first replica that failed raised.
+        Exception: The error of the first replica that failed.
     """
     together = _Together(count)
 
@@ -190,7 +199,7 @@ def call_for_each_replica(
             try:
                 result = fn(*own, **named)
             except BaseException:
-                # Its GPU may still work on its arguments; its own error says more than another.
+                # The GPU may still use the arguments. An error here must not hide the first one.
                 with contextlib.suppress(errors.DistBackendError):
                     made[number] = handed_over(context.gpu)
                 raise
@@ -234,10 +243,10 @@ def call_for_each_replica(
 
 
 class _Together:
-    """What the replicas of one call have in common.
+    """The state that the replicas of one call share.
 
     Args:
-        count: How many there are.
+        count: Number of replicas.
     """
 
     def __init__(self, count: int) -> None:
@@ -259,7 +268,7 @@ class _Together:
         given: tuple[Any, tuple[Any, ...], dict[str, Any]],
         made: Handed | None,
     ) -> Any:
-        """Local. See :meth:`ReplicaContext.merge_call`; ``made`` as of :func:`handed_over`."""
+        """See :meth:`ReplicaContext.merge_call`. ``made`` is the result of :func:`handed_over`."""
         with self._changed:
             this = self._round
             self._given[number] = given
@@ -280,7 +289,7 @@ class _Together:
         return own_value(value, number)
 
     def end(self, problem: BaseException | None) -> None:
-        """Local. A replica has ended, perhaps by an error."""
+        """Record the end of a replica, and its error if it failed."""
         with self._changed:
             self.first_problem = self.first_problem or problem
             self._ended += 1
@@ -295,7 +304,7 @@ class _Together:
             go_behind(made)
             value = _merged(strategy, given)
             self._outcome = (value, None, [handed_over(gpu) for gpu in sorted(set(strategy.gpus))])
-        except BaseException as error:  # sys.exit() and Ctrl-C, too, must not leave an earlier one
+        except BaseException as error:  # Ctrl-C, too, must not leave an earlier outcome
             self._outcome = (None, error, [])
         self._changed.notify_all()
 
@@ -304,7 +313,7 @@ def _merged(
     strategy: ParameterServerStrategy,
     given: Sequence[tuple[Any, tuple[Any, ...], dict[str, Any]]],
 ) -> Any:
-    """What the function of a merge call gives."""
+    """Call the function of a merge call with the arguments of all replicas."""
     function, args, kwargs = given[0]
     for number, (other, other_args, other_kwargs) in enumerate(given):
         alike = (other.__qualname__, len(other_args), set(other_kwargs))

@@ -1,4 +1,4 @@
-"""What a strategy does with the replicas of a worker: runs them, feeds them, joins their values."""
+"""The base of strategies, which runs and feeds the replicas of a worker."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _device: ContextVar[Device] = ContextVar("device", default=Device())  # noqa: B0
 
 
 class Strategy(ABC):
-    """What all strategies have: it runs, feeds and joins the replicas of a worker.
+    """Base of strategies: runs the replicas of a worker, feeds them, and combines their values.
 
     Args:
-        replicas: How many each worker has.
+        replicas: Number of replicas of each worker.
     """
 
     extended: StrategyExtended
@@ -61,7 +61,7 @@ class Strategy(ABC):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas of this worker, whose gradients make one push; workers are not counted."""
+        """The number of replicas of this worker alone. Their gradients are pushed together."""
         return self._replicas
 
     def run(
@@ -70,23 +70,23 @@ class Strategy(ABC):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Local. Call ``fn`` on each replica of this worker, in the strategy's scope.
+        """Call ``fn`` on each replica of this worker, in the scope of the strategy.
 
-        Several replicas run on threads of their own, and meet in ``apply_gradients``, in
-        assignments, and in :meth:`ReplicaContext.merge_call`.
+        Several replicas run on threads of their own. They wait for each other in
+        ``apply_gradients``, in assignments, and in :meth:`ReplicaContext.merge_call`.
 
         Args:
             fn: The step.
-            args: Its arguments; of a :class:`PerReplica` each replica gets its own value.
-            kwargs: Its keyword arguments, likewise.
+            args: Arguments of the step. Each replica gets its own value of a :class:`PerReplica`.
+            kwargs: Keyword arguments of the step, likewise.
 
         Returns:
-            What ``fn`` returns; of several replicas a :class:`PerReplica`, or tuples, lists and
-            dicts of those where it returns tuples, lists and dicts.
+            The result of ``fn``. For several replicas, a :class:`PerReplica`, or tuples, lists and
+            dicts of PerReplica values if ``fn`` returns tuples, lists and dicts.
 
         Raises:
-            RuntimeError: It is called on a replica.
-            Exception: What the first replica that failed raised.
+            RuntimeError: The caller runs on a replica.
+            Exception: The error of the first replica that failed.
         """
         return self.extended.call_for_each_replica(fn, args, kwargs)
 
@@ -94,24 +94,25 @@ class Strategy(ABC):
     """TensorFlow's earlier name for :meth:`run`."""
 
     call_for_each_replica = run
-    """The specification's name for :meth:`run`."""
+    """Another name for :meth:`run`."""
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Local. :meth:`run` with the next element of an iterator, if one is given."""
+        """Call :meth:`run` with the next element of an iterator, if an iterator is given."""
         args = () if input_iterator is None else (next(iter(input_iterator)),)
         return self.run(fn, args)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Local. Sum or mean of the values of this worker's replicas, as a host array.
+        """Return the sum or mean of the values of this worker's replicas as a host array.
 
         Args:
             reduce_op: ``"sum"`` or ``"mean"``.
-            value: What :meth:`run` returned, or one value.
-            axis: Also along this axis; a mean then is that of all elements.
+            value: Result of :meth:`run`, or one value.
+            axis: Reduce along this axis, too. A mean is then the mean of all elements.
 
         Raises:
-            RuntimeError: It is called on a replica; there ``all_reduce`` of its context does it.
-            ValueError: The sum of one value is asked for, which is not of several replicas.
+            RuntimeError: The caller runs on a replica. Use ``all_reduce`` of the replica context.
+            ValueError: The sum is requested for a value that is not a PerReplica, but the worker
+                has several replicas.
         """
         check_outside("reduce")
         if self._replicas > 1 and ReduceOp.of(reduce_op) is ReduceOp.SUM:
@@ -119,27 +120,27 @@ class Strategy(ABC):
         return reduced(reduce_op, value, axis, rounded=True)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Local. The values of this worker's replicas, as a tuple."""
+        """Return the values of this worker's replicas as a tuple."""
         return local_results(value)
 
     unwrap = experimental_local_results
     """TensorFlow's earlier name for :meth:`experimental_local_results`."""
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Local. Wait until all Works among the values of the replicas have ended."""
+        """Wait for every Work among the values of the replicas."""
         for one in local_results(value):
             if isinstance(one, Work):
                 one.wait()
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Local. The arrays of this worker's replicas, joined along an axis."""
+        """Concatenate the arrays of this worker's replicas along an axis."""
         check_outside("gather")
         return gathered(value, axis)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Local. What a function gives for each replica, told by a :class:`ValueContext`."""
+        """Call a function with a :class:`ValueContext` for each replica. Return the values."""
         count = self._replicas
         values = [value_fn(ValueContext(number, count)) for number in range(count)]
         return values[0] if count == 1 else PerReplica(values)
@@ -149,34 +150,36 @@ class Strategy(ABC):
     def experimental_distribute_dataset(
         self, dataset: Iterable[Any], options: Any = None
     ) -> Iterable[Any]:
-        """Local. This worker's part of a dataset; of several replicas each gets a part of a batch.
+        """Return this worker's part of a dataset, with each batch divided among the replicas.
 
-        Replicas with GPUs get CuPy arrays there, copied while they work on the ones before; see
-        :class:`strategy.feeding.FeedIterator`. So do those of the methods that follow.
+        Replicas with GPUs get CuPy arrays, which are prefetched to the GPUs; see
+        :class:`strategy.feeding.FeedIterator`. This holds for the datasets of the next methods,
+        too.
 
         Args:
-            dataset: Any iterable. One with a method ``shard(num_shards, index)`` is sharded over
-                the workers; any other, and one that a data service distributes, is used as it is.
-                One whose elements lie on a GPU already (``prefetch_to_device``) is not copied.
-            options: An :class:`InputOptions`; with ``experimental_fetch_to_device=False`` arrays
+            dataset: Any iterable. A dataset with a method ``shard(num_shards, index)`` is sharded
+                over the workers. Other datasets, and datasets that a data service distributes, are
+                used unchanged. Elements that are on a GPU already (``prefetch_to_device``) are not
+                copied.
+            options: An :class:`InputOptions`. With ``experimental_fetch_to_device=False``, arrays
                 stay on the host.
 
         Returns:
             An iterable.
 
         Raises:
-            TypeError: The options are none.
-            ValueError: One of the options has a value that there is not.
+            TypeError: The options are not InputOptions.
+            ValueError: An option has a value that is not valid.
         """
         return self._divided(self._own_part(dataset), options)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[Any]], options: Any = None
     ) -> Iterable[Any]:
-        """Local. The dataset that a function makes for this worker, divided among its replicas.
+        """Return the dataset that a function makes for this worker, divided among its replicas.
 
         Args:
-            dataset_fn: Called with an :class:`InputContext`; gives an iterable.
+            dataset_fn: Called with an :class:`InputContext`; returns an iterable.
             options: See :meth:`experimental_distribute_dataset`.
         """
         return self._divided(dataset_fn(self._input_context()), options)
@@ -184,11 +187,11 @@ class Strategy(ABC):
     distribute_datasets_from_function = experimental_distribute_datasets_from_function
 
     def make_dataset_iterator(self, dataset: Iterable[Any], options: Any = None) -> DatasetIterator:
-        """Local. This worker's part of a dataset, whose batches are for one replica each.
+        """Return an iterator over this worker's part of a dataset, with one batch per replica.
 
         Args:
             dataset: See :meth:`experimental_distribute_dataset`.
-            options: See there.
+            options: See :meth:`experimental_distribute_dataset`.
         """
         return self._one_each(self._own_part(dataset), options)
 
@@ -198,12 +201,12 @@ class Strategy(ABC):
         replication_mode: Any = "per_worker",
         options: Any = None,
     ) -> DatasetIterator:
-        """Local. What an input function gives for this worker, a batch for one replica each.
+        """Return an iterator over the result of an input function, with one batch per replica.
 
         Args:
-            input_fn: Called with an :class:`InputContext`; gives an iterable, or a function that
-                gives an element each time.
-            replication_mode: ``"per_worker"``, the only one.
+            input_fn: Called with an :class:`InputContext`; returns an iterable, or a function that
+                returns the next element.
+            replication_mode: ``"per_worker"``, the only mode.
             options: See :meth:`experimental_distribute_dataset`.
         """
         check_per_worker(replication_mode)
@@ -211,23 +214,23 @@ class Strategy(ABC):
         return self._one_each(Calls(given) if callable(given) else given, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> NumpyDataset:
-        """Local. A dataset of the rows of arrays: one, or a tuple, list or dict of them."""
+        """Return a dataset of the rows of an array, or of a tuple, list or dict of arrays."""
         return NumpyDataset(numpy_input)
 
     # Devices
 
     @contextmanager
     def device(self, name: str) -> Iterator[str]:
-        """Local. In the block, operations run on a device of this worker; variables live elsewhere.
+        """Run the operations of the block on a device of this worker. Variables are not affected.
 
         Args:
-            name: Parts of ``/job:worker/task:0/device:CPU:0``; inner blocks count more.
+            name: Parts of ``/job:worker/task:0/device:CPU:0``. Inner blocks override outer blocks.
 
-        Returns:
-            The whole name, with that of the blocks around it.
+        Yields:
+            The full name, with the parts of the blocks around this block.
 
         Raises:
-            ValueError: It is no name, or not a device of this worker.
+            ValueError: The name is not valid, or is not a device of this worker.
         """
         here = self.extended.worker_devices
         merged = parse(here[0]).merged(_device.get()).merged(parse(name))
@@ -241,7 +244,7 @@ class Strategy(ABC):
 
     @contextmanager
     def colocate_with(self, variable: Variable) -> Iterator[None]:
-        """Local. Warns, and does nothing: ``extended.colocate_vars_with`` places variables."""
+        """Warn, and do nothing else: ``extended.colocate_vars_with`` places variables."""
         warnings.warn(
             "colocate_with has no effect under a strategy: operations run on the worker; use "
             "strategy.extended.colocate_vars_with to place variables",
@@ -252,9 +255,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def scope(self) -> AbstractContextManager[ParameterServerStrategy]:
-        """Local. In the ``with`` block, :func:`get_variable` makes variables of this strategy."""
+        """Make :func:`get_variable` create variables of this strategy in the ``with`` block."""
 
-    # Inside
+    # Internals
 
     def _divided(self, dataset: Iterable[Any], options: Any) -> Iterable[Any]:
         ahead = self._ahead(dataset, options)
@@ -269,7 +272,7 @@ class Strategy(ABC):
         return DatasetIterator(fed(dataset, self.gpus, ahead, one_each=True), 1)
 
     def _ahead(self, dataset: Iterable[Any], options: Any) -> int | None:
-        """How many batches may lie on the GPUs of replicas ahead; None to bring none there."""
+        """Return the maximum number of batches to prefetch to GPUs; None to copy none there."""
         ahead = ahead_of(options)
         on_device = getattr(dataset, "on_device", False)
         return ahead if self.gpus and not on_device else None
@@ -286,7 +289,7 @@ class Strategy(ABC):
 
 
 def _check_of_replicas(value: Any) -> None:
-    """ValueError for a value that is not of several replicas: it has lost those of the others."""
+    """Raise ValueError if a value is not a PerReplica: the other replicas' values are lost."""
     if not isinstance(value, PerReplica) and not (np.isscalar(value) and value == 0):
         raise ValueError(
             f"{value!r} is not of several replicas, and their sum cannot be known: reduce what run "

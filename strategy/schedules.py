@@ -1,7 +1,8 @@
-"""Learning rates that change with the steps; evaluated by the servers. Pure.
+"""Learning rate schedules, which the servers evaluate. Pure.
 
-A schedule is any function from the number of earlier updates of a variable to a learning rate;
-those here have the names and the formulas of ``tf.keras.optimizers.schedules``.
+A schedule is any function from the number of earlier updates of the variable by optimizers of the
+same name to a learning rate. The schedules here have the names and the formulas of
+``tf.keras.optimizers.schedules``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class ExponentialDecay:
-    """``initial_learning_rate * decay_rate ** (step / decay_steps)``.
+    """Exponential decay: ``initial_learning_rate * decay_rate ** (step / decay_steps)``.
 
     Args:
-        initial_learning_rate: At step 0.
-        decay_steps: How many steps make one power; positive.
+        initial_learning_rate: Learning rate at step 0.
+        decay_steps: Steps after which the rate is multiplied by ``decay_rate``; positive.
         decay_rate: The factor.
-        staircase: Whether only whole powers are taken.
+        staircase: Round ``step / decay_steps`` down, so that the rate falls in steps.
     """
 
     initial_learning_rate: float
@@ -34,14 +35,21 @@ class ExponentialDecay:
         _check_steps(self.decay_steps)
 
     def __call__(self, step: int) -> float:
-        """Local. The learning rate after so many updates."""
+        """Return the learning rate after ``step`` updates."""
         power = step // self.decay_steps if self.staircase else step / self.decay_steps
         return float(self.initial_learning_rate * self.decay_rate**power)
 
 
 @dataclass(frozen=True)
 class InverseTimeDecay:
-    """``initial_learning_rate / (1 + decay_rate * step / decay_steps)``; see ExponentialDecay."""
+    """Inverse time decay: ``initial_learning_rate / (1 + decay_rate * step / decay_steps)``.
+
+    Args:
+        initial_learning_rate: Learning rate at step 0.
+        decay_steps: Steps in which the divisor grows by ``decay_rate``; positive.
+        decay_rate: Growth of the divisor, which is 1 at step 0.
+        staircase: Round ``step / decay_steps`` down, so that the rate falls in steps.
+    """
 
     initial_learning_rate: float
     decay_steps: int
@@ -52,21 +60,21 @@ class InverseTimeDecay:
         _check_steps(self.decay_steps)
 
     def __call__(self, step: int) -> float:
-        """Local. The learning rate after so many updates."""
+        """Return the learning rate after ``step`` updates."""
         time = step // self.decay_steps if self.staircase else step / self.decay_steps
         return self.initial_learning_rate / (1.0 + self.decay_rate * time)
 
 
 @dataclass(frozen=True)
 class PolynomialDecay:
-    """From one learning rate to another along a polynomial.
+    """Polynomial decay from one learning rate to another.
 
     Args:
-        initial_learning_rate: At step 0.
-        decay_steps: When the end is reached; positive.
-        end_learning_rate: From then on.
-        power: Of the polynomial; 1 is a straight line.
-        cycle: Whether ``decay_steps`` doubles, triples, ... whenever the end would be reached.
+        initial_learning_rate: Learning rate at step 0.
+        decay_steps: Steps of the decay; positive.
+        end_learning_rate: Learning rate after the decay.
+        power: Power of the polynomial; 1 is a straight line.
+        cycle: Extend the decay to the next multiple of ``decay_steps`` whenever it ends.
     """
 
     initial_learning_rate: float
@@ -79,7 +87,7 @@ class PolynomialDecay:
         _check_steps(self.decay_steps)
 
     def __call__(self, step: int) -> float:
-        """Local. The learning rate after so many updates."""
+        """Return the learning rate after ``step`` updates."""
         length = self.decay_steps
         if self.cycle:
             length *= max(math.ceil(step / length), 1)
@@ -90,12 +98,12 @@ class PolynomialDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """Along half a cosine wave (Loshchilov and Hutter, arXiv 1608.03983), after a linear warm-up.
+    """Cosine decay (Loshchilov and Hutter, arXiv 1608.03983) after an optional linear warm-up.
 
     Args:
-        initial_learning_rate: At step 0.
+        initial_learning_rate: Learning rate at step 0.
         decay_steps: Steps of the decay; positive.
-        alpha: What is left at its end, as a part of the largest learning rate.
+        alpha: Learning rate after the decay, as a fraction of the rate at its start.
         warmup_target: Learning rate at the end of the warm-up; None for no warm-up.
         warmup_steps: Steps of the warm-up, before the decay.
     """
@@ -110,7 +118,7 @@ class CosineDecay:
         _check_steps(self.decay_steps)
 
     def __call__(self, step: int) -> float:
-        """Local. The learning rate after so many updates."""
+        """Return the learning rate after ``step`` updates."""
         top = self.initial_learning_rate
         if self.warmup_target is not None:
             if step < self.warmup_steps:
@@ -122,11 +130,11 @@ class CosineDecay:
 
 @dataclass(frozen=True)
 class PiecewiseConstantDecay:
-    """One value up to and including the first boundary, the next up to the second, and so on.
+    """Piecewise constant learning rate. A value holds up to and including its boundary.
 
     Args:
-        boundaries: Steps, ascending.
-        values: One more than boundaries.
+        boundaries: Last step of each value but the last, ascending.
+        values: Learning rates, one more than ``boundaries``.
     """
 
     boundaries: Sequence[int]
@@ -141,7 +149,7 @@ class PiecewiseConstantDecay:
             raise ValueError(f"boundaries must ascend: {list(self.boundaries)}")
 
     def __call__(self, step: int) -> float:
-        """Local. The learning rate after so many updates."""
+        """Return the learning rate after ``step`` updates."""
         return float(self.values[bisect.bisect_left(self.boundaries, step)])
 
 

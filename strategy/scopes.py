@@ -1,4 +1,4 @@
-"""Scopes that name variables, and let them be found again; as TensorFlow's variable_scope."""
+"""Scopes for the names and the reuse of variables, like TensorFlow's variable_scope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class Reuse(enum.Enum):
-    """Whether a name may have been used before."""
+    """The rule of a scope for existing variables: never, always or automatic reuse."""
 
     NEVER = 0
     ALWAYS = 1
@@ -18,27 +18,27 @@ class Reuse(enum.Enum):
 
 
 AUTO_REUSE = Reuse.AUTO
-"""A variable is found if it exists, and made if not."""
+"""Return a variable if it exists, and create it otherwise."""
 
 
 @dataclass
 class VariableScope:
-    """A scope.
+    """A scope for the names of variables.
 
     Attributes:
-        name: With those of the scopes around it.
-        reuse: Whether names may have been used before.
+        name: Full name, with the names of the scopes around this scope.
+        reuse: The rule for existing variables.
     """
 
     name: str = ""
     reuse: Reuse = Reuse.NEVER
 
     def full_name(self, name: str) -> str:
-        """Local. The name of a variable in this scope."""
+        """Return the full name of a variable in this scope."""
         return f"{self.name}/{name}" if self.name else name
 
     def reuse_variables(self) -> None:
-        """Local. From now on :func:`get_variable` finds variables in this scope, and makes none."""
+        """Make :func:`get_variable` return only existing variables of this scope from now on."""
         self.reuse = Reuse.ALWAYS
 
 
@@ -46,7 +46,7 @@ _scope: ContextVar[VariableScope | None] = ContextVar("variable_scope", default=
 
 
 def get_variable_scope() -> VariableScope:
-    """Local. The scope that is open; without one, a new one without a name."""
+    """Return the open scope. Without an open scope, return a new scope without a name."""
     return _scope.get() or VariableScope()
 
 
@@ -54,14 +54,17 @@ def get_variable_scope() -> VariableScope:
 def variable_scope(
     name: str | VariableScope, reuse: bool | Reuse | None = None
 ) -> Iterator[VariableScope]:
-    """Local. In the block, names of variables begin with ``<name>/``.
+    """Prefix the names of variables that are created in the block with ``<name>/``.
 
     Args:
-        name: Of the scope; may have slashes. Or a scope that was open before, to go on with: under
-            its name, wherever that is, and with its ``reuse``.
-        reuse: True: :func:`get_variable` finds variables, and makes none. :data:`AUTO_REUSE`: it
-            finds or makes them. None or False: it makes them; but inside of a scope that reuses,
-            all reuse.
+        name: Name of the scope, which may have slashes. Or an earlier scope, which is opened again
+            with its full name, independent of the scopes around the block, and with its ``reuse``.
+        reuse: With True, :func:`get_variable` returns existing variables and creates none. With
+            :data:`AUTO_REUSE`, it returns or creates variables. With None or False, it creates
+            variables, unless the outer scope reuses variables: then the inner scope does, too.
+
+    Yields:
+        The scope.
 
     Raises:
         ValueError: The name is empty or has a colon.

@@ -8,25 +8,26 @@ from typing import Any
 import numpy as np
 
 from strategy.assigned import Version
-from strategy.connection.change import Change
+from strategy.connection.connection import Change
 from strategy.connection.remote import Remote, pull_all, pull_into
 from strategy.shared.parts import Array, Part, Rows
 from strategy.variable import RuleOf, Variable
 
 
 class ShardedVariable(Variable):
-    """A variable in parts, each a stretch along one axis, or a range of the flattened elements.
+    """A variable in parts: ranges along one axis, or ranges of the flattened elements.
 
-    Made by :func:`get_variable` where a partitioner gives more than one part. It is used as any
-    other :class:`Variable`. What is pulled of each part belongs to one version of that part; every
-    change concerns all parts, so that where nobody changes anything all have one version.
+    :func:`get_variable` creates a sharded variable if the partitioner returns more than one part. A
+    sharded variable is used like any other :class:`Variable`. The pulled value of each part belongs
+    to one version of the part. Every change changes all parts, so without concurrent changes all
+    parts have the same version.
 
     Args:
-        parts: What of it each of ``remotes`` is.
-        arguments: Those of :class:`Variable`.
+        parts: The part of the variable for each of ``remotes``.
+        arguments: Arguments of :class:`Variable`.
 
     Attributes:
-        parts: What of the variable each part is; part i is named ``<name>/part_<i>``.
+        parts: The parts of the variable. Part i is named ``<name>/part_<i>``.
     """
 
     def __init__(self, parts: Sequence[Part], *arguments: Any) -> None:
@@ -34,11 +35,11 @@ class ShardedVariable(Variable):
         self.parts = tuple(parts)
 
     def version_of(self, versions: Sequence[int]) -> Version:
-        """Local. The versions as a tuple."""
+        """Return the versions of the parts as a tuple."""
         return tuple(versions)
 
     def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
-        """Local. What each part is pulled into; columns are not contiguous."""
+        """Return the view of an array into which to pull each part. Columns are not contiguous."""
         return [(r, part.of(out)) for part, r in zip(self.parts, self.remotes, strict=True)]
 
     def _pull(self, out: Array, consistent: bool) -> None:
@@ -56,7 +57,7 @@ class ShardedVariable(Variable):
 
     def _divided(self, data: Array, rule_of: RuleOf) -> list[Change]:
         if self.parts[0].axis is None:
-            data = np.ascontiguousarray(data)  # once, and not for every part
+            data = np.ascontiguousarray(data)  # one copy for all parts
         return [
             Change(remote, rule_of(remote.connection), part.of(data))
             for part, remote in zip(self.parts, self.remotes, strict=True)

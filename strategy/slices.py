@@ -1,4 +1,4 @@
-"""Some rows of a variable: their numbers, and what belongs to each. Pure."""
+"""Some rows of a variable: their numbers, and a value for each. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class IndexedSlices:
     """The gradient, or another change, of some rows of a variable.
 
     Args:
-        values: What belongs to each row, shape ``(n, *variable.shape[1:])``.
-        indices: Which rows, along the variable's first axis: integers, shape ``(n,)``. One that
-            comes several times has all that belongs to it, for a gradient the sum.
+        values: One value for each row, shape ``(n, *variable.shape[1:])``.
+        indices: Row numbers along the first axis of the variable: integers, shape ``(n,)``. All
+            values of a repeated row number apply to the row; gradients are added. For
+            ``scatter_update`` the last value counts.
     """
 
     values: Any
@@ -28,17 +29,17 @@ class IndexedSlices:
 
 
 def row_numbers(name: str, shape: tuple[int, ...], indices: Any) -> Array:
-    """Local. Row numbers as a C-contiguous int64 array of their shape.
+    """Return row numbers as a C-contiguous int64 array of the same shape.
 
     Args:
-        name: Of the variable, for messages.
-        shape: Of the variable.
+        name: Name of the variable, for messages.
+        shape: Shape of the variable.
         indices: An array or nested lists of integers.
 
     Raises:
-        TypeError: They are no integers.
-        ValueError: The variable has no rows.
-        IndexError: One is negative, or as large as the number of rows or larger.
+        TypeError: The row numbers are not integers.
+        ValueError: The variable has no axes.
+        IndexError: A row number is negative, or not less than the number of rows.
     """
     if not shape:
         raise ValueError(f"variable {name!r} has no rows: its shape is ()")

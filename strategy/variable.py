@@ -1,4 +1,4 @@
-"""Variables, as a training script has them."""
+"""Variables on ps tasks, as training scripts use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpidist import host_view
 from strategy.array_like import ArrayLike, in_dtype, on_host, read
 from strategy.assigned import Version, check_first_only, of_all_replicas
-from strategy.connection.change import Change, check_change, push_all
+from strategy.connection.connection import Change, check_change, push_all
 from strategy.connection.remote import Remote, pull
 from strategy.gpus import pulled
 from strategy.proto import parameter_server_pb2 as pb
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 RuleOf = Callable[["Connection"], int]
 
-_PARTS = 5  # that a strategy makes a variable of
+_PARTS = 5  # arguments by which a strategy creates a variable
 
 
 class _MadeByStrategies(type):
-    """Class of variables. A call of a script, which gives no parts, is told what to call."""
+    """Metaclass of variables. A call by a script raises an error that names get_variable."""
 
     def __call__(cls, *parts: Any, **options: Any) -> Any:
         if len(parts) < _PARTS or options:
@@ -44,29 +44,29 @@ class _MadeByStrategies(type):
         return super().__call__(*parts)
 
 
-# NumPy's stubs take NDArrayOperatorsMixin for an ABC, which it is not.
+# NumPy's stubs declare NDArrayOperatorsMixin as an ABC, but it is not one.
 class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclass]
-    """An array that lives on a ps task; made by :func:`get_variable`.
+    """An array that lives on a ps task; created by :func:`get_variable`.
 
-    It acts as an array wherever one is expected: each use pulls its value. A worker always sees
-    its own earlier pushes. Neither reading nor changing it is collective.
+    A variable can be used like an array, and each use pulls its value. A worker always sees its own
+    earlier pushes. Pulls and changes are never collective.
 
     Args:
-        strategy: Whose it is.
-        name: Its name.
-        layout: Its shape and dtype.
-        remotes: Where it lives: one place, or one for each part.
-        use: What it is for.
+        strategy: The strategy of the variable.
+        name: Name of the variable.
+        layout: Shape and dtype.
+        remotes: The variable on its ps task, or each part on its ps task.
+        use: Options of the variable.
 
     Attributes:
-        name: Unique among the strategy's variables.
-        shape: Its shape.
-        dtype: Its dtype.
-        trainable: Whether optimizers are meant to change it.
-        aggregation: What happens when several replicas assign to it.
-        synchronization: As it was given; there is one copy of a variable.
-        strategy: Whose it is.
-        remotes: Where it lives.
+        name: Name, unique among the variables of the strategy.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        trainable: True if optimizers are meant to change the variable.
+        aggregation: The way to combine values that several replicas assign.
+        synchronization: The given option. It has no effect, because a variable has one copy.
+        strategy: The strategy of the variable.
+        remotes: The variable on its ps task, or each part on its ps task.
     """
 
     def __init__(
@@ -88,12 +88,15 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
     @property
     def version(self) -> Version:
-        """Version of the last pull or push: how often the variable had been changed."""
+        """Version at the last pull or push: the number of changes until then.
+
+        A pull with ``consistent=False`` does not update the version, unless the pull is by message.
+        """
         return self.version_of([remote.known for remote in self.remotes])
 
     @property
     def device(self) -> str | tuple[str, ...]:
-        """Where it lives: ``"/job:ps/task:0/device:CPU:0"``; of one in parts a tuple."""
+        """Device name: ``"/job:ps/task:0/device:CPU:0"``; for a divided variable, a tuple."""
         names = [
             self.strategy.extended.device_of(remote.connection.index, remote.gpu)
             for remote in self.remotes
@@ -101,23 +104,25 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         return names[0] if len(names) == 1 else tuple(names)
 
     def read_value(self, out: Any = None, *, consistent: bool = True) -> Any:
-        """Local. Pull.
+        """Pull the value.
 
         Args:
-            out: Filled and returned if given: writable, the variable's shape and dtype, in host
-                memory C-contiguous; also on a GPU, where it is filled behind what its stream has to
-                do. Otherwise a fresh array is; on a replica with a GPU a CuPy array there, copied
-                beside what is queued, for which the current stream waits.
-            consistent: Whether all of it must belong to one version; otherwise each block of
-                1 MiB may belong to its own.
+            out: Output array, writable, with the shape and dtype of the variable. A host array must
+                be C-contiguous. An array on a GPU is filled behind the work on its stream. None for
+                a fresh array.
+            consistent: If True, the whole value belongs to one version, or to one version for each
+                part of a divided variable. If False, each block of 1 MiB may belong to its own
+                version.
 
         Returns:
-            The value. On a replica with a GPU is where the step itself runs, on the replica's
-            thread; in a merge call and elsewhere the value is an array of the host.
+            The value in ``out`` or in a fresh array. On a replica with a GPU, a fresh array is a
+            CuPy array. The upload runs beside already queued work. Work queued later on the current
+            stream waits for the upload. Elsewhere, also in a merge call, a fresh array is a host
+            array.
 
         Raises:
             ValueError: ``out`` does not fit.
-            TypeError: It shall be on a GPU, and CuPy does not have the dtype.
+            TypeError: The array would be on a GPU, but CuPy has no such dtype.
         """
         array = self._on_host(out, self.shape)
         if array is None:
@@ -126,48 +131,50 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         return array
 
     def numpy(self) -> Array:
-        """Local. A fresh copy of the value, in host memory."""
+        """Return a fresh copy of the value in host memory."""
         value: Array = self.read_value(np.empty(self.shape, self.dtype))
         return value
 
     def assign(self, value: Any) -> Version:
-        """Local. Replace the value.
+        """Replace the value. Return when the change has been applied.
 
         Args:
             value: An array of the variable's shape, or a number for all elements.
 
         Returns:
-            The new version, once it has been applied.
+            The new version.
 
         Raises:
-            ValueError: The shape differs, or an integer does not fit the variable's dtype.
-            TypeError: The dtype cannot become the variable's.
+            ValueError: The shape differs, or an integer does not fit the dtype of the variable.
+            TypeError: The dtype cannot be converted to that of the variable.
         """
         return self._change(pb.ASSIGN, value)
 
     def assign_add(self, delta: Any) -> Version:
-        """Local. Add to the value; see :meth:`assign`."""
+        """Add to the value; see :meth:`assign`."""
         return self._change(pb.ADD, delta)
 
     def assign_sub(self, delta: Any) -> Version:
-        """Local. Subtract from the value; see :meth:`assign`."""
+        """Subtract from the value; see :meth:`assign`."""
         return self._change(pb.SUB, delta)
 
     def gather(self, indices: Any, out: Any = None) -> Any:
-        """Local. Pull some rows, all of one version.
+        """Pull some rows.
+
+        All rows belong to one version, or to one version for each part of a divided variable.
 
         Args:
-            indices: Which, along the first axis, in any order and as often as wanted: integers of
-                any shape.
-            out: Filled and returned if given: the variable's dtype, shape
-                ``(*indices.shape, *variable.shape[1:])``, otherwise as for :meth:`read_value`.
+            indices: Row numbers along the first axis: integers of any shape, in any order, also
+                repeated.
+            out: Output array of shape ``(*indices.shape, *variable.shape[1:])`` with the dtype of
+                the variable; see :meth:`read_value`.
 
         Returns:
             The rows, in the order of ``indices``.
 
         Raises:
-            IndexError: There is no such row.
-            TypeError: The indices are no integers.
+            IndexError: A row number is out of range.
+            TypeError: The indices are not integers.
             ValueError: ``out`` does not fit, or the variable has no axes.
         """
         ids = row_numbers(self.name, self.shape, indices)
@@ -184,67 +191,69 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
     """TensorFlow's name for :meth:`gather`."""
 
     def scatter_update(self, indices: Any, values: Any = None) -> Version:
-        """Local. Replace some rows.
+        """Replace some rows. Return when the change has been applied.
 
         Args:
-            indices: Which, along the first axis; or :class:`IndexedSlices`. Of several values for
-                one row the last counts.
-            values: Shape ``(len(indices), *variable.shape[1:])``, or a number.
+            indices: Row numbers along the first axis; or :class:`IndexedSlices`. The last value of
+                a repeated row number counts.
+            values: Array of shape ``(len(indices), *variable.shape[1:])``, or a number.
 
         Returns:
-            The new version, once it has been applied.
+            The new version.
 
         Raises:
-            IndexError: There is no such row.
-            TypeError: The indices are no integers, or the values' dtype cannot become the
-                variable's.
+            IndexError: A row number is out of range.
+            TypeError: The indices are not integers, or the dtype of the values cannot be converted
+                to that of the variable.
             ValueError: The shapes do not fit, or an integer does not fit the variable's dtype.
         """
         return self._scatter(pb.ASSIGN, indices, values, None)
 
     def scatter_add(self, indices: Any, values: Any = None) -> Version:
-        """Local. Add to some rows, all that is given for each; see :meth:`scatter_update`."""
+        """Add all values for a row to the row; see :meth:`scatter_update`."""
         return self._scatter(pb.ADD, indices, values, np.add)
 
     def scatter_sub(self, indices: Any, values: Any = None) -> Version:
-        """Local. Subtract from some rows all that is given; see :meth:`scatter_update`."""
+        """Subtract all values for a row from the row; see :meth:`scatter_update`."""
         return self._scatter(pb.SUB, indices, values, np.add)
 
     def scatter_mul(self, indices: Any, values: Any = None) -> Version:
-        """Local. Multiply some rows with all that is given; see :meth:`scatter_update`."""
+        """Multiply a row by all values for the row; see :meth:`scatter_update`."""
         return self._scatter(pb.MUL, indices, values, np.multiply)
 
     def scatter_div(self, indices: Any, values: Any = None) -> Version:
-        """Local. Divide some rows by all that is given; see :meth:`scatter_update`.
+        """Divide a row by all values for the row; see :meth:`scatter_update`.
 
-        TypeError, too, for variables of integers.
+        Raises:
+            TypeError: See :meth:`scatter_update`; also if the variable has integers or bools.
         """
         if self.dtype.kind in "biu":
             raise TypeError(f"variable {self.name!r} of {self.dtype} cannot be divided in place")
         return self._scatter(pb.DIV, indices, values, np.multiply)
 
     def scatter_min(self, indices: Any, values: Any = None) -> Version:
-        """Local. Take the least of some rows and what is given; see :meth:`scatter_update`."""
+        """Set a row to the minimum of the row and all values for it; see :meth:`scatter_update`."""
         return self._scatter(pb.MIN, indices, values, np.minimum)
 
     def scatter_max(self, indices: Any, values: Any = None) -> Version:
-        """Local. Take the greatest of some rows and what is given; see :meth:`scatter_update`."""
+        """Set a row to the maximum of the row and all values for it; see :meth:`scatter_update`."""
         return self._scatter(pb.MAX, indices, values, np.maximum)
 
     def changes(self, value: Any, rule_of: RuleOf) -> list[Change]:
-        """Local. Checked changes of this variable, for those who push: one for each part.
+        """Return checked changes of this variable to push, one for each part.
 
         Args:
             value: Any array, another variable, a number for all elements, or
-                :class:`IndexedSlices` whose values for one row add up.
-            rule_of: Gives the rule for a server; see :class:`strategy.connection.change.Change`.
+                :class:`IndexedSlices`, whose values for the same row are added.
+            rule_of: Returns the rule for a connection; see
+                :class:`strategy.connection.connection.Change`.
         """
         if (
             value.__class__ is np.ndarray
             and value.dtype == self.dtype
             and value.shape == self.shape
         ):
-            return self._divided(value, rule_of)  # as a rule
+            return self._divided(value, rule_of)  # the usual case
         if isinstance(value, IndexedSlices):
             ids = row_numbers(self.name, self.shape, value.indices).reshape(-1)
             rows = host_view(on_host(read(value.values)))
@@ -257,10 +266,10 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         check_change(self.name, self.shape, self.dtype, data)
         return self._divided(data, rule_of)
 
-    # What sharded variables do otherwise
+    # Overridden by ShardedVariable
 
     def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
-        """Local. Where in an array of the variable's shape each of its remotes is pulled into."""
+        """Return each remote with the part of an array into which to pull it."""
         return [(self.remotes[0], out)]
 
     def _pull(self, out: Array, consistent: bool) -> None:
@@ -278,10 +287,10 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         return [Change(remote, rule_of(remote.connection), rows, ids=ids.copy())]
 
     def version_of(self, versions: Sequence[int]) -> Version:
-        """Local. The version that the variable has where its parts have these."""
+        """Return the version of the variable from the versions of its parts."""
         return versions[0]
 
-    # Inside
+    # Internals
 
     def _scatter(self, rule: int, indices: Any, values: Any, combine: np.ufunc | None) -> Version:
         if isinstance(indices, IndexedSlices):
@@ -306,10 +315,9 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         self, ids: Array, rows: Array, combine: np.ufunc | None, rule_of: RuleOf
     ) -> list[Change]:
         check_change(self.name, self.shape, self.dtype, rows, len(ids))
-        # Before they are merged: sums of small integers would not fit their own type, nor those of
-        # halves.
+        # Convert rows before the merge: sums of small integers or halves might not fit their dtype.
         wide = np.float32 if self.dtype in HALVES else self.dtype
-        with np.errstate(over="ignore"):  # what is not finite is found before it is pushed
+        with np.errstate(over="ignore"):  # NanPolicy finds infinite gradients later
             ids, rows = merged(ids, rows.astype(wide, copy=False), combine)
             own = rows.astype(self.dtype, copy=False)
         return self._divided_rows(ids, own, rule_of)
@@ -327,7 +335,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         return self.version_of([version for version, _ in push_all(changes).result()])
 
     def _on_host(self, out: Any, shape: tuple[int, ...]) -> Array | None:
-        """An array of the host to pull into, where that is what is wanted, and it fits."""
+        """Return a host array to pull into, or None if the array must be on a GPU or be checked."""
         if out is None:
             context = get_replica_context()
             return np.empty(shape, self.dtype) if context is None or context.gpu is None else None
@@ -343,7 +351,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
         return in_dtype(value, self.dtype, f"variable {self.name!r}")
 
     def _as_array(self, value: Any) -> Any:
-        """Variables and lists as arrays; whole numbers of lists fit any dtype that holds them."""
+        """Return variables and lists as arrays, and integers of lists in the variable's dtype."""
         value = on_host(read(value))
         if not isinstance(value, list | tuple):
             return value

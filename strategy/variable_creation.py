@@ -1,4 +1,4 @@
-"""The function that makes variables."""
+"""Creation of variables by training scripts."""
 
 from __future__ import annotations
 
@@ -33,40 +33,41 @@ def get_variable(
     aggregation: Any = None,
     synchronization: Any = None,
 ) -> Variable:
-    """Local. Make a variable of the strategy whose scope is open; a local one without a scope.
+    """Create a variable of the strategy whose scope is open; without a scope, in local mode.
 
-    All workers make the same variables in the same order. The first worker to come gives the
-    first value. In a function that runs on several replicas the first replica to come makes it, and
-    the others get it.
+    Workers may create variables in any order. The first worker that creates a variable decides the
+    parts and the ps tasks of the variable, and pushes the initial value. In a function that runs on
+    several replicas, the first replica creates the variable, and the other replicas get it.
 
     Args:
-        name: Unique; without ``:``. In a :func:`variable_scope` that scope's name comes before it.
-        shape: Its shape; may be left out if the initializer is an array or a number.
-        dtype: Its dtype; by default that of an initializer array, else float32.
+        name: Unique name without ``:``. The name of the open :func:`variable_scope` is prefixed.
+        shape: Shape. May be omitted if the initializer is an array or a number.
+        dtype: Dtype. The default is the dtype of an initializer array, else float32.
         initializer: A name (``"zeros"``, ``"glorot_uniform"``, ...), a callable
-            ``(shape, dtype) -> array``, an array, another variable, or a number. None, the default:
-            ``"glorot_uniform"``; integers are 0 and bools False.
-        trainable: Whether optimizers are meant to change it; by default they are.
-        partitioner: Into how many parts it is divided; see :mod:`strategy.partitioners`. By default
-            the strategy's ``variable_partitioner``.
-        aggregation: What happens when all replicas of a worker assign to it: a
-            :class:`VariableAggregation` or its name. NONE, the default: an error.
-        synchronization: A :class:`VariableSynchronization` or its name. There is one copy of a
-            variable, and all mean the same; ON_READ ones are not trainable.
+            ``(shape, dtype) -> array``, an array, another variable, or a number. The default is
+            ``"glorot_uniform"``; for integers 0, and for bools False.
+        trainable: True if optimizers are meant to change the variable. The default is True, except
+            with ON_READ.
+        partitioner: Partitioner that divides the variable; see :mod:`strategy.partitioners`. The
+            default is the strategy's ``variable_partitioner``.
+        aggregation: The way to combine values if all replicas of a worker assign to the variable: a
+            :class:`VariableAggregation` or its name. With NONE, the default, this is an error.
+        synchronization: A :class:`VariableSynchronization` or its name. Has no effect on values,
+            because a variable has one copy. ON_READ makes the variable not trainable, and
+            ``trainable=True`` is then an error.
 
     Returns:
         The variable; a :class:`ShardedVariable` if it is divided.
 
     Raises:
-        ValueError: The name is missing or taken, or in a scope that reuses variables not there, or
-            the shape is missing or wrong, or an argument is unknown, or the initializer has an
-            integer that does not fit the dtype.
+        ValueError: The name is missing or taken, or does not exist in a scope that only reuses
+            variables. The shape is missing or not valid, or an argument is unknown. Or an integer
+            of the initializer does not fit the dtype.
         TypeError: The dtype is not bool, an integer, bfloat16, float16, float32 or float64, or the
-            initializer's values cannot become it.
-        DeadlineExceededError: The ps task has no room for it, and workers of its node, with whom
-            it would make some, have not made the variable; the message names them.
-        InvalidArgumentError: Another worker made it otherwise; the message names both.
-        ResourceExhaustedError: The ps task has no room for it.
+            values of the initializer cannot be converted to it.
+        InvalidArgumentError: Another worker created a different variable of this name. The message
+            names both workers.
+        ResourceExhaustedError: The ps task has no memory for the variable.
     """
     if not isinstance(name, str):
         raise TypeError(f"a variable's name is a str, not {errors.type_name(name)}: {name!r}")
@@ -127,7 +128,7 @@ def _axes(shape: Any) -> tuple[int, ...]:
 
 
 def _outside_of_scopes(name: str) -> ParameterServerStrategy:
-    """The strategy of local mode; with a warning where there is a cluster."""
+    """Return the strategy of local mode. Warn if this process is a task of a cluster."""
     server = Server.current()
     if server is not None:
         warnings.warn(

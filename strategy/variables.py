@@ -1,10 +1,11 @@
-"""How variables come to be: checked, divided, placed, and given their first value."""
+"""Creation of variables: check, divide, place, create, initialize."""
 
 from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from numpy.typing import DTypeLike
 
 from mpidist import errors
 from strategy.aggregation import VariableAggregation, VariableSynchronization, member
-from strategy.connection.change import Change, push_all
-from strategy.connection.connection import Connection
+from strategy.connection.connection import Change, Connection, push_all
 from strategy.connection.remote import Remote
 from strategy.initializers import InitialValue
 from strategy.placement import Placement
@@ -37,12 +37,12 @@ _beside: ContextVar[Variable | None] = ContextVar("beside", default=None)
 
 @dataclass(frozen=True)
 class Use:
-    """What a variable is for.
+    """Options of a variable.
 
     Attributes:
-        trainable: Whether optimizers are meant to change it.
-        aggregation: What happens when several replicas assign to it.
-        synchronization: Kept as it was given.
+        trainable: True if optimizers are meant to change the variable.
+        aggregation: The way to combine values that several replicas assign.
+        synchronization: The given option, without effect.
     """
 
     trainable: bool = True
@@ -51,7 +51,11 @@ class Use:
 
     @classmethod
     def of(cls, trainable: bool, aggregation: Any, synchronization: Any) -> Use:
-        """Local. From members or names; ValueError if one is unknown, or they contradict."""
+        """Return options from members or names.
+
+        Raises:
+            ValueError: A name is unknown, or a trainable variable has synchronization ON_READ.
+        """
         use = cls(
             trainable,
             member(VariableAggregation, aggregation),
@@ -63,17 +67,17 @@ class Use:
 
 
 class Variables:
-    """Makes the variables of a strategy, and keeps them.
+    """The variables of a strategy, and their creation.
 
     Args:
-        strategy: Whose they are.
-        connections: One to each ps task.
-        placement: Where they go.
-        partitioner: How those are divided that do not say so; None: they are not.
+        strategy: The strategy.
+        connections: The connections to all ps tasks.
+        placement: Chooses the ps tasks of new variables.
+        partitioner: Partitioner of variables that are created without one; None to keep them whole.
 
     Attributes:
-        by_name: The variables.
-        remotes: What servers know them as, by name; of one in parts, each part.
+        by_name: The variables by name.
+        remotes: The variables on their ps tasks by name; for a divided variable, the parts by name.
     """
 
     def __init__(
@@ -87,9 +91,10 @@ class Variables:
         self._connections = connections
         self._placement = placement
         self._partitioner = partitioner
-        self._said = False
         self.by_name: dict[str, Variable] = {}
         self.remotes: dict[str, Remote] = {}
+        self._reserved: set[str] = set()  # names of variables that are being created
+        self._reserving = threading.Lock()
 
     def create(
         self,
@@ -100,7 +105,7 @@ class Variables:
         use: Use,
         partitioner: Partitioner | None,
     ) -> Variable:
-        """Local. Make a variable; see :func:`strategy.get_variable`."""
+        """Create a variable; see :func:`strategy.get_variable`."""
         if not name or ":" in name:
             raise ValueError(f"a variable needs a name without ':', not {name!r}")
         if not all(isinstance(axis, int | np.integer) and axis >= 0 for axis in shape):
@@ -121,86 +126,120 @@ class Variables:
         parts = [whole(layout.shape)]
         if divide is not None:
             parts = divided(name, layout.shape, layout.dtype, divide)
-        names = [name] if len(parts) == 1 else [f"{name}/part_{n}" for n in range(len(parts))]
-        for taken in (name, *names):
-            if taken in self.by_name or taken in self.remotes:
-                raise ValueError(
-                    f"variable {taken!r} exists already; in a variable_scope with reuse=True or "
-                    "AUTO_REUSE it would be found"
-                )
-        value = InitialValue(initializer, layout.shape, layout.dtype, name)
-        origins = {one: Origin(name, part) for one, part in zip(names, parts, strict=True)}
-        remotes = self._create_parts(origins, layout, value)
-        arguments = (self._strategy, name, layout, tuple(remotes.values()), use)
-        variable = Variable(*arguments) if len(parts) == 1 else ShardedVariable(parts, *arguments)
-        self.by_name[name] = variable
-        self.remotes.update(remotes)
-        return variable
+        self._reserve(name)
+        try:
+            parts, remotes = self._create_parts(name, layout, parts, initializer)
+            arguments = (self._strategy, name, layout, tuple(remotes.values()), use)
+            made = Variable(*arguments) if len(parts) == 1 else ShardedVariable(parts, *arguments)
+            self.by_name[name] = made
+            self.remotes.update(remotes)
+        finally:
+            self._reserved.discard(name)
+        return made
 
-    def say_if_uneven(self) -> None:
-        """Local. Say so, once, if servers have more to do than others; called when all are made."""
-        if self._said:
-            return
-        self._said = True
+    def warn_if_uneven(self) -> None:
+        """Warn if variables are spread unevenly. All variables must have been created."""
         problem = self._placement.imbalance()
         if problem and self._strategy.is_chief:
             logger.warning("%s", problem)
 
     @contextmanager
     def placing_with(self, variable: Variable) -> Iterator[None]:
-        """Local. In the block, new variables live where this one does, and are not divided."""
+        """Create the variables of the block, undivided, on the ps task of a given variable."""
         token = _beside.set(variable)
         try:
             yield
         finally:
             _beside.reset(token)
 
+    def _reserve(self, name: str) -> None:
+        """Reserve a name, so that no other thread creates a variable of the same name."""
+        with self._reserving:
+            self._check_free(name)
+            self._reserved.add(name)
+
+    def _check_free(self, name: str) -> None:
+        if name in self.by_name or name in self.remotes or name in self._reserved:
+            raise ValueError(
+                f"variable {name!r} exists already; in a variable_scope with reuse=True or "
+                "AUTO_REUSE it would be found"
+            )
+
     def _create_parts(
-        self, origins: Mapping[str, Origin], layout: Layout, value: InitialValue
-    ) -> dict[str, Remote]:
-        """Make all parts of a variable, or none as far as this worker is concerned.
-
-        Servers keep those that have got a first value.
-        """
+        self, name: str, layout: Layout, parts: Sequence[Part], initializer: Any
+    ) -> tuple[list[Part], dict[str, Remote]]:
+        """Create all parts of a variable. Return the parts in force, and each part by name."""
+        value = InitialValue(initializer, layout.shape, layout.dtype, name)
+        definition, connections = self._define(name, layout, parts)
+        parts = [_part_of(layout, part) for part in definition.parts]
+        names = _names(name, parts)
+        for one in names if len(names) > 1 else ():
+            self._check_free(one)
         remotes: dict[str, Remote] = {}
-        placed: list[tuple[int, Layout]] = []
-        announced: list[int] = []
-        try:
-            for name, origin in origins.items():
-                own = layout if len(origins) == 1 else Layout(origin.part.shape, layout.dtype)
-                server = self._server_for(name, own)
-                ordinal = len(self.remotes) + len(remotes)
-                division = (origin, len(origins))
-                connection = self._connections[server]
-                if len(self._connections) > 1:  # each server sees its own variables only
-                    self._connections[0].announce(name, own, ordinal, connection.index, *division)
-                    announced.append(ordinal)
-                remote, must_initialize = connection.create(name, own, ordinal, *division)
-                if must_initialize:
-                    self._initialize(remote, origin.part, value)
-                remotes[name] = remote
-                placed.append((server, own))
-                self._placement.note(server, own)
-        except BaseException:
-            for server, own in placed:
-                self._placement.forget(server, own)
-            with suppress(errors.Error):  # what counts is why it could not be made
-                for ordinal in announced:
-                    self._connections[0].retract(ordinal)
-            raise
-        return remotes
+        for one, part, connection in zip(names, parts, connections, strict=True):
+            own = _layout(layout, parts, part)
+            try:
+                remotes[one], must_initialize = connection.create(one, own, Origin(name, part))
+            except BaseException:
+                if not remotes:  # another attempt may use other parts
+                    with suppress(errors.Error):  # the first error is raised
+                        self._connections[0].undefine(name)
+                raise
+            if must_initialize:
+                self._initialize(remotes[one], part, value)
+        for part, connection in zip(parts, connections, strict=True):
+            self._placement.note(self._connections.index(connection), _layout(layout, parts, part))
+        return parts, remotes
 
-    def _server_for(self, name: str, layout: Layout) -> int:
+    def _define(
+        self, name: str, layout: Layout, parts: Sequence[Part]
+    ) -> tuple[pb.Definition, list[Connection]]:
+        """Return the definition of a variable, and the connection to the server of each part.
+
+        The first worker decides about parts and servers. ``parts`` is the proposal of this worker.
+        """
         beside = _beside.get()
         if beside is None:
-            return self._placement.choose(name, layout)
-        return self._connections.index(beside.remotes[0].connection)
+            layouts = [_layout(layout, parts, part) for part in parts]
+            chosen = self._placement.choose(list(zip(_names(name, parts), layouts, strict=True)))
+            servers = [self._connections[place].index for place in chosen]
+        else:
+            servers = [beside.remotes[0].connection.index]
+        own = pb.Definition(name=name, shape=layout.shape, dtype=layout.dtype.name)
+        own.parts.extend(
+            pb.PartOf(axis=part.axis, start=part.start, stop=part.stop, server=server)
+            for part, server in zip(parts, servers, strict=True)
+        )
+        definition = self._connections[0].define(own)
+        known = {connection.index: connection for connection in self._connections}
+        missing = sorted({part.server for part in definition.parts} - set(known))
+        if missing:
+            raise errors.InvalidArgumentError(
+                f"worker {definition.worker} created variable {name!r} on ps {missing[0]}, which "
+                "is not among the parameter_devices of this strategy: use the same on all workers"
+            )
+        return definition, [known[part.server] for part in definition.parts]
 
     def _initialize(self, remote: Remote, part: Part, value: InitialValue) -> None:
-        """Give a part its first value, for which others wait."""
+        """Push the initial value of a part, for which other workers wait."""
         try:
             first = value.part(part).reshape(remote.layout.shape)
         except Exception:
-            remote.connection.abandon(remote)
+            remote.connection.abandon(remote.number)
             raise
         push_all([Change(remote, pb.ASSIGN, first)]).wait()
+
+
+def _names(name: str, parts: Sequence[Part]) -> list[str]:
+    """Return the names of the parts of a variable on the servers."""
+    return [name] if len(parts) == 1 else [f"{name}/part_{n}" for n in range(len(parts))]
+
+
+def _layout(layout: Layout, parts: Sequence[Part], part: Part) -> Layout:
+    """Return the layout of a part of a variable."""
+    return layout if len(parts) == 1 else Layout(part.shape, layout.dtype)
+
+
+def _part_of(layout: Layout, part: pb.PartOf) -> Part:
+    axis = part.axis if part.HasField("axis") else None
+    return Part(layout.shape, axis, part.start, part.stop)

@@ -14,7 +14,6 @@ from mpidist.cluster.membership import (
     check_single_process,
     place_in_world,
 )
-from mpidist.cluster.ps_memory import PsMemory
 from mpidist.cluster.server_def import server_def
 from mpidist.cluster.spec import SERVICE_JOBS, ClusterSpec, Task, split_address
 from mpidist.config import config as settings
@@ -29,6 +28,7 @@ from mpidist.errors import (
 from mpidist.group import ProcessGroup, group_of
 from mpidist.mpi import launched, world
 from mpidist.proto.mpidist_pb2 import ServerDef, TaskState
+from mpidist.ps_memory import PsMemory
 from mpidist.rpc import REMOTE_ALIASES, Endpoint, open_endpoint, transport_of
 from mpidist.runner import exit_reason, explain, status_of
 
@@ -193,8 +193,7 @@ class Server:
                 self._start_in_world()
             else:
                 self._start_in_process()
-            own_ps = next((index for job, index in self._own_tasks if job == "ps"), None)
-            self._memory = PsMemory(self._spec, own_ps, self._membership)
+            self._memory = self._make_memory()
             self._start_services()
         except BaseException as error:
             self._close()
@@ -227,7 +226,7 @@ class Server:
         """Finish pending work, then leave the cluster; a second call does nothing."""
         try:
             if self._endpoint is not None and not self._stopped:
-                for drain in self._drains:
+                for drain in list(self._drains):
                     drain()
         finally:
             self._close()
@@ -298,9 +297,14 @@ class Server:
         """Return whether a task of the cluster has ended, or has closed its Server."""
         return self._membership is not None and self._membership.has_left((job, index))
 
-    def on_drain(self, callback: Callable[[], None]) -> None:
-        """Register a function that :meth:`stop` calls before it closes anything."""
+    def on_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Register a function that :meth:`stop` calls before it closes anything.
+
+        Returns:
+            A function that removes the registration.
+        """
         self._drains.append(callback)
+        return lambda: self._drains.remove(callback)
 
     def job_group(self, job: str) -> ProcessGroup:
         """Collective over the tasks of the job. Return their process group.
@@ -346,6 +350,13 @@ class Server:
         membership = Membership(self._spec, self._task, placement)
         membership.rendezvous(settings.start_timeout_s)
         self._membership = membership
+
+    def _make_memory(self) -> PsMemory:
+        membership = self._membership
+        if membership is None:
+            return PsMemory()
+        owners = {n: membership.rank_of((job, n)) for job, n in self._spec.tasks() if job == "ps"}
+        return PsMemory(membership.ranks(), owners)
 
     def _start_services(self) -> None:
         """Start the installed services of this process's tasks, one after the other.

@@ -170,7 +170,9 @@ def _shared_memory() -> Finding:
         remedy = f"MPI must be able to write a few MiB there: {REMEDY}, and have it writable"
         return Finding("shared memory", PROBLEM, fact, remedy)
     if free < _SHARED_BYTES:
-        return Finding("shared memory", WARNING, fact, f"larger variables need more: {REMEDY}")
+        return Finding(
+            "shared memory", WARNING, fact, f"Open MPI and shared windows may need more: {REMEDY}"
+        )
     return Finding("shared memory", OK, fact)
 
 

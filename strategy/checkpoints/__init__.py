@@ -1,1 +1,1 @@
-"""Checkpoints on disk, and on their way to who sees no disk."""
+"""Checkpoints: their files, their consistent cut, and the lock of saves and restores."""

@@ -1,9 +1,10 @@
-"""Checkpoints: one safetensors file a server, and an index that makes them one.
+"""Checkpoints on disk: a safetensors file for each server, and an index file.
 
-A checkpoint is a folder ``step-<step>``. It is written under another name and renamed when it is
-complete, so that a folder of that name is always whole, whatever was killed when. An earlier one of
-the same step gets a name of its own first (``step-<step>.old-...``), under which it counts until
-the new one is there. All else that begins with the name is partial: being written, or removed.
+A checkpoint is a folder ``step-<step>``. The folder is written under a temporary name and renamed
+at the end, so a folder ``step-<step>`` is complete even if processes were killed. An earlier
+checkpoint of the same step is first renamed to ``step-<step>.old-...``. The old checkpoint counts
+until the new one is in place. Temporary folders, which are being written or removed, have
+``.partial-`` in their names.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from safetensors.numpy import save_file
 from mpidist import errors
 
 if TYPE_CHECKING:
-    from strategy.server.owned_shard import OwnedShard
+    from strategy.server.shard import OwnedShard
 
 Array = NDArray[Any]
 
@@ -38,16 +39,17 @@ _NAME = re.compile(r"step-(\d+)(\.old-[0-9a-f]+)?")
 _FILE = re.compile(r"ps-\d+-of-\d+\.safetensors")
 _PARTIAL = re.compile(r"step-\d+(\.old-[0-9a-f]+)?\.partial-.*")
 _WRITER = re.compile(r"-by-(\d{1,9})-on-(.*)")
-# Of a partial one that nobody has changed for so long, the writer is gone, on whatever host.
+# A temporary folder without changes for this time is abandoned, even if its writer is on another
+# host and cannot be checked.
 _ABANDONED_S = 3600.0
 
 
 def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
-    """Local. Write one server's variables and slots.
+    """Write the variables and slots of one server to a file.
 
     Args:
-        path: The file.
-        shards: What to write.
+        path: Path of the file.
+        shards: All shards of the server.
 
     Raises:
         FailedPreconditionError: The file cannot be written.
@@ -57,6 +59,8 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
     initials: dict[str, dict[str, float]] = {}
     parts: dict[str, dict[str, Any]] = {}
     for shard in shards:
+        if not shard.version:  # no worker has pushed the initial value
+            continue
         tensors[f"{shard.name}:data"] = shard.data
         steps[shard.name], initials[shard.name] = shard.steps, shard.initials
         for key, slot in shard.slots_on_host().items():
@@ -72,10 +76,10 @@ def write_shards(path: str, shards: Iterable[OwnedShard]) -> None:
 
 @contextmanager
 def reported(path: str) -> Iterator[None]:
-    """Local. FailedPreconditionError in place of what says that a file cannot be written."""
+    """Convert errors of writing a checkpoint to FailedPreconditionError."""
     try:
         yield
-    except errors.Error:  # of messages, some of which are of the system's kinds too
+    except errors.Error:  # errors of messages, some of which are OSErrors too
         raise
     except (OSError, SafetensorError) as error:
         raise errors.FailedPreconditionError(
@@ -85,23 +89,23 @@ def reported(path: str) -> Iterator[None]:
 
 
 class Writing:
-    """Local. A checkpoint on its way to disk; a context manager that completes it at the end.
+    """A checkpoint that is being written, as a context manager that completes it at the exit.
 
     Args:
-        directory: Folder of all checkpoints; made if it does not exist.
+        directory: Folder of all checkpoints; created if it does not exist.
         step: Global step when the save begins; see :meth:`take_step`.
-        servers: Number of files.
-        keep: How many complete checkpoints to keep, at least 1.
-        extra: Names of more files that will be put into it.
-        variables: Names of the variables, for who restores fewer.
+        servers: Number of servers.
+        keep: Number of complete checkpoints to keep, at least 1.
+        extra: Names of additional files; see :meth:`add`.
+        variables: Names of the variables. A restore warns about names that its program lacks.
 
     Attributes:
-        paths: The file of each server.
-        path: The folder, once complete.
+        paths: Path of each server's file in the temporary folder.
+        path: Path of the complete checkpoint.
 
     Raises:
-        ValueError: ``keep`` is less than 1, or a file cannot have the name.
-        FailedPreconditionError: The folder cannot be written; when it is entered, or left.
+        ValueError: ``keep`` is less than 1, or a name in ``extra`` is not valid.
+        FailedPreconditionError: The folder cannot be written, at the entry or the exit.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class Writing:
         self._keep = keep
         self._variables = list(variables)
         self.path = os.path.join(self._directory, f"step-{step}")
-        # Of a name that nobody has used: a server that sees it sees this folder.
+        # The name is unique, so a server that sees a folder of this name sees this folder.
         writer = f"by-{os.getpid()}-on-{socket.gethostname()}"
         self._partial = f"{self.path}.partial-{secrets.token_hex(8)}-{writer}"
         self._names = [f"ps-{i}-of-{servers}.safetensors" for i in range(servers)]
@@ -145,7 +149,7 @@ class Writing:
         return self
 
     def add(self, name: str, content: Any) -> None:
-        """Local. Put a file into the checkpoint: bytes as they are, all else as JSON."""
+        """Write a file into the checkpoint: bytes unchanged, another object as JSON."""
         is_bytes = isinstance(content, bytes | bytearray | memoryview)
         data = content if is_bytes else json.dumps(content).encode()
         with reported(self.path), open(os.path.join(self._partial, name), "wb") as file:
@@ -154,12 +158,12 @@ class Writing:
             os.fsync(file.fileno())
 
     def take_step(self, name: str) -> None:
-        """Name the checkpoint by the step that its files contain.
+        """Name the checkpoint by the global step in its files.
 
         Other workers may have pushed between the begin of the save and its consistent cut.
 
         Args:
-            name: The name of the variable that counts the steps.
+            name: Name of the variable of the global step.
         """
         for path in self.paths:
             with reported(self.path), safe_open(path, "numpy") as file:
@@ -172,28 +176,28 @@ class Writing:
         try:
             if kind is None:
                 self._complete()
-        finally:  # of one that failed nothing stays
+        finally:  # a save that failed leaves no files
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _complete(self) -> None:
         facts: dict[str, Any] = {"format": _FORMAT, "step": self._step, "files": self._names}
         facts["variables"] = self._variables
-        # Two may be saved within a tick of the clock.
+        # Two checkpoints may be saved within one tick of the clock, and their order must be known.
         latest = max(map(_saved_ns, checkpoints(self._directory)), default=0)
         facts["saved_ns"] = max(time.time_ns(), latest + 1)
         self.add(_INDEX, facts | {"id": secrets.token_hex(8)})
         with reported(self.path):
             _put_in_place(self._partial, self.path)
-        with suppress(OSError):  # the checkpoint is there; the next save removes what stays now
+        with suppress(OSError):  # the checkpoint is complete; the next save tidies again
             _tidy(self._directory)
-            # The one just written stays, though another job may have saved later ones meanwhile.
+            # The new checkpoint stays even if another job has saved later checkpoints meanwhile.
             for old in checkpoints(self._directory)[: -self._keep]:
                 if old != self.path:
                     _remove(old)
 
 
 def _put_in_place(partial: str, path: str) -> None:
-    """Give a complete checkpoint its name; an earlier one of this name is left under another."""
+    """Rename a temporary folder to its final path. An earlier checkpoint there becomes old."""
     while True:
         try:
             os.rename(partial, path)
@@ -202,13 +206,14 @@ def _put_in_place(partial: str, path: str) -> None:
                 raise
         else:
             return
-        # Again and again: another job that saves here may put it back, or its own there.
+        # Loop, because another job that saves here may rename the old checkpoint back, or put its
+        # own checkpoint there.
         with suppress(FileNotFoundError):
             os.rename(path, f"{path}.old-{secrets.token_hex(8)}")
 
 
 def _tidy(directory: str) -> None:
-    """Bring a folder in order after saves that were killed, and lose nothing that is whole."""
+    """Clean up a folder after killed saves. Each step keeps a complete checkpoint."""
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
         match = _NAME.fullmatch(name)
@@ -217,16 +222,16 @@ def _tidy(directory: str) -> None:
             if index_of(own_path) is not None:
                 _remove(path)
             else:
-                with suppress(OSError):  # another one has got the name by now
+                with suppress(OSError):  # another checkpoint has this name now
                     os.rename(path, own_path)
         elif _PARTIAL.fullmatch(name) and _is_abandoned(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_abandoned(path: str) -> bool:
-    """Whether nobody writes a partial checkpoint any more, as far as this can be told from here."""
+    """Return whether a temporary folder is abandoned, as far as this host can tell."""
     writer = _WRITER.search(os.path.basename(path))
-    if writer is None:  # it is being removed
+    if writer is None:  # the folder was being removed
         return True
     if writer[2] == socket.gethostname():
         try:
@@ -234,18 +239,18 @@ def _is_abandoned(path: str) -> bool:
         except ProcessLookupError:
             return True
         except OSError:
-            pass  # another user's
+            pass  # the process belongs to another user
     try:
         with os.scandir(path) as entries:
             changed = max((entry.stat().st_mtime for entry in entries), default=0.0)
         changed = max(changed, os.stat(path).st_mtime)
-    except OSError:  # it has just been completed, or removed
+    except OSError:  # the folder has just been renamed or removed
         return False
     return time.time() - changed > _ABANDONED_S
 
 
 def _remove(path: str) -> None:
-    """Remove a checkpoint; under its own name it is whole until it is gone."""
+    """Remove a checkpoint. The folder is renamed first, so its path is never partial."""
     doomed = f"{path}.partial-{secrets.token_hex(8)}"
     with suppress(FileNotFoundError):  # another job that saves here has removed it
         os.rename(path, doomed)
@@ -253,15 +258,16 @@ def _remove(path: str) -> None:
 
 
 def checkpoints(directory: str) -> list[str]:
-    """Local. Complete checkpoints of a folder, the last saved last; empty without such a folder.
+    """Return the complete checkpoints of a folder, by time of save; [] without a folder.
 
-    Steps say nothing of that: a training that begins anew in the folder, or goes on from an earlier
-    checkpoint, has lower ones than what the one before has left.
+    The step does not give the order. A training that starts anew in the folder, or continues from
+    an earlier checkpoint, saves lower steps than the training before it.
     """
     if not os.path.isdir(directory):
         return []
     found: dict[int, str] = {}
-    for name in sorted(os.listdir(directory), reverse=True):  # one that was put aside comes first
+    # In reverse order, step-<step> follows step-<step>.old-... and replaces its entry.
+    for name in sorted(os.listdir(directory), reverse=True):
         if match := _NAME.fullmatch(name):
             found[int(match[1])] = name
     paths = [os.path.join(directory, found[step]) for step in sorted(found)]
@@ -269,19 +275,19 @@ def checkpoints(directory: str) -> list[str]:
 
 
 def _saved_ns(path: str) -> int:
-    """When a checkpoint was saved, in nanoseconds since the epoch; 0 if its index does not say."""
+    """Return the time of a save in ns since the epoch, or 0 if the index file lacks it."""
     saved = _fact(index_of(path), "saved_ns")
     return saved if isinstance(saved, int) else 0
 
 
 def variables_in(index: bytes) -> list[str]:
-    """Local. Names of the variables of a checkpoint, as far as its index says them."""
+    """Return the names of a checkpoint's variables, or [] if the index file lacks them."""
     names = _fact(index, "variables")
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _fact(index: bytes | None, name: str) -> Any:
-    """What an index says of something; None if nothing, or if it is damaged."""
+    """Return an entry of an index file; None if the entry is missing or the file is damaged."""
     try:
         facts = json.loads(index or b"")
     except (ValueError, RecursionError):
@@ -290,7 +296,7 @@ def _fact(index: bytes | None, name: str) -> Any:
 
 
 def index_of(path: str) -> bytes | None:
-    """Local. What the index of a checkpoint says, which is like no other's; None without one."""
+    """Return the content of an index file; None if unreadable. No two index files are equal."""
     try:
         with open(os.path.join(path, _INDEX), "rb") as file:
             return file.read()
@@ -299,15 +305,15 @@ def index_of(path: str) -> bytes | None:
 
 
 def names_in(path: str, index: bytes | None) -> list[str]:
-    """Local. Names of the files of a checkpoint.
+    """Return the names of the servers' files of a checkpoint.
 
     Args:
-        path: A folder ``step-<step>``.
-        index: Its index.
+        path: Folder of the checkpoint.
+        index: Content of the index file; None if the file cannot be read.
 
     Raises:
-        NotFoundError: It is not a checkpoint.
-        DataLossError: Its index is damaged, or of another format.
+        NotFoundError: The index file cannot be read.
+        DataLossError: The index file is damaged, or has another format.
     """
     if index is None:
         within = ", ".join(os.path.basename(one) for one in checkpoints(path))
@@ -333,5 +339,5 @@ def names_in(path: str, index: bytes | None) -> list[str]:
 
 
 def _is_file(name: object) -> bool:
-    """Whether a server's file can have this name: none is looked for elsewhere."""
+    """Return whether this is the name of a server's file. Such a name has no path."""
     return isinstance(name, str) and _FILE.fullmatch(name) is not None

@@ -1,30 +1,31 @@
-"""A consistent cut: what a server has applied when it is saved. Pure.
+"""A consistent cut: the pushes that a checkpoint contains. Pure.
 
-A push to several servers must be in the checkpoint everywhere or nowhere. Every push says how many
-the worker has sent to each server by then (a vector clock; Mattern, "Virtual Time and Global States
-of Distributed Systems", 1988). All servers hold what comes, and say what the last push that they
-have applied has said of each; the greatest number for a server is up to where it must go on.
+A push to several servers must be in the checkpoint on all of them or on none. Every push carries
+the sequence numbers of the worker's last pushes to all servers (a vector clock; Mattern, "Virtual
+Time and Global States of Distributed Systems", 1988). At a save, every server holds new pushes and
+returns the vector clock of the last push that it has applied from each connection. The greatest
+number for a server is the last push that the server applies before it writes its part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-Key = tuple[int, int]
-"""Which connection to a server: the worker, and the number of its strategy."""
+Key = tuple[int, str]
+"""A connection to a server: the index of the worker and the name of its strategy."""
 
 
 class Cut:
-    """What one server still applies before it is saved.
+    """The pushes that one server still applies before it writes its part of a checkpoint.
 
     Args:
         owner: Number of the connection that saves.
-        path: File of the save, by which the save is known.
+        path: Path of the server's file, which identifies the save.
 
     Attributes:
-        owner: The same.
-        path: The same.
-        then: What to do when it has been applied.
+        owner: The argument.
+        path: The argument.
+        then: The function to call when these pushes have been applied.
     """
 
     def __init__(self, owner: int, path: str) -> None:
@@ -34,15 +35,15 @@ class Cut:
         self.then: Callable[[], None] = _nothing
 
     def aim(self, targets: Mapping[Key, int], then: Callable[[], None]) -> None:
-        """Local. Say up to which push of each connection to go on, and what to do then."""
+        """Set the last push to apply of each connection, and the function to call afterwards."""
         self._targets, self.then = targets, then
 
     def allows(self, key: Key, sequence: int) -> bool:
-        """Local. Whether a push may be applied before the server is saved."""
+        """Return whether a push may be applied before the server writes its part."""
         return self._targets is not None and sequence <= self._targets.get(key, 0)
 
     def is_reached(self, applied: Mapping[Key, int]) -> bool:
-        """Return whether all pushes that are to be saved were applied.
+        """Return whether all pushes of the cut have been applied.
 
         Closed connections, which are not in ``applied``, have no pushes left.
         """
@@ -53,21 +54,22 @@ class Cut:
 
 
 def targets_of(
-    said: Sequence[Iterable[tuple[Key, Sequence[int]]]],
-) -> list[dict[Key, int]]:
-    """Local. Up to which push of each connection every server has to go on.
+    said: Mapping[int, Iterable[tuple[Key, Sequence[int]]]],
+) -> dict[int, dict[Key, int]]:
+    """Return, for each server, the sequence number of each connection's last push in the cut.
 
     Args:
-        said: Of each server: for each connection, what the last push that it has applied has said
-            of the pushes to all servers.
+        said: For each ps task and connection, the vector clock of the last applied push, by index
+            of the ps task.
     """
-    targets: list[dict[Key, int]] = [{} for _ in said]
-    for server in said:
-        for key, sent in server:
-            for own, sequence in zip(targets, sent, strict=False):
-                own[key] = max(sequence, own.get(key, 0))
+    targets: dict[int, dict[Key, int]] = {index: {} for index in said}
+    for clocks in said.values():
+        for key, sent in clocks:
+            for index, own in targets.items():
+                if index < len(sent):
+                    own[key] = max(sent[index], own.get(key, 0))
     return targets
 
 
 def _nothing() -> None:
-    """Before it is known what to do."""
+    """Do nothing. This is ``Cut.then`` before :meth:`Cut.aim`."""

@@ -12,10 +12,9 @@ from strategy.shared.host import Host
 
 
 class CheckpointLock:
-    """A mutex for saves and restores. A thread that holds it gets an error if it asks again.
+    """A mutex for saves and restores. A second acquisition by the same thread is an error.
 
-    A server refuses a second hold by another worker only, so the threads of one worker exclude each
-    other here.
+    A server refuses concurrent saves by two workers, but not by two threads of one worker.
     """
 
     def __init__(self) -> None:

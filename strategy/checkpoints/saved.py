@@ -1,7 +1,8 @@
-"""What checkpoints have of variables, read in whatever parts the program has them.
+"""Variables in the files of a checkpoint, read in the partitioning of the program.
 
-A file's tensors are ``<name>:data`` and ``<name>:slot:<slot>``; its metadata has, as JSON, the
-``steps`` of each name, and of parts of variables what of which variable each is (``parts``).
+The tensors of a file are ``<name>:data`` and ``<name>:slot:<slot>``. The metadata has JSON texts
+by name: update counts (``steps``), initial values of slots (``initials``), and the variable and
+range of each part (``parts``).
 """
 
 from __future__ import annotations
@@ -12,24 +13,21 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
+import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
 from mpidist import errors
-from strategy.checkpoints.carried import Reader, Stored, joined, read_into, tensors_in, unreadable
+from strategy.checkpoints.stored import Reader, Stored, joined, read_into, tensors_in, unreadable
 from strategy.shared.parts import Origin, Part, Shape, whole
 from strategy.shared.shard import WIDE
 
-if TYPE_CHECKING:
-    from strategy.server.owned_shard import OwnedShard
-
 Array = NDArray[Any]
 
-# What files call dtypes, and what NumPy does.
+# NumPy's names of dtypes, by the names in safetensors files.
 _DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
     f"{kind[0].upper()}{bits}": f"{kind}{bits}"
     for kind in ("int", "uint", "float")
@@ -39,13 +37,13 @@ _DTYPES = {"BOOL": "bool", "BF16": "bfloat16"} | {
 
 @dataclass
 class Saved:
-    """A variable, or a part of one, as a checkpoint has it.
+    """A variable, or a part of a variable, in a checkpoint.
 
     Attributes:
-        data: Its value.
-        slots: Optimizer state by ``<kind>/<slot>``.
-        steps: Updates so far, by kind.
-        initials: What slots are full of at first, where that is not 0.
+        data: The values.
+        slots: Optimizer slots by ``<name of the optimizer>/<slot>``.
+        steps: Number of updates by each optimizer.
+        initials: Initial value of each slot that does not begin with 0.
     """
 
     data: Stored
@@ -56,16 +54,16 @@ class Saved:
 
 @dataclass
 class _Piece:
-    """A part of a variable in a file.
+    """A part of a variable in a file of a checkpoint.
 
     Attributes:
-        path: The file.
-        name: The name there.
-        part: What of the variable it is.
-        dtypes: Names of the dtypes of its tensors, by what comes after the name: ``data``, ...
-        starts: Where these begin in the file, likewise.
-        steps: Updates so far, by kind.
-        initials: What slots are full of at first, where that is not 0.
+        path: Path of the file.
+        name: Name of the part in the file.
+        part: The part.
+        dtypes: Name of each tensor's dtype, by kind: ``data`` or ``slot:<slot>``.
+        starts: Offset of each tensor in the file in bytes, by kind.
+        steps: See :class:`Saved`.
+        initials: See :class:`Saved`.
     """
 
     path: str
@@ -80,15 +78,15 @@ class _Piece:
 def read_layouts(
     paths: Sequence[str], wanted: Mapping[str, Origin]
 ) -> dict[str, tuple[Shape, str]]:
-    """Local. Read what variables are like, without their data.
+    """Read the shapes and dtypes of variables, without their data.
 
     Args:
-        paths: All files of the checkpoint.
-        wanted: Of which variables, by any names.
+        paths: Paths of all files of the checkpoint.
+        wanted: The variables, by any names.
 
     Returns:
-        Shape of the whole variable and name of the dtype, by those names; without variables that
-        the files have not.
+        The shape of the whole variable and the name of the dtype, by the names of ``wanted``.
+        Variables that the checkpoint lacks are left out.
 
     Raises:
         DataLossError: A file is missing or damaged.
@@ -100,16 +98,15 @@ def read_layouts(
 
 
 def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, Saved]]:
-    """Local. Find variables, or parts of them, in the files of a checkpoint.
-
-    The parts need not be those that were saved.
+    """Find variables or parts of variables in a checkpoint, in any partitioning.
 
     Args:
-        paths: All files of the checkpoint.
-        wanted: What of which variables, by any names.
+        paths: See :func:`read_layouts`.
+        wanted: The variables or parts, by any names.
 
     Yields:
-        What was found, with its name of those; no variables that the files have not.
+        A name of ``wanted``, and its variable or part. Variables that the checkpoint lacks are left
+        out.
 
     Raises:
         DataLossError: A file is missing or damaged.
@@ -132,27 +129,8 @@ def read_shards(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[
         yield name, saved
 
 
-def needed_tensors(paths: Sequence[str], wanted: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
-    """Local. What arrays of :func:`read_shards` are read from, as files say at their head.
-
-    Args:
-        paths: All files of the checkpoint.
-        wanted: What of which variables, by any names.
-
-    Yields:
-        A file, and the name of a tensor in it; some more than once.
-    """
-    for name, pieces in _wanted_pieces(paths, wanted).items():
-        part = _like_saved(wanted[name].part, pieces)
-        stretches = [piece.part.along(part.axis) for piece in pieces]
-        apart = None in stretches  # then what is needed may be anywhere
-        for piece, source in zip(pieces, stretches, strict=True):
-            if apart or source is None or (source.start < part.stop and part.start < source.stop):
-                yield from ((piece.path, f"{piece.name}:{kind}") for kind in piece.dtypes)
-
-
 def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[str, list[_Piece]]:
-    """The parts that files have of the variables that are wanted, in order, by the wanted names."""
+    """Return the saved parts of the wanted variables, in order, by the names of ``wanted``."""
     variables = {origin.variable for origin in wanted.values()}
     found: dict[str, list[_Piece]] = {}
     for path in paths:
@@ -173,7 +151,8 @@ def _wanted_pieces(paths: Sequence[str], wanted: Mapping[str, Origin]) -> dict[s
                 sizes = {math.prod(shapes[f"{name}:{kind}"]) for kind in kinds}
                 if sizes != {math.prod(origin.part.shape)}:
                     raise ValueError(f"tensors of {name!r} are not equally large")
-                for kind in kinds.keys() - {"data"}:  # that one is compared with the program's
+                # NumPy must know the dtypes of the slots. check_fits compares the data's dtype.
+                for kind in kinds.keys() - {"data"}:
                     np.dtype(kinds[kind])
                 starts = {kind: places[f"{name}:{kind}"][0] for kind in kinds}
                 steps = {kind: int(n) for kind, n in facts["steps"][name].items()}
@@ -196,7 +175,7 @@ def _origin(name: str, shape: Shape, told: Mapping[str, Any] | None) -> Origin:
 
 
 def _check_complete(variable: str, pieces: Sequence[_Piece]) -> None:
-    """DataLossError unless parts are all of a variable, once, and belong together."""
+    """Raise DataLossError unless the parts match and cover the variable exactly once."""
     first = pieces[0]
     kinds = {(piece.part.whole, piece.part.axis) for piece in pieces}
     dtypes = {pair for piece in pieces for pair in piece.dtypes.items()}
@@ -217,12 +196,12 @@ def _all_of(pieces: Sequence[_Piece], axis: int | None) -> Part:
 
 
 def _like_saved(part: Part, pieces: Sequence[_Piece]) -> Part:
-    """A part as a stretch along the axis along which the saved ones are, if it is one."""
+    """Return a part along the axis of the saved parts if possible, else the part itself."""
     return part.along(pieces[0].part.axis) or part
 
 
 def _reader(pieces: Sequence[_Piece], part: Part, kind: str) -> Reader:
-    """What reads the tensors of a kind as that of a part of the variable."""
+    """Return a reader of one kind of tensor of a part, made of readers of the saved parts."""
     initials = {key: value for piece in pieces for key, value in piece.initials.items()}
     initial = initials.get(kind.removeprefix("slot:"), 0.0)
     axes = {piece.part.along(part.axis) is not None for piece in pieces}
@@ -230,18 +209,19 @@ def _reader(pieces: Sequence[_Piece], part: Part, kind: str) -> Reader:
     sources = [
         (stretch, _piece_reader(piece, kind, initial))
         for piece in pieces
-        if (stretch := piece.part.along(axis)) is not None  # they all are
+        if (stretch := piece.part.along(axis)) is not None  # true for all
     ]
-    if axis != part.axis:  # by way of the elements in the order of the whole variable
+    # Readers along another axis are joined to the whole variable, whose order has no axis.
+    if axis != part.axis:
         sources = [(_all_of(pieces, part.axis), joined(_all_of(pieces, axis), sources))]
     return joined(part, sources)
 
 
 def _piece_reader(piece: _Piece, kind: str, initial: float) -> Reader:
-    """What reads a tensor of a piece.
+    """Return a reader of one kind of tensor of a saved part.
 
-    A slot that only other pieces have, since a push was under way when they were saved, is as it is
-    at first.
+    If the save ran during a push, a slot may exist in other parts only. The reader then fills
+    in the initial value of the slot.
     """
     if kind not in piece.dtypes and not kind.endswith(WIDE):
         return lambda out, _: out.fill(initial)
@@ -259,7 +239,11 @@ def _piece_reader(piece: _Piece, kind: str, initial: float) -> Reader:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
-    """A file of a checkpoint, and facts by name; what fails with it is a DataLossError."""
+    """Open a file of a checkpoint. Raise any error of the ``with`` block as a DataLossError.
+
+    Yields:
+        The file and its metadata.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata()
@@ -269,16 +253,17 @@ def _opened(path: str) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
         raise unreadable(path, error) from error
 
 
-def check_fits(name: str, shape: Shape, dtype: str, shard: OwnedShard) -> None:
-    """Local. InvalidArgumentError unless a checkpoint has a server's variable as the program has.
+def check_fits(name: str, shape: Shape, dtype: str, origin: Origin, own: np.dtype[Any]) -> None:
+    """Raise InvalidArgumentError if a variable has another shape or dtype in a checkpoint.
 
     Args:
-        name: Of what the server has.
-        shape: Of the whole variable, in the checkpoint.
-        dtype: Its name, in the checkpoint.
-        shard: What the server has.
+        name: Name of the variable, or of a part of it.
+        shape: Shape of the whole variable in the checkpoint.
+        dtype: Name of the dtype in the checkpoint.
+        origin: The variable or part in the program.
+        own: The dtype in the program.
     """
-    here = (shard.origin.part.whole, shard.layout.dtype.name)
+    here = (origin.part.whole, own.name)
     if (shape, dtype) != here:
         raise errors.InvalidArgumentError(
             f"the checkpoint has {name!r} as {dtype}{list(shape)}, and the program as "

@@ -1,1 +1,1 @@
-"""A worker's line to the ps tasks: what it asks of them, and what it does in their memory."""
+"""The worker's side of the protocol: pushes, pulls and synchronization with the ps tasks."""

@@ -4,48 +4,253 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import Reply, Work, errors, task_metrics
+from mpidist import Reply, Work, errors, gather_works, task_metrics
 from mpidist.config import config as settings
-from strategy.connection.change import Change
-from strategy.connection.line import LOOK_S, Line
-from strategy.connection.pulls import Pulls
 from strategy.connection.reach import Reach
-from strategy.connection.remote import Remote
+from strategy.connection.remote import Pulls, Remote
 from strategy.connection.snapshots import Snapshots
 from strategy.optimizers import Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host
 from strategy.shared.parts import Origin
-from strategy.shared.push_layout import arrays_of, messages_of
 from strategy.shared.push_message import (
     PLACES,
     ROWS,
     WHOLE,
     Entry,
     PushMessage,
+    arrays_of,
+    copy_scaled,
+    messages_of,
     unpack_reply,
     wire_number,
 )
+from strategy.shared.ranges import check_range
 from strategy.shared.rounds import Decision
 from strategy.shared.shard import Layout
 
+if TYPE_CHECKING:
+    from strategy.connection.remote import Remote
+    from strategy.shared.rounds import Decision
+
+
 Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Change:
+    """One change of one variable.
+
+    Attributes:
+        remote: The variable.
+        rule: A ``Rule`` of ``parameter_server.proto``, or a number of :meth:`Connection.rule_of`.
+        data: The values, with any strides, in the shape of the variable, rows or elements. They are
+            converted when they are sent.
+        scale: A factor for the values.
+        ids: Unique row numbers of ``data``, int64; None for the whole variable.
+        wire: The dtype in which the values are sent; None for the dtype of the variable.
+        places: Indices of the elements of ``data`` in the flattened variable, ascending, int64. The
+            other elements are 0. None if ``data`` has all elements.
+        rate: The learning rate. 0 if the rule is not an optimizer, or if it has a schedule.
+    """
+
+    remote: Remote
+    rule: int
+    data: Array
+    scale: float = 1.0
+    ids: Array | None = None
+    wire: np.dtype[Any] | None = None
+    places: Array | None = None
+    rate: float = 0.0
+
+    @property
+    def travels_in(self) -> np.dtype[Any]:
+        """The dtype in which the values are sent."""
+        return self.remote.layout.dtype if self.wire is None else self.wire
+
+    @property
+    def is_whole(self) -> bool:
+        """True if ``data`` has all elements of the variable."""
+        return self.ids is None and self.places is None
+
+
+def check_change(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, rows: int | None = None
+) -> None:
+    """Check that an array can change a variable.
+
+    Args:
+        name: Name of the variable.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        data: The array.
+        rows: Number of rows that the array changes; None for all.
+
+    Raises:
+        ValueError: The shape differs, or a value does not fit the dtype.
+        TypeError: The dtype cannot be converted.
+    """
+    shape = shape if rows is None else (rows, *shape[1:])
+    if data.shape != shape:
+        what = "the variable" if rows is None else f"{rows} rows of the variable"
+        raise ValueError(
+            f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
+        )
+    # np.can_cast lets complex numbers become bfloat16.
+    if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
+        )
+    check_range(data, dtype, f"variable {name!r}")
+
+
+def converted(change: Change) -> Array:
+    """Return a flat, scaled copy of the values in the dtype in which they are sent."""
+    flat = np.empty(change.data.size, change.travels_in)
+    copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
+    return flat
+
+
+def global_norm(changes: Sequence[Change]) -> float:
+    """Return the Euclidean norm of all changes together.
+
+    Raises:
+        ValueError: The norm of a change is infinite or NaN.
+    """
+    norms = [_norm(np.ravel(change.data)) for change in changes]
+    for change, norm in zip(changes, norms, strict=True):
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"the gradient of variable {change.remote.name!r} cannot be clipped: its norm is "
+                f"{norm}"
+            )
+    return math.hypot(*norms)
+
+
+def _norm(flat: Array) -> float:
+    if flat.dtype not in (np.float32, np.float64):
+        wide = flat.dtype.kind in "iu" or flat.itemsize > 4
+        flat = flat.astype(np.float64 if wide else np.float32)
+    square = float(np.vdot(flat, flat))
+    # The sum of squares may overflow or underflow.
+    if 1e-30 < square < math.inf or not flat.any():
+        return math.sqrt(square)
+    largest = float(np.abs(flat).max())
+    if not 0 < largest < math.inf:
+        return largest
+    scaled = flat / flat.dtype.type(largest)
+    return largest * math.sqrt(float(np.vdot(scaled, scaled)))
+
+
+def push_all(
+    changes: Sequence[Change],
+    to: Sequence[Connection] = (),
+    decision: Decision | None = None,
+) -> Work:
+    """Push changes to the servers of their variables; see :meth:`Connection.push`.
+
+    Args:
+        changes: Changes of variables on any servers.
+        to: Connections that get a push even without changes. They come first, in this order.
+        decision: See :meth:`Connection.push`.
+
+    Returns:
+        A Work. Its result is the list of (version, staleness) after each change, in order.
+    """
+    by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
+    for position, change in enumerate(changes):
+        by_server.setdefault(change.remote.connection, []).append(position)
+    order = [position for positions in by_server.values() for position in positions]
+    first = next(iter(by_server))
+    # Each push carries the sequence number of the last push to every server (a vector clock), so
+    # threads must not interleave pushes to several servers.
+    with first.pushing_to_all if len(first.siblings) > 1 else contextlib.nullcontext():
+        for connection in by_server:
+            connection.make_room()
+        sent = [0] * (1 + max(connection.index for connection in first.siblings))
+        for connection in first.siblings:
+            sent[connection.index] = connection.sequence + (connection in by_server)
+        works = []
+        try:
+            for connection, positions in by_server.items():
+                own = [changes[position] for position in positions]
+                works.append(connection.push(own, decision, sent))
+        except BaseException as error:  # Ctrl-C too
+            _pass_by(first, by_server, sent)
+            for work in works:
+                work.add_done_callback(partial(_attach, error))
+            raise
+    if len(works) == 1:
+        return works[0]
+    whole = gather_works("push", works)
+    whole.add_done_callback(lambda _: _tell_once(works))
+    return whole.then(
+        lambda results: _in_order([pair for result in results for pair in result], order)
+    )
+
+
+def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -> None:
+    """After a failed push, send an empty push to each server that did not receive its part.
+
+    So the sequence numbers of all servers agree. If no server received a part, nothing is sent.
+    """
+    pairs = [(one, sent[one.index]) for one in first.siblings if one in to]
+    if any(one.sequence >= last for one, last in pairs):
+        for one, last in pairs:
+            if one.sequence < last:
+                one.pass_by(sent)
+
+
+def _attach(cause: BaseException, work: Work) -> None:
+    """Mark the error of a part of a push as caused by an error that was raised already."""
+    if work.error is not None:
+        work.error.__context__ = cause
+
+
+def _tell_once(works: Sequence[Work]) -> None:
+    """Combine the errors of several servers: the first error gets the others as notes."""
+    problems = [error for error in (work.error for work in works) if error is not None]
+    for other in problems[1:]:
+        problems[0].add_note(f"Another server says: {other}")
+        other.__context__ = problems[0]
+
+
+def _in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Return results sorted by their positions in ``order``."""
+    result = [None] * len(pairs)
+    for position, pair in zip(order, pairs, strict=True):
+        result[position] = pair
+    return result
+
 
 _MAX_PUSHES = 16  # pushes in flight
 
+# Calls of these methods have no deadline: they wait for other workers or for a disk of the server,
+# as long as the server is alive.
+_PATIENT = (
+    *("CreateVariable", "Read", "ReadMany", "PushSlice", "Push", "Await", "Missing"),
+    *("Attach", "Define", "Undefine", "Hold", "Save", "Variables", "RestoreArray", "EndRestore"),
+)
 
-class Connection(Line):
+LOOK_S = 1.0
+"""Seconds between two checks whether the other processes of a wait are alive."""
+
+
+class Connection:
     """The connection of a worker's strategy to one ps task.
 
     Args:
@@ -54,19 +259,26 @@ class Connection(Line):
         worker: Index of this worker.
         transport: ``"auto"``, ``"shared"``, ``"rma"`` or ``"p2p"``.
         mode: The synchronization mode.
-        strategy: Number of strategies that the worker created before.
+        strategy: Name of the strategy.
         gpu: Index of the GPU of the ps task that holds the variables; None for the host.
 
     Attributes:
+        address: Address of the endpoint of the ps task.
+        index: Index of the ps task.
+        number: Number of this connection on the server.
+        strategy: Name of the strategy.
         metrics: The metrics of the worker.
         pulls: Pulls by message.
         snapshots: Messages about checkpoints.
+        first_step: Number of the worker's first step. Valid for the first server.
+        restores: Number of restores that this worker has completed. Valid for the first server.
         siblings: The connections of the strategy to all ps tasks, in order, this one included.
         pushing_to_all: Lock that a push to several ps tasks holds.
 
     Raises:
         FailedPreconditionError: ``"shared"`` was requested, but the worker cannot map the memory
             of the ps task. Or the ps task has no CuPy or no GPU.
+        AlreadyExistsError: This worker has an open strategy of this name.
         InvalidArgumentError: The ps task has no such GPU, or other workers use another GPU or mode.
     """
 
@@ -77,10 +289,12 @@ class Connection(Line):
         worker: int,
         transport: str,
         mode: pb.Mode,
-        strategy: int,
+        strategy: str,
         gpu: int | None = None,
     ) -> None:
-        super().__init__(host, index)
+        self._host = host
+        self.address = host.task_address("ps", index)
+        self.index = index
         self._worker = worker
         self.metrics = task_metrics(host.job_name, host.task_index)
         self._reach = Reach(host, index, transport)
@@ -92,86 +306,112 @@ class Connection(Line):
         self._pushing = threading.Lock()
         self._under_way: list[Work] = []
         self._sent: deque[tuple[Work, int]] = deque()  # requests of pushes, and their bytes
-        asked = pb.AttachRequest(worker=worker, mode=mode, strategy=strategy, gpu=gpu)
+        asked = pb.AttachRequest(worker=worker, strategy=strategy, mode=mode, gpu=gpu)
+        asked.one_sided = self._reach.one_sided
         reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
         self.number = reply.connection
+        self.first_step, self.restores = reply.step, reply.restores
+        self.strategy = strategy
         self.pulls = Pulls(self)
-        self.snapshots = Snapshots(self, worker)
+        self.snapshots = Snapshots(self)
 
-    def announce(
-        self, name: str, layout: Layout, ordinal: int, server: int, origin: Origin, count: int
-    ) -> None:
-        """Announce a new variable to the ps task that compares the creation order of all workers.
+    def call(self, method: str, message: Any) -> Reply:
+        """Call a method of the server, and wait for the reply; see :meth:`start`."""
+        reply: Reply = self.start(method, message).result()
+        return reply
+
+    def start(
+        self,
+        method: str,
+        message: Any,
+        buffers: Sequence[Array] = (),
+        into: Sequence[Array] | None = None,
+        timeout: float | None = None,
+        *,
+        copy: bool = False,
+    ) -> Work:
+        """Call a method of the server.
 
         Args:
-            name: Name of the variable, which any ps task may hold.
-            layout: Shape and dtype.
-            ordinal: Number of variables that this worker created before.
-            server: Index of the ps task that holds the variable.
-            origin: The whole variable, and the part of it that this variable holds.
-            count: Number of parts of the whole variable.
+            method: Name of the method.
+            message: A protobuf message, or its bytes.
+            buffers: See :meth:`mpidist.Endpoint.call`.
+            into: See :meth:`mpidist.Endpoint.call`.
+            timeout: Seconds; by default none for methods that wait for other workers or a disk.
+            copy: See :meth:`mpidist.Endpoint.call`.
+        """
+        body = message if isinstance(message, bytes) else message.SerializeToString()
+        if timeout is None and method in _PATIENT:
+            timeout = float("inf")
+        return self._host.endpoint.call(
+            self.address, f"ps/{method}", body, buffers, timeout=timeout, into=into, copy=copy
+        )
+
+    def define(self, definition: pb.Definition) -> pb.Definition:
+        """Return the definition of a variable in the directory.
+
+        The first call with a name stores its definition. Later calls return the stored definition.
+        Only for the first server, which keeps the directory.
+
+        Args:
+            definition: The definition of this worker. The method sets the worker.
 
         Raises:
-            InvalidArgumentError: Another worker created a different variable with this ordinal.
+            InvalidArgumentError: Another worker has defined another shape or dtype.
         """
-        asked = pb.CreateRequest(name=name, ordinal=ordinal, worker=self._worker, server=server)
-        asked.connection = self.number
-        asked.shape.extend(layout.shape)
-        asked.dtype = layout.dtype.name
-        asked.part.CopyFrom(_part_of(origin, count))
-        self.call("Announce", asked)
+        definition.worker, definition.connection = self._worker, self.number
+        return pb.Definition.FromString(self.call("Define", definition).body)
 
-    def retract(self, ordinal: int) -> None:
-        """Retract the announcement of a variable that was not created."""
-        asked = pb.CreateRequest(ordinal=ordinal, worker=self._worker, connection=self.number)
-        self.call("Retract", asked)
+    def undefine(self, name: str) -> None:
+        """Tell the directory that this strategy could not create any part of a variable."""
+        self.call("Undefine", pb.Definition(name=name, connection=self.number))
 
-    def create(
-        self, name: str, layout: Layout, ordinal: int, origin: Origin, count: int
-    ) -> tuple[Remote, bool]:
+    def create(self, name: str, layout: Layout, origin: Origin) -> tuple[Remote, bool]:
         """Create a variable, or find the variable if another worker has created it.
 
         Args:
-            name: Name of the variable.
+            name: Name of the variable, or of a part of one.
             layout: Shape and dtype.
-            ordinal: See :meth:`announce`.
-            origin: See :meth:`announce`.
-            count: See :meth:`announce`.
+            origin: The whole variable, and the part of it.
 
         Returns:
             The variable, and True if this worker must push the initial value.
 
         Raises:
-            InvalidArgumentError: Another worker created a different variable of this name. The
-                message names both workers.
-            DeadlineExceededError: The server needs another memory segment, and workers that must
-                take part in its allocation have not created the variable. The message names them.
+            FailedPreconditionError: Transport ``"shared"`` cannot read the variable.
+            InvalidArgumentError: Another worker created a different variable of this name.
             ResourceExhaustedError: The server has no memory for the variable.
         """
+        part = origin.part
         asked = pb.CreateRequest(
             name=name,
             shape=layout.shape,
             dtype=layout.dtype.name,
-            ordinal=ordinal,
             worker=self._worker,
             connection=self.number,
-            only_shared=self._reach.only_shared,
-            part=_part_of(origin, count),
+            variable=origin.variable,
+            whole=part.whole,
+            part=pb.PartOf(axis=part.axis, start=part.start, stop=part.stop),
         )
-        while True:
-            reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
-            if not reply.grow:
-                break
-            self._grow(pb.GrowRequest(segment=reply.grow, create=asked))
-        shared = self._reach.shard(layout, reply)
-        whole = origin.variable
+        reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
+        try:
+            shared = self._reach.shard(layout, reply)
+        except errors.FailedPreconditionError:
+            if reply.must_initialize:
+                self.abandon(reply.variable)
+            raise
         gpu = reply.gpu if reply.HasField("gpu") else None
-        remote = Remote(name, whole, layout, self, reply.variable, shared, gpu, reply.version)
+        version = reply.version
+        remote = Remote(name, origin, layout, self, reply.variable, shared, gpu, version)
         return remote, reply.must_initialize
 
-    def abandon(self, remote: Remote) -> None:
-        """Let another worker push the initial value of a variable in place of this worker."""
-        self.call("Abandon", pb.ReadRequest(variable=remote.number))
+    def abandon(self, variable: int) -> None:
+        """Let another worker push the initial value of a variable in place of this worker.
+
+        Args:
+            variable: Number of the variable.
+        """
+        self.call("Abandon", pb.AbandonRequest(variable=variable, connection=self.number))
 
     def rule_of(self, optimizer: Optimizer) -> int:
         """Return the number of an optimizer in pushes. The first call registers the optimizer."""
@@ -202,11 +442,11 @@ class Connection(Line):
                 because servers count the steps.
             decision: The step of the changes, and the members of the step. None for a push that
                 belongs to no step.
-            sent: Sequence numbers of the last pushes to all servers, this push included. Empty if
-                there is one server.
+            sent: Sequence number of the last push to each server, this push included, by index of
+                the ps task. Empty if there is one server.
 
         Returns:
-            A Work whose result is the list of (version, staleness) after each change.
+            A Work. Its result is the list of (version, staleness) after each change.
         """
         begin = time.time()
         with self._pushing:
@@ -238,8 +478,29 @@ class Connection(Line):
         self.metrics.note("push", begin)
         return work
 
+    def send_array(self, method: str, message: Any, slices: Iterable[Array]) -> None:
+        """Call a method with an array in slices, which no push may interleave.
+
+        Args:
+            method: Name of the method.
+            message: The message, which travels with the last slice.
+            slices: The slices, at least one. PushSlice messages carry all but the last.
+        """
+        with self._pushing:
+            last: Array | None = None
+            for index, array in enumerate(slices, -1):
+                if last is not None:
+                    request = pb.SliceRequest(connection=self.number, index=index)
+                    self.start("PushSlice", request, (last,)).wait()
+                last = array
+            assert last is not None
+            self.start(method, message, (last,)).wait()
+
     def pass_by(self, sent: Sequence[int]) -> None:
-        """Send an empty push in place of a push that was counted on other servers but not sent.
+        """Send an empty push in place of the part of a failed push.
+
+        After a failed push to several servers, call this method for each server that did not
+        receive its part, so that the sequence numbers agree.
 
         Args:
             sent: See :meth:`push`.
@@ -279,7 +540,7 @@ class Connection(Line):
             description: The variables and the optimizer of the changes; None without changes.
 
         Returns:
-            A Work whose result is a :class:`Decision`. Its call has no deadline.
+            A Work with a :class:`Decision` as its result. Its call has no deadline.
         """
         asked = pb.EnterRequest(connection=self.number, step=step)
         if description is not None:
@@ -287,7 +548,7 @@ class Connection(Line):
         return self.start("Enter", asked, timeout=float("inf")).then(_decision)
 
     def wait_for(self, step: int) -> Work:
-        """Ask the server to reply when all steps before this one have been applied."""
+        """Ask the server to reply when all earlier steps have been applied or have failed."""
         return self.start("Await", pb.AwaitRequest(connection=self.number, step=step))
 
     def fail(self, step: int) -> Work:
@@ -338,30 +599,6 @@ class Connection(Line):
             for work in waiting:
                 if _needs_attention(work):
                     work.wait()
-
-    def _grow(self, request: pb.GrowRequest) -> None:
-        """Promise to take part in allocating server memory, and do so if the server asks for it."""
-        body = request.SerializeToString()
-        # The promise has no deadline, because only the server knows which workers are in the
-        # collective. After the call timeout this worker asks the server to withdraw the promise.
-        endpoint = self._host.endpoint
-        promise = endpoint.call(self.address, "ps/Grow", body, timeout=float("inf"))
-        deadline = time.monotonic() + settings.call_timeout_s
-        while not (promise.is_completed() or self._reach.mate_has_left()):
-            promise.block(min(deadline, time.monotonic() + LOOK_S))
-            if time.monotonic() >= deadline:
-                break
-        if not promise.is_completed():
-            withdrawal = endpoint.call(self.address, "ps/Withdraw", body)
-            # The server may have entered the collective before the withdrawal arrives. Then it
-            # answers the withdrawal only after this worker has entered, too.
-            while not (promise.is_completed() or withdrawal.is_completed()):
-                promise.block(time.monotonic() + LOOK_S)
-            if not promise.is_completed():
-                withdrawal.wait()
-        reply = pb.GrowReply.FromString(promise.result().body)
-        if reply.enter:
-            self._reach.grow(reply)
 
     def _check_open(self) -> None:
         if self._closed:  # another thread has closed the strategy during this push
@@ -418,18 +655,6 @@ def _entry_of(change: Change) -> Entry:
         kind = PLACES
     remote = change.remote
     return remote.number, change.rule, remote.seen, change.rate, kind, wire_number(change.wire)
-
-
-def _part_of(origin: Origin, count: int) -> pb.PartOf:
-    part = origin.part
-    return pb.PartOf(
-        variable=origin.variable,
-        shape=part.whole,
-        axis=part.axis,
-        start=part.start,
-        stop=part.stop,
-        count=count,
-    )
 
 
 def definition(optimizer: Optimizer) -> pb.OptimizerDef:

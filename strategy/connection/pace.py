@@ -12,9 +12,7 @@ from typing import Any
 
 from mpidist import Work, errors
 from mpidist.config import config as settings
-from strategy.connection.change import Change, push_all
-from strategy.connection.connection import Connection
-from strategy.connection.line import LOOK_S
+from strategy.connection.connection import LOOK_S, Change, Connection, push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.numbers import whole_number
 from strategy.shared.rounds import Decision
@@ -25,7 +23,7 @@ MODES = ("async", "sync", "ssp")
 
 
 class Pace(ABC):
-    """The base of the synchronization modes.
+    """Base class of the synchronization modes.
 
     Args:
         connections: The connections to all ps tasks. The first ps task decides about steps.
@@ -35,7 +33,7 @@ class Pace(ABC):
     def __init__(self, connections: Sequence[Connection], worker: int) -> None:
         self._connections = connections
         self._worker = worker
-        self._steps = 0
+        self._steps = connections[0].first_step
         self._left = False
         # Threads of a worker make steps one after the other.
         self._turn = threading.Lock()
@@ -55,10 +53,10 @@ class Pace(ABC):
 
     @abstractmethod
     def pass_over(self) -> Work:
-        """Make a step without changes, so that other workers do not wait for this one."""
+        """Make a step without changes, so that other workers do not wait for this worker."""
 
     def leave(self) -> None:
-        """Make no more steps; other workers do not wait for this one any more."""
+        """Make no more steps, so that other workers do not wait for this worker any more."""
         with self._turn:
             if not self._left:
                 self._left = True
@@ -93,11 +91,12 @@ class Pace(ABC):
                 said = True
                 logger.warning(
                     "worker %d has waited %.3g s at its step %d for worker %s, which makes no "
-                    "step; if it never will, it should call the strategy's finish()",
+                    "step in strategy %r; if it never will, it should call the strategy's finish()",
                     self._worker,
                     time.monotonic() - since,
                     self._steps,
                     ", ".join(map(str, names)),
+                    self._connections[0].strategy,
                 )
 
 
@@ -117,7 +116,7 @@ class Asynchronous(Pace):
 
 
 class Synchronous(Pace):
-    """The mode ``"sync"``: a step has the gradients of all workers, or of the first N."""
+    """The mode ``"sync"``: a step averages the gradients of all workers, or of the first N."""
 
     # The pending Enter call, if this worker was interrupted while it waited.
     _entering: Work | None = None
@@ -150,13 +149,13 @@ class Synchronous(Pace):
             return self._follow(decision)
 
     def leave(self) -> None:
-        """Make no more steps; other workers do not wait for this one any more."""
+        """Make no more steps, so that other workers do not wait for this worker any more."""
         super().leave()
         with self._turn:
             entering, self._entering = self._entering, None
             if entering is None:
                 return
-            # If the server has counted this worker in a step, it has replied; else it never does.
+            # The server has replied if it has counted this worker in a step. Else it never replies.
             entering.block(time.monotonic() + settings.call_timeout_s)
             if entering.is_success() and entering.result().members:
                 self._fail(entering.result())
@@ -233,8 +232,9 @@ def checked_mode(
     Args:
         name: One of :data:`MODES`.
         workers: Number of workers; None in local mode, which has no backup workers.
-        backup_workers: Number of backup workers, for ``"sync"`` only; fewer than workers.
-        staleness: Steps that a worker may be ahead of the slowest; required for ``"ssp"`` only.
+        backup_workers: Number of backup workers, less than ``workers``; for ``"sync"`` only.
+        staleness: Steps that a worker may be ahead of the slowest; for ``"ssp"`` only, which
+            requires it.
         compression: Description of the gradient compression.
 
     Raises:

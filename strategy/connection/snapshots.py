@@ -1,155 +1,151 @@
-"""What a worker says to a server of checkpoints."""
+"""Messages of a worker for saves and restores."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpidist import Reply, Work
 from strategy.checkpoints import checkpoint
-from strategy.checkpoints.carried import PIECE_BYTES, head_of, pieces_of
 from strategy.checkpoints.cut import Key
-from strategy.connection.line import Line
+from strategy.checkpoints.saved import Saved
+from strategy.checkpoints.stored import Stored
 from strategy.proto import parameter_server_pb2 as pb
+
+if TYPE_CHECKING:
+    from strategy.connection.connection import Connection
+
+_PIECE_BYTES = 8 << 20
 
 
 class Snapshots:
-    """Local, all of it. The checkpoints of a server's variables, on a worker's line to it.
+    """Messages for saves and restores over a worker's connection to a server.
 
     Args:
-        line: The line.
-        worker: Index of the worker.
+        connection: The connection.
     """
 
-    def __init__(self, line: Line, worker: int) -> None:
-        self._line = line
-        self._worker = worker
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def hold(self, path: str) -> Work:
-        """Have the server take up no more pushes.
+        """Let the server hold all pushes.
 
         Args:
-            path: File of the save, of a name that no other save has.
+            path: Path of the server's file, unique to this save.
 
         Returns:
-            A Work whose result is, for each connection, its key and what its last push has said.
+            A Work with a list of the key of each connection and the vector clock of its last
+            applied push.
         """
-        return self._line.start("Hold", self._hold_request(path)).then(_held)
+        return self._connection.start("Hold", self._hold_request(path)).then(_held)
 
     def release(self, path: str) -> Work:
-        """Have the server go on if it holds pushes for the save of this path."""
-        return self._line.start("Release", self._hold_request(path))
+        """Let the server release its pushes if it holds them for the save of this file."""
+        return self._connection.start("Release", self._hold_request(path))
 
     def save(self, path: str, targets: Mapping[Key, int]) -> Work:
-        """Local. Have the server write its part of a checkpoint, and go on.
+        """Let the server write its part of a checkpoint, then release its pushes.
 
         Args:
-            path: File of the save, with which :meth:`hold` was called.
-            targets: The last push of each connection that is to be in it.
+            path: The path given to :meth:`hold`.
+            targets: Sequence number of the last push of each connection in the checkpoint.
 
         Returns:
-            A Work whose result is the number of bytes to :meth:`fetch`.
+            A Work with the number of bytes to :meth:`fetch`, or 0 if the server sees the folder.
         """
         asked = pb.SaveRequest(path=path)
         for (worker, strategy), sequence in targets.items():
             asked.targets.add(worker=worker, strategy=strategy, sequence=sequence)
-        work = self._line.start("Save", asked)
+        work = self._connection.start("Save", asked)
         return work.then(lambda reply: int(pb.SaveReply.FromString(reply.body).nbytes))
 
     def fetch(self, path: str, nbytes: int) -> None:
-        """Local. Write what the server could not write into the folder.
+        """Fetch the part of a server that does not see the folder, and write it to the file.
 
         Args:
-            path: Of the file.
-            nbytes: Its length.
+            path: The path given to :meth:`save`.
+            nbytes: Size of the part in bytes.
 
         Raises:
             FailedPreconditionError: The file cannot be written.
         """
-        piece = np.empty(min(nbytes, PIECE_BYTES), np.uint8)
+        piece = np.empty(min(nbytes, _PIECE_BYTES), np.uint8)
         with checkpoint.reported(path), open(path, "wb") as file:
-            for start in range(0, nbytes, PIECE_BYTES):
+            for start in range(0, nbytes, _PIECE_BYTES):
                 into = piece[: nbytes - start]
                 asked = pb.FetchRequest(path=path, start=start, stop=start + into.size)
-                self._line.start("Fetch", asked, into=(into,)).wait()
+                self._connection.start("Fetch", asked, into=(into,)).wait()
                 file.write(into.data)
             file.flush()
             os.fsync(file.fileno())
 
     def forget(self, path: str) -> Work:
-        """Local. Have the server keep nothing to be fetched for a file."""
-        return self._line.start("Forget", pb.FetchRequest(path=path))
+        """Let the server discard the part that it keeps for :meth:`fetch`."""
+        return self._connection.start("Forget", pb.FetchRequest(path=path))
 
-    def check_restore(self, wanted: pb.Checkpoint) -> Work:
-        """Local. Ask whether the server's variables fit a checkpoint; changes nothing.
+    def variables(self) -> list[pb.ServedVariable]:
+        """Return all variables of the server, also those of other workers."""
+        return list(
+            pb.VariablesReply.FromString(self._connection.call("Variables", b"").body).variables
+        )
+
+    def await_restore(self, path: str, index: bytes, number: int) -> Work:
+        """Ask the first server to reply when the chief has restored a checkpoint.
 
         Args:
-            wanted: The checkpoint; without names of files, this only asks for what was restored.
+            path: Folder of the checkpoint.
+            index: Content of the index file; empty if this worker cannot read the checkpoint.
+            number: Number of this restore among those of this worker, from 1.
 
         Returns:
-            A Work whose result is a CheckRestoreReply.
+            A Work, which fails with AbortedError if the chief could not restore the checkpoint,
+            with InvalidArgumentError if the chief has restored another one under this number, and
+            with DeadlineExceededError if this worker cannot read the checkpoint and the chief has
+            not restored it within the deadline of calls.
         """
-        asked = pb.CheckRestoreRequest(
-            checkpoint=wanted, worker=self._worker, connection=self._line.number
-        )
-        work = self._line.start("CheckRestore", asked)
-        return work.then(lambda reply: pb.CheckRestoreReply.FromString(reply.body))
+        asked = pb.RestoreRequest(path=path, index=index, number=number)
+        asked.connection = self._connection.number
+        # The chief may need any time for its restore. If the chief dies, the job ends.
+        timeout = float("inf") if index else None
+        return self._connection.start("AwaitRestore", asked, timeout=timeout)
 
-    def carry_heads(self, wanted: pb.Checkpoint) -> None:
-        """Local. Send the server what files that it does not see say of themselves."""
-        for number, name in enumerate(wanted.names):
-            length, _ = head_of(os.path.join(wanted.path, name))
-            self._carry(wanted, pb.Stretch(file=number, start=0, stop=length))
+    def end_restore(self, path: str, index: bytes, problem: str) -> None:
+        """Tell the first server that the chief has restored a checkpoint, or why it has failed."""
+        asked = pb.EndRestoreRequest(path=path, index=index, problem=problem)
+        asked.connection = self._connection.number
+        self._connection.call("EndRestore", asked)
 
-    def restore(self, wanted: pb.Checkpoint, ordinal: int) -> None:
-        """Local. Have the server read its variables from a checkpoint, unless another worker has.
+    def restore(self, variable: int, found: Saved) -> None:
+        """Replace the values and slots of a variable by those of a checkpoint.
 
         Args:
-            wanted: The checkpoint, checked before.
-            ordinal: How many checkpoints this worker has restored, this one included.
+            variable: Number of the variable on the server.
+            found: The variable in the checkpoint.
 
         Raises:
-            InvalidArgumentError: Another worker's restore of this number was of another checkpoint.
+            DataLossError: The checkpoint is damaged.
+            ResourceExhaustedError: The server has no memory for a slot.
         """
-        asked = self._request(wanted, ordinal)
-        while needed := pb.RestoreReply.FromString(self._line.call("Restore", asked).body).needed:
-            for stretch in needed:
-                self._carry(wanted, stretch)
+        slots = {name: slot.dtype.name for name, slot in found.slots.items()}
+        state = pb.VariableState(slots=slots, steps=found.steps, initials=found.initials)
+        # One array after the other, because the server collects all slices of an array.
+        self._restore_array(found.data, pb.RestoreArrayRequest(variable=variable, state=state))
+        for name, slot in found.slots.items():
+            asked = pb.RestoreArrayRequest(variable=variable, slot=name, dtype=slots[name])
+            self._restore_array(slot, asked)
 
-    def await_restore(self, wanted: pb.Checkpoint, ordinal: int) -> Work:
-        """Local. Ask for an answer when another worker has had a checkpoint restored.
-
-        Args:
-            wanted: The checkpoint, which this worker does not see.
-            ordinal: See :meth:`restore`.
-        """
-        return self._line.start("AwaitRestore", self._request(wanted, ordinal))
+    def _restore_array(self, stored: Stored, asked: pb.RestoreArrayRequest) -> None:
+        places = stored.slices()
+        asked.connection, asked.slices = self._connection.number, len(places) - 1
+        # Read slice by slice, because this process may have no memory for the whole array.
+        self._connection.send_array("RestoreArray", asked, (stored.part(*one) for one in places))
 
     def _hold_request(self, path: str) -> pb.HoldRequest:
-        return pb.HoldRequest(connection=self._line.number, path=path)
-
-    def _request(self, wanted: pb.Checkpoint, ordinal: int) -> pb.RestoreRequest:
-        return pb.RestoreRequest(
-            checkpoint=wanted,
-            ordinal=ordinal,
-            worker=self._worker,
-            connection=self._line.number,
-        )
-
-    def _carry(self, wanted: pb.Checkpoint, stretch: pb.Stretch) -> None:
-        path = os.path.join(wanted.path, wanted.names[stretch.file])
-        _, size = head_of(path)
-        for start, piece in pieces_of(path, stretch.start, stretch.stop):
-            asked = pb.CarryRequest(
-                checkpoint=wanted,
-                connection=self._line.number,
-                file=stretch.file,
-                start=start,
-                size=size,
-            )
-            self._line.start("Carry", asked, (piece,)).wait()
+        return pb.HoldRequest(connection=self._connection.number, path=path)
 
 
 def _held(reply: Reply) -> list[tuple[Key, tuple[int, ...]]]:

@@ -27,114 +27,116 @@ MAX: Rule
 FIRST_OPTIMIZER: Rule
 
 class AttachRequest(_message.Message):
-    __slots__ = ("worker", "mode", "strategy", "gpu")
+    __slots__ = ("worker", "strategy", "mode", "gpu", "one_sided")
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    MODE_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    ONE_SIDED_FIELD_NUMBER: _ClassVar[int]
     worker: int
+    strategy: str
     mode: Mode
-    strategy: int
     gpu: int
-    def __init__(self, worker: _Optional[int] = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., strategy: _Optional[int] = ..., gpu: _Optional[int] = ...) -> None: ...
+    one_sided: bool
+    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[str] = ..., mode: _Optional[_Union[Mode, _Mapping]] = ..., gpu: _Optional[int] = ..., one_sided: bool = ...) -> None: ...
 
 class Mode(_message.Message):
-    __slots__ = ("name", "backup_workers", "staleness", "compression", "one_sided")
+    __slots__ = ("name", "backup_workers", "staleness", "compression")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BACKUP_WORKERS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
-    ONE_SIDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     backup_workers: int
     staleness: int
     compression: str
-    one_sided: bool
-    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ..., compression: _Optional[str] = ..., one_sided: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., backup_workers: _Optional[int] = ..., staleness: _Optional[int] = ..., compression: _Optional[str] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "step", "restores")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
     connection: int
-    def __init__(self, connection: _Optional[int] = ...) -> None: ...
+    step: int
+    restores: int
+    def __init__(self, connection: _Optional[int] = ..., step: _Optional[int] = ..., restores: _Optional[int] = ...) -> None: ...
 
-class CreateRequest(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "ordinal", "worker", "connection", "only_shared", "server", "part")
+class Definition(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "parts", "worker", "connection")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
-    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    ONLY_SHARED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    parts: _containers.RepeatedCompositeFieldContainer[PartOf]
+    worker: int
+    connection: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[PartOf, _Mapping]]] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
+
+class PartOf(_message.Message):
+    __slots__ = ("axis", "start", "stop", "server")
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    start: int
+    stop: int
+    server: int
+    def __init__(self, axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., server: _Optional[int] = ...) -> None: ...
+
+class CreateRequest(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "worker", "connection", "variable", "whole", "part")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
-    ordinal: int
     worker: int
     connection: int
-    only_shared: bool
-    server: int
-    part: PartOf
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., only_shared: bool = ..., server: _Optional[int] = ..., part: _Optional[_Union[PartOf, _Mapping]] = ...) -> None: ...
-
-class PartOf(_message.Message):
-    __slots__ = ("variable", "shape", "axis", "start", "stop", "count")
-    VARIABLE_FIELD_NUMBER: _ClassVar[int]
-    SHAPE_FIELD_NUMBER: _ClassVar[int]
-    AXIS_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
     variable: str
-    shape: _containers.RepeatedScalarFieldContainer[int]
-    axis: int
-    start: int
-    stop: int
-    count: int
-    def __init__(self, variable: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    whole: _containers.RepeatedScalarFieldContainer[int]
+    part: PartOf
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ..., variable: _Optional[str] = ..., whole: _Optional[_Iterable[int]] = ..., part: _Optional[_Union[PartOf, _Mapping]] = ...) -> None: ...
 
 class CreateReply(_message.Message):
-    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "segment", "private", "version", "gpu", "grow")
+    __slots__ = ("variable", "versions_offset", "data_offset", "must_initialize", "version", "gpu", "segment", "address")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MUST_INITIALIZE_FIELD_NUMBER: _ClassVar[int]
-    SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    PRIVATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
-    GROW_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     variable: int
     versions_offset: int
     data_offset: int
     must_initialize: bool
-    segment: int
-    private: bool
     version: int
     gpu: int
-    grow: int
-    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., segment: _Optional[int] = ..., private: bool = ..., version: _Optional[int] = ..., gpu: _Optional[int] = ..., grow: _Optional[int] = ...) -> None: ...
+    segment: bytes
+    address: int
+    def __init__(self, variable: _Optional[int] = ..., versions_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., must_initialize: bool = ..., version: _Optional[int] = ..., gpu: _Optional[int] = ..., segment: _Optional[bytes] = ..., address: _Optional[int] = ...) -> None: ...
 
-class GrowRequest(_message.Message):
-    __slots__ = ("segment", "create")
-    SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    CREATE_FIELD_NUMBER: _ClassVar[int]
-    segment: int
-    create: CreateRequest
-    def __init__(self, segment: _Optional[int] = ..., create: _Optional[_Union[CreateRequest, _Mapping]] = ...) -> None: ...
-
-class GrowReply(_message.Message):
-    __slots__ = ("enter", "nbytes", "segment")
-    ENTER_FIELD_NUMBER: _ClassVar[int]
-    NBYTES_FIELD_NUMBER: _ClassVar[int]
-    SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    enter: bool
-    nbytes: int
-    segment: int
-    def __init__(self, enter: bool = ..., nbytes: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
+class AbandonRequest(_message.Message):
+    __slots__ = ("variable", "connection")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    variable: int
+    connection: int
+    def __init__(self, variable: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class OptimizerDef(_message.Message):
     __slots__ = ("kind", "values", "name", "schedule", "function", "slots")
@@ -265,9 +267,9 @@ class Sent(_message.Message):
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     SENT_FIELD_NUMBER: _ClassVar[int]
     worker: int
-    strategy: int
+    strategy: str
     sent: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[int] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[str] = ..., sent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
     __slots__ = ("path", "targets")
@@ -299,78 +301,99 @@ class Target(_message.Message):
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     worker: int
-    strategy: int
+    strategy: str
     sequence: int
-    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
-
-class CheckRestoreRequest(_message.Message):
-    __slots__ = ("checkpoint", "worker", "connection")
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    checkpoint: Checkpoint
-    worker: int
-    connection: int
-    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
-
-class Checkpoint(_message.Message):
-    __slots__ = ("path", "names", "index")
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    path: str
-    names: _containers.RepeatedScalarFieldContainer[str]
-    index: bytes
-    def __init__(self, path: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., index: _Optional[bytes] = ...) -> None: ...
-
-class CheckRestoreReply(_message.Message):
-    __slots__ = ("found", "restores", "unseen")
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    RESTORES_FIELD_NUMBER: _ClassVar[int]
-    UNSEEN_FIELD_NUMBER: _ClassVar[int]
-    found: _containers.RepeatedScalarFieldContainer[str]
-    restores: int
-    unseen: bool
-    def __init__(self, found: _Optional[_Iterable[str]] = ..., restores: _Optional[int] = ..., unseen: bool = ...) -> None: ...
-
-class CarryRequest(_message.Message):
-    __slots__ = ("checkpoint", "connection", "file", "start", "size")
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    FILE_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    checkpoint: Checkpoint
-    connection: int
-    file: int
-    start: int
-    size: int
-    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., connection: _Optional[int] = ..., file: _Optional[int] = ..., start: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., strategy: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("checkpoint", "ordinal", "worker", "connection")
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    ORDINAL_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("connection", "path", "index", "number")
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
-    checkpoint: Checkpoint
-    ordinal: int
-    worker: int
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     connection: int
-    def __init__(self, checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., ordinal: _Optional[int] = ..., worker: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...
+    path: str
+    index: bytes
+    number: int
+    def __init__(self, connection: _Optional[int] = ..., path: _Optional[str] = ..., index: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
-class RestoreReply(_message.Message):
-    __slots__ = ("needed",)
-    NEEDED_FIELD_NUMBER: _ClassVar[int]
-    needed: _containers.RepeatedCompositeFieldContainer[Stretch]
-    def __init__(self, needed: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ...) -> None: ...
+class EndRestoreRequest(_message.Message):
+    __slots__ = ("connection", "path", "index", "problem")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    path: str
+    index: bytes
+    problem: str
+    def __init__(self, connection: _Optional[int] = ..., path: _Optional[str] = ..., index: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
 
-class Stretch(_message.Message):
-    __slots__ = ("file", "start", "stop")
-    FILE_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    file: int
-    start: int
-    stop: int
-    def __init__(self, file: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+class VariablesReply(_message.Message):
+    __slots__ = ("variables",)
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedCompositeFieldContainer[ServedVariable]
+    def __init__(self, variables: _Optional[_Iterable[_Union[ServedVariable, _Mapping]]] = ...) -> None: ...
+
+class ServedVariable(_message.Message):
+    __slots__ = ("name", "number", "dtype", "variable", "whole", "part")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: int
+    dtype: str
+    variable: str
+    whole: _containers.RepeatedScalarFieldContainer[int]
+    part: PartOf
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., dtype: _Optional[str] = ..., variable: _Optional[str] = ..., whole: _Optional[_Iterable[int]] = ..., part: _Optional[_Union[PartOf, _Mapping]] = ...) -> None: ...
+
+class RestoreArrayRequest(_message.Message):
+    __slots__ = ("connection", "variable", "slices", "slot", "dtype", "state")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    variable: int
+    slices: int
+    slot: str
+    dtype: str
+    state: VariableState
+    def __init__(self, connection: _Optional[int] = ..., variable: _Optional[int] = ..., slices: _Optional[int] = ..., slot: _Optional[str] = ..., dtype: _Optional[str] = ..., state: _Optional[_Union[VariableState, _Mapping]] = ...) -> None: ...
+
+class VariableState(_message.Message):
+    __slots__ = ("slots", "steps", "initials")
+    class SlotsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class StepsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class InitialsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    INITIALS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.ScalarMap[str, str]
+    steps: _containers.ScalarMap[str, int]
+    initials: _containers.ScalarMap[str, float]
+    def __init__(self, slots: _Optional[_Mapping[str, str]] = ..., steps: _Optional[_Mapping[str, int]] = ..., initials: _Optional[_Mapping[str, float]] = ...) -> None: ...

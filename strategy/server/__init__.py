@@ -1,1 +1,1 @@
-"""A ps task: owns its variables, and is the only one to say who changes them."""
+"""A ps task, which owns its variables and applies all changes to them."""

@@ -1,4 +1,4 @@
-"""Buckets: small variables of one dtype side by side, which a rule can update together."""
+"""Buckets: adjacent small variables of one dtype, which a rule can update together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategy.rules.rule import FoundRule, Update
+from strategy.rules import FoundRule, Update
 from strategy.server.memory import Place
-from strategy.shared.push_layout import JOINED_BYTES
+from strategy.shared.push_message import JOINED_BYTES
 from strategy.shared.shard import Layout
 
 Array = NDArray[Any]
@@ -21,7 +21,8 @@ VERSIONS_BYTES = 16 << 10
 
 
 def is_small(layout: Layout) -> bool:
-    """Return whether a variable may lie in a bucket. Halves are updated in float32, one by one."""
+    """Return whether a variable may lie in a bucket."""
+    # Halves may not, because they are updated in float32, one variable at a time.
     return 0 < layout.data_bytes < JOINED_BYTES and not layout.is_half
 
 
@@ -68,8 +69,8 @@ class Bucket:
         Args:
             variables: Indices of the variables in the bucket.
             elements: Indices of the elements of these variables.
-            found: The rule.
-            gradient: The gradients of these variables, flat, in one array.
+            found: The rule, its name for slots, and its numbers.
+            gradient: The gradients of these variables, joined in one flat array.
         """
         name, rule, numbers = found
         param, versions = self.flat[elements], self.versions[variables]
@@ -116,7 +117,7 @@ class Span:
         whole = self.bucket.place
         versions, data = whole.offsets
         offsets = (versions + 8 * self.number, data + self.start * self.bucket.dtype.itemsize)
-        return Place(whole.memory, offsets, whole.segment, whole.one_sided)
+        return Place(whole.segment, offsets)
 
     def slot(self, key: str) -> Array:
         """Return the part of a slot array that belongs to the variable."""

@@ -1,4 +1,4 @@
-"""A GPU of a server, and what the variables that lie there share."""
+"""A GPU of a server, and the staging streams that its variables share."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-# The upload of a block, the kernel of the one before, and the download of the one before that.
+# One lane uploads a block while another one runs kernels and a third one downloads.
 LANES = 3
 
 
 class Gpu:
-    """Local. A GPU on which variables of a server lie. Used by the thread that serves.
+    """A GPU for variables of a server. Only the thread of the server's handlers uses it.
+
+    Copies and kernels run on lanes, which are staging streams that take turns.
 
     Args:
-        number: By which CuPy knows it here.
-        who: The server, for messages.
+        number: Index of the GPU in CuPy.
+        who: Name of the server, for messages.
 
     Attributes:
-        number: The same.
+        number: Index of the GPU in CuPy.
 
     Raises:
-        FailedPreconditionError: There is no CuPy, or it can use no GPU.
-        InvalidArgumentError: There is no such GPU.
+        FailedPreconditionError: CuPy is not installed, or cannot use a GPU.
+        InvalidArgumentError: The GPU does not exist.
         InternalError: CUDA failed.
     """
 
@@ -70,7 +72,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Local. What CUDA fails with in the block is an InternalError, which workers are told."""
+        """Convert errors of CUDA in the block to InternalError, which workers receive."""
         try:
             yield
         except errors.DistBackendError as error:
@@ -78,13 +80,13 @@ class Gpu:
             raise errors.InternalError(f"{self._who}: {error}") from error
 
     def lane(self) -> StagingStream:
-        """Local. The lane for the next piece of work; the device is the current one then."""
+        """Make the device current and return the next lane."""
         make_current(self.number)
         self._next = (self._next + 1) % LANES
         return self._lanes[self._next]
 
     def reserve(self, *arrays: Array) -> None:
-        """Local. Have each lane have the memory that it takes to place arrays like these.
+        """Allocate the memory that each lane needs to place arrays of these sizes.
 
         Raises:
             ResourceExhaustedError: The device has no memory.
@@ -93,12 +95,12 @@ class Gpu:
             self.lane().reserve(*arrays)
 
     def array(self, size: int, dtype: np.dtype[Any], what: str) -> Any:
-        """Local. A flat CuPy array, not initialized; of halves, one of their bits.
+        """Allocate a flat CuPy array, not initialized. An array of halves holds their bits, uint16.
 
         Args:
             size: Number of elements.
-            dtype: Theirs.
-            what: For messages.
+            dtype: Dtype of the elements.
+            what: Name of the array, for messages.
 
         Raises:
             ResourceExhaustedError: The device has no memory.
@@ -108,24 +110,24 @@ class Gpu:
         return allocate_persistent(self.number, size, bits, what)
 
     def kernel(self, text: str) -> Kernel:
-        """Local. The kernel of a text, compiled."""
+        """Return the compiled kernel of a source text."""
         make_current(self.number)
         found = kernel(text, gpu_kernels.NAME)
         found.compile(self.number)
         return found
 
     def fill(self, array: Any, value: float) -> None:
-        """Local. Give all elements of an array a value."""
+        """Set all elements of an array to a value."""
         lane = self.lane()
         with lane.working("filling a slot"), lane.current():
             array.fill(value)
         lane.finish()
 
     def pieces_of(self, array: Any) -> Iterator[Array]:
-        """Local. What lies in an array of the device, piece by piece.
+        """Download an array of the device, block by block.
 
         Yields:
-            Flat arrays of the host; each is overwritten by a later one.
+            Flat host arrays. Each is overwritten by a later one.
         """
         step = BLOCK_BYTES // array.itemsize
         before: StagingStream | None = None
@@ -140,7 +142,7 @@ class Gpu:
             yield before.finish().view(array.dtype)
 
     def put_pieces(self, array: Any, pieces: Iterator[Array]) -> None:
-        """Local. Fill an array of the device with pieces of the host, one behind the other."""
+        """Fill an array of the device with the elements of host arrays, in order."""
         address = array.data.ptr
         for piece in pieces:
             lane = self.lane()
@@ -150,16 +152,13 @@ class Gpu:
         self.settle()
 
     def settle(self) -> None:
-        """Local. Wait until all lanes are idle."""
+        """Wait until all lanes are idle."""
         make_current(self.number)
         for lane in self._lanes:
             lane.finish()
 
     def close(self) -> None:
-        """Local. Let nothing be under way any more, as far as the device still answers.
-
-        The memory of the lanes is given back.
-        """
-        with contextlib.suppress(errors.Error):  # it is lost, and nobody is left to be told
+        """Wait until all lanes are idle, unless the device is lost, and free their memory."""
+        with contextlib.suppress(errors.Error):  # no worker waits for the error
             self.settle()
         self._lanes = []

@@ -1,4 +1,4 @@
-"""Changes of rows of a variable on a GPU: piece by piece, each of which goes up and comes down."""
+"""Changes of rows of a variable on a GPU, in pieces of about one block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mpidist.buffers.copying import put_rows, take_rows
 from mpidist.gpu import StagingStream
-from strategy.rules.rule import Array, Rule, Update
+from strategy.rules import Array, Rule, Update
 from strategy.server.gpu import LANES, Gpu
 from strategy.shared import gpu_kernels
 from strategy.shared.rows import grouped
@@ -20,14 +20,15 @@ from strategy.shared.shard import BLOCK_BYTES
 
 @dataclass(frozen=True)
 class GivenRows:
-    """What one worker or several give for rows of a variable.
+    """Gradients of rows of a variable, by one worker or several.
 
     Attributes:
-        ids: Numbers of the rows, each once.
-        starts: Where what is for each begins among ``rows``; one more than there are numbers.
-        rows: Shape ``(n, width)``; like ones in the order of the workers.
-        order: In which ``rows`` are meant; None: as they are.
-        divisor: What the sums are divided by.
+        ids: Unique row numbers.
+        starts: Index of the first gradient of each row number among the ordered ``rows``. The
+            last element is the number of gradients.
+        rows: The gradients, shape ``(n, width)``, in the order of the workers.
+        order: Indices that sort ``rows`` by row number, stably. None if ``rows`` is sorted.
+        divisor: The number by which the sum of the gradients of each row is divided.
     """
 
     ids: Array
@@ -37,7 +38,10 @@ class GivenRows:
     divisor: int = 1
 
     def pieces(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Local. Numbers, starts and rows of one piece after the other, of about a block."""
+        """Yield row numbers, starts and gradients of pieces of about one block.
+
+        The starts of a piece count from its first gradient.
+        """
         limit = max(BLOCK_BYTES // max(self.rows[:1].nbytes, 1), 1)
         begin = 0
         while begin < len(self.ids):
@@ -52,7 +56,12 @@ class GivenRows:
 
 
 def rows_of(each: Sequence[tuple[Array, Array]], width: int) -> GivenRows:
-    """Local. What workers give, of each numbers of rows, each once, and what is for them, flat."""
+    """Join the gradients of several workers.
+
+    Args:
+        each: Unique row numbers and flat gradients of each worker.
+        width: Number of elements of a row.
+    """
     if len(each) == 1:
         ((ids, rows),) = each
         return GivenRows(ids, np.arange(len(ids) + 1), rows.reshape(len(ids), width))
@@ -63,16 +72,17 @@ def rows_of(each: Sequence[tuple[Array, Array]], width: int) -> GivenRows:
 
 @dataclass(frozen=True)
 class Tables:
-    """A variable on a GPU, as its rows are changed.
+    """The arrays of a variable on a GPU, for changes of its rows.
 
     Attributes:
-        gpu: On which.
-        dtype: The variable's.
-        width: Elements of a row.
-        values: The values, in the variable's dtype.
-        param: What is changed: these, or of a half those in float32.
-        slots: What is kept beside it.
-        copy: The values in the memory that workers see, shape ``(n, width)``, as bits of halves.
+        gpu: The GPU.
+        dtype: Dtype of the variable.
+        width: Number of elements of a row.
+        values: The values; halves as their bits.
+        param: The array that the rule updates: ``values``, or the float32 copy of halves.
+        slots: The optimizer slots.
+        copy: The values in the memory that workers read, shape ``(n, width)``; halves as their
+            bits.
     """
 
     gpu: Gpu
@@ -84,10 +94,12 @@ class Tables:
     copy: Array
 
     def change(self, rule: Rule, numbers: Sequence[float], given: GivenRows) -> Callable[[], None]:
-        """Local. What changes rows by an optimizer, there and in the copy; all is compiled.
+        """Return the function that updates rows by an optimizer on the GPU and in the host copy.
+
+        The kernels that move rows are compiled when this method returns.
 
         Args:
-            rule: The optimizer's.
+            rule: The update rule.
             numbers: The numbers of this step.
             given: The gradients.
         """
@@ -107,16 +119,17 @@ class Tables:
                     under_way.append((lane, ids))
                     if len(under_way) == LANES:
                         self._put_down(*under_way.popleft())
-            finally:  # what has been changed there is to be seen
+            finally:  # workers must see rows changed before an error
                 while under_way:
                     self._put_down(*under_way.popleft())
 
         return change
 
     def bringing_up(self, ids: Array) -> Callable[[], None]:
-        """Local. What puts rows of the copy, once they are changed, in their places on the GPU.
+        """Return the function that uploads rows of the host copy after they have changed.
 
-        All that it needs is there when this returns: it is too late for that once they are changed.
+        The kernel and the device memory are ready when this method returns. If they were missing
+        after the change, the GPU would keep the old rows.
         """
         put = self.gpu.kernel(gpu_kernels.rows_text(self.dtype.itemsize, put=True))
         pieces = [one for one, *_ in GivenRows(ids, np.arange(len(ids) + 1), self.copy).pieces()]
@@ -140,7 +153,7 @@ class Tables:
         put_rows(self.copy, ids, changed.reshape(len(ids), self.width))
 
     def _by_rule(self, rule: Rule, numbers: Sequence[float]) -> _Begin:
-        """Return the function that starts an update of rows, which are taken out and put back."""
+        """Return the function that gathers rows, starts their update, and scatters them back."""
         wide, tables = self.param.dtype, [self.param, *self.slots]
         merge = self.gpu.kernel(gpu_kernels.merge_text(self.dtype))
         take, put = (
@@ -175,5 +188,5 @@ class Tables:
 
 
 _Begin = Callable[[Any, int, Sequence[int], np.generic, int], None]
-"""Begins to change rows: given the package, how many elements, addresses of the rows' numbers, of
-where what is for each begins and of that, what the sums are divided by, and where new rows go."""
+"""Starts an update of rows. Called with CuPy, the number of elements, the addresses of row numbers,
+starts and gradients, the divisor of the sums, and the address for the new rows."""

@@ -1,12 +1,12 @@
 """A variable whose values and slots lie on a GPU of its server.
 
-The memory of the server that workers see has a copy of the values, which is written after each
-change under the same versions as those of variables of the host: who reads sees no difference.
+The memory that workers read has a host copy of the values. It is written after each change, under
+the same versions as variables on the host, so readers see no difference.
 
-A change by an optimizer goes block by block through lanes: the gradient goes up, one kernel changes
-values and slots in one pass, and the new values come down into the copy. So the upload of a block
-overlaps the kernel and the download of those before. A change that takes nothing but the values is
-made in the copy, and goes up: that is one way over the bus in place of two.
+An optimizer updates a variable block by block. It uploads the gradient, updates values and slots on
+the GPU, and downloads the new values to the host copy. The blocks take turns on the lanes of the
+GPU, so the upload of a block overlaps the kernels and the downloads of earlier blocks. A plain rule
+needs only the values. It changes the host copy, then uploads it: one transfer instead of two.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Any
 import numpy as np
 
 from mpidist.gpu import Pinned, StagingStream
-from strategy.checkpoints.carried import Stored
-from strategy.rules.rule import Kind, Rule, Update
+from strategy.rules import Kind, Rule, Update
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_rows import Tables, rows_of
-from strategy.server.owned_shard import End, OwnedShard
+from strategy.server.shard import End, OwnedShard
 from strategy.shared import gpu_kernels
+from strategy.shared.push_message import in_blocks
 from strategy.shared.shard import WIDE, Array, Bytes
 
 _Begin = Callable[[Any, int, Array, Any], None]
-"""Begins to change the values from a place on by a gradient that fits a block, given CuPy first,
-and a pointer to what lies on the GPU of the gradient last."""
+"""Starts the update of at most a block of the values. Called with CuPy, the index of the first
+element, the gradient on the host, and a pointer to the gradient on the GPU."""
 
 
 class GpuShard(OwnedShard):
     """A shard on a GPU.
 
     Args:
-        given: What :class:`OwnedShard` takes.
-        gpu: On which.
-        values: An array there for the values; see :meth:`Gpu.array`.
-        pinned: What keeps the copy's memory pinned; None where it is not.
+        given: The arguments of :class:`OwnedShard`.
+        gpu: The GPU.
+        values: Array on the GPU for the values; see :meth:`Gpu.array`.
+        pinned: Handle that unpins the host copy; None if the host copy is not pinned.
     """
 
     _ahead = LANES - 1
@@ -51,10 +51,7 @@ class GpuShard(OwnedShard):
         self._copy = self.flat.view(np.uint8)
 
     def close(self) -> None:
-        """Local. Give back the memory on the GPU, and let that of the host be pinned no more.
-
-        Nothing is under way on the GPU.
-        """
+        """Free the memory on the GPU and unpin the host copy. The GPU must be idle."""
         super().close()
         self._values = None
         if self._pinned is not None:
@@ -63,7 +60,7 @@ class GpuShard(OwnedShard):
     def apply(
         self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
     ) -> None:
-        """Change the whole variable once; see :meth:`OwnedShard.apply`.
+        """Update the whole variable once; see :meth:`OwnedShard.apply`.
 
         Raises:
             InternalError: CUDA failed.
@@ -72,7 +69,7 @@ class GpuShard(OwnedShard):
             super().apply(name, rule, numbers, blocks)
 
     def slots_on_host(self) -> Mapping[str, Array]:
-        """Local. See :meth:`OwnedShard.slots_on_host`; copies.
+        """Return host copies of the slots; see :meth:`OwnedShard.slots_on_host`.
 
         Raises:
             InternalError: CUDA failed.
@@ -87,11 +84,13 @@ class GpuShard(OwnedShard):
                     start += piece.size
         return found
 
-    def _restore_slot(self, key: str, stored: Stored) -> None:
+    def restore_slot(self, key: str, slices: Sequence[Array]) -> None:
+        """See :meth:`OwnedShard.restore_slot`."""
+        dtype = slices[0].dtype
         with self._gpu.told():
             if key not in self.slots:
-                self.slots[key] = self._room_for(key, stored.dtype)
-            self._gpu.put_pieces(self.slots[key], stored.blocks())
+                self.slots[key] = self._room_for(key, dtype)
+            self._gpu.put_pieces(self.slots[key], in_blocks(slices, dtype))
 
     def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
         slot = self._room_for(key, dtype)
@@ -132,7 +131,7 @@ class GpuShard(OwnedShard):
                 grad = lane.place(gradient)[0]
                 try:
                     begin(package, start, gradient, grad)
-                except Exception:  # of a user's function, which may have changed something
+                except Exception:  # a user's function may have changed values before it failed
                     self._bring_down(lane, here + first, target)()
                     raise
                 return self._bring_down(lane, here + first, target)
@@ -140,7 +139,7 @@ class GpuShard(OwnedShard):
         return update
 
     def _bring_down(self, lane: StagingStream, address: int, target: Bytes) -> End:
-        """Begin to bring values to the copy; what ends it."""
+        """Start to download values to the host copy. Return the function that waits for the end."""
         if self._pinned is not None:
             lane.download(address, target)
             return lane.finish
@@ -148,7 +147,7 @@ class GpuShard(OwnedShard):
         return lambda: np.copyto(target, lane.finish())
 
     def _upwards(self, change: Callable[[int, Array], End | None]) -> Callable[[int, Array], End]:
-        """What makes a change in the copy, and begins to bring it up."""
+        """Return the function that changes a block of the host copy and starts to upload it."""
         here, itemsize = self._values.data.ptr, self.layout.dtype.itemsize
 
         def update(start: int, gradient: Array) -> End:
@@ -162,7 +161,7 @@ class GpuShard(OwnedShard):
         return update
 
     def _by_rule(self, name: str, rule: Rule, numbers: Sequence[float]) -> _Begin:
-        """Return the function that starts an update of a part of the variable, on CuPy arrays."""
+        """Return the function that starts the update of a block on CuPy arrays."""
         param, slots = self._arrays(name, rule, self._values)
         dtype, wide = self.layout.dtype, param.dtype
         if self.layout.is_half:
@@ -180,15 +179,38 @@ class GpuShard(OwnedShard):
             parts = [slot[here] for slot in slots]
             try:
                 rule.apply(Update(param[here], given, parts, numbers))
-            finally:  # as on the host
+            finally:  # readers must see values that changed before an error
                 if self.layout.is_half:
                     narrow(size, _address(param, start), _address(self._values, start))
 
         return begin
 
-    def _change_rows(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
+    def _whole_changer(
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
+    ) -> Callable[[], None]:
+        param, slots = self._arrays(name, rule, self._values)
+        size = self.layout.size
+        gradient = self._gpu.array(size, param.dtype, f"the gradient of variable {self.name!r}")
+        self._gpu.put_pieces(gradient, (block.astype(param.dtype) for block in blocks))
+
+        def change() -> None:
+            lane = self._gpu.lane()
+            with lane.working(f"changing variable {self.name!r}"), lane.current():
+                rule.apply(Update(param, gradient, slots, numbers))
+                if self.layout.is_half:
+                    text = gpu_kernels.convert_text(param.dtype, self.layout.dtype)
+                    self._gpu.kernel(text)(size, _address(param, 0), _address(self._values, 0))
+            lane.finish()
+            start = 0
+            for piece in self._gpu.pieces_of(self._values):
+                self._copy[start : start + piece.nbytes] = piece.view(np.uint8)
+                start += piece.nbytes
+
+        return change
+
+    def _change_at_once(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
         with self._gpu.told():
-            super()._change_rows(name, changer)
+            super()._change_at_once(name, changer)
 
     def apply_mean_of_rows(
         self,
@@ -197,14 +219,17 @@ class GpuShard(OwnedShard):
         numbers: Sequence[float],
         each: Sequence[tuple[Array, Array]],
     ) -> None:
-        """Local. See :meth:`OwnedShard.apply_mean_of_rows`; optimizers add up on the GPU."""
+        """Update rows by a mean; see :meth:`OwnedShard.apply_mean_of_rows`.
+
+        For optimizers, the GPU adds up the gradients.
+        """
         if rule.kind is Kind.PLAIN:
             super().apply_mean_of_rows(name, rule, numbers, each)
             return
         for ids, _ in each:
             self.check_rows(ids)
         given = rows_of(each, self._width)
-        self._change_rows(name, lambda: self._tables(name, rule).change(rule, numbers, given))
+        self._change_at_once(name, lambda: self._tables(name, rule).change(rule, numbers, given))
 
     def _row_changer(
         self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array

@@ -1,124 +1,132 @@
-"""Where a server's variables lie: segments that workers reach, or memory of its own."""
+"""The memory of a server: segments that workers read, and blocks allocated in them."""
 
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mpidist import Window, errors
+from mpidist import errors
 from mpidist.arena import Arena
 from mpidist.host_memory import check_free
-from strategy.shared.host import Host
-
-Bytes = NDArray[np.uint8]
+from mpidist.ps_memory import PsMemory, Segment
+from strategy.shared.host import Bytes
 
 _ALIGNMENT = 64
+_MIN_SEGMENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where some pieces lie together.
+    """The location of some blocks in a segment.
 
     Attributes:
-        memory: What they lie in.
-        offsets: Of each piece in it, in bytes.
-        segment: Number of the segment that it is, or None: only the server can reach it.
-        one_sided: Whether workers reach the segment by MPI's Get and Put, and do not map it.
+        segment: The segment.
+        offsets: Offset of each block in bytes.
     """
 
-    memory: Bytes
+    segment: Segment
     offsets: tuple[int, ...]
-    segment: int | None
-    one_sided: bool = False
 
-    def is_reached(self, one_sided: bool) -> bool:
-        """Local. Whether workers of this transport reach it without asking the server."""
-        return self.segment is not None and self.one_sided == one_sided
+    @property
+    def memory(self) -> Bytes:
+        """The memory of the segment."""
+        return self.segment.memory
+
+
+@dataclass(eq=False)
+class _Pool:
+    """A segment, its allocator, and its address for MPI's Get; 0 before it is attached."""
+
+    segment: Segment
+    arena: Arena = field(init=False)
+    address: int = 0
+
+    def __post_init__(self) -> None:
+        self.arena = Arena(self.segment.memory.nbytes, self.segment.memory)
 
 
 class Memory:
-    """The segments of a server, and pieces carved from them.
+    """The segments of a server. Each further segment doubles their size.
 
     Args:
-        host: The server's process.
+        source: Allocates segments.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._segments: list[tuple[Bytes, Arena, bool]] = []
-        self.add(host.memory.own(), one_sided=False)
+    def __init__(self, source: PsMemory) -> None:
+        self._source = source
+        self._pools: list[_Pool] = []
+        self._attached = False
 
-    @property
-    def count(self) -> int:
-        """Number of segments; that of the next one."""
-        return len(self._segments)
-
-    def nbytes(self, one_sided: bool) -> int:
-        """Local. Length of all segments of a kind."""
-        return sum(memory.nbytes for memory, _, kind in self._segments if kind == one_sided)
-
-    def add(self, memory: Bytes, one_sided: bool) -> None:
-        """Local. Have a further segment."""
-        self._segments.append((memory, Arena(memory.nbytes, memory), one_sided))
-
-    def carve(self, *lengths: int, one_sided: bool) -> Place:
-        """Local. Reserve pieces of one segment, with all their pages.
+    def carve(self, *lengths: int) -> Place:
+        """Allocate blocks in one segment, with all their pages.
 
         Args:
-            lengths: Of each, in bytes.
-            one_sided: Of which kind the segment must be.
+            lengths: Size of each block in bytes.
 
         Raises:
-            ResourceExhaustedError: No segment has room.
+            ResourceExhaustedError: The host, container or batch job has no memory left.
         """
-        problem = errors.ResourceExhaustedError("the server has no segment of this kind yet")
-        for number, (memory, arena, kind) in enumerate(self._segments):
-            if kind != one_sided:
-                continue
+        check_room(sum(lengths))
+        for pool in self._pools:
             offsets: list[int] = []
             try:
-                offsets.extend(arena.carve(length) for length in lengths)  # those before an error
-            except errors.ResourceExhaustedError as error:
-                problem = error
-                for offset in offsets:
-                    arena.free(offset)
+                offsets.extend(pool.arena.carve(length) for length in lengths)
+            except errors.ResourceExhaustedError:
+                for offset in offsets:  # those before the error
+                    pool.arena.free(offset)
             else:
-                return Place(memory, tuple(offsets), number, one_sided)
-        raise problem
+                return Place(pool.segment, tuple(offsets))
+        pool = self._add(needed_bytes(*lengths))
+        return Place(pool.segment, tuple(pool.arena.carve(length) for length in lengths))
 
-    @staticmethod
-    def carve_private(*lengths: int) -> Place:
-        """Local. Pieces in memory of this process alone.
+    def attach(self) -> None:
+        """Attach all segments, and later ones, for workers that read by MPI's Get."""
+        self._attached = True
+        for pool in self._pools:
+            pool.address = pool.address or self._source.attach(pool.segment)
 
-        Raises:
-            ResourceExhaustedError: The host has no memory for them.
-        """
-        nbytes = needed_bytes(*lengths)
-        memory = Window.private(nbytes).local
-        arena = Arena(nbytes, memory)
-        return Place(memory, tuple(arena.carve(length) for length in lengths), None)
+    def address_of(self, segment: Segment) -> int:
+        """Return the address of a segment for MPI's Get, or 0 if it is not attached."""
+        return next(pool.address for pool in self._pools if pool.segment is segment)
+
+    def _add(self, needed: int) -> _Pool:
+        """Allocate a segment with room for ``needed`` bytes."""
+        total = sum(pool.segment.memory.nbytes for pool in self._pools)
+        for nbytes in (max(needed, total, _MIN_SEGMENT_BYTES), needed):
+            try:
+                pool = _Pool(self._source.allocate(nbytes))
+                break
+            except OSError as error:  # of a limit to the address space of a process
+                problem = error
+        else:
+            raise errors.ResourceExhaustedError(
+                f"its process cannot have {needed} bytes more ({problem}): divide the variable by "
+                "a partitioner, over more ps tasks"
+            ) from problem
+        if self._attached:
+            pool.address = self._source.attach(pool.segment)
+        self._pools.append(pool)
+        return pool
 
 
 def paged_bytes(nbytes: int) -> int:
-    """Local. How long a piece must be for so many bytes to have whole pages of their own in it."""
+    """Return the size of a block that contains whole pages of its own for ``nbytes``."""
     return (-(-nbytes // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
 
 
-def on_whole_pages(place: Place, piece: int) -> Place:
-    """Local. A place in which one piece, of :func:`paged_bytes`, begins with a page."""
+def on_whole_pages(place: Place, block: int) -> Place:
+    """Return the place with one block, of :func:`paged_bytes`, moved to the begin of a page."""
     offsets = list(place.offsets)
-    address = place.memory.ctypes.data + offsets[piece]
-    offsets[piece] += -address % mmap.PAGESIZE
+    address = place.memory.ctypes.data + offsets[block]
+    offsets[block] += -address % mmap.PAGESIZE
     return replace(place, offsets=tuple(offsets))
 
 
 def check_room(nbytes: int) -> None:
-    """Local. ResourceExhaustedError where the system would begin, and in the end kill a process."""
+    """Raise ResourceExhaustedError if the host, container or batch job has less memory left."""
     check_free(nbytes, "divide the variable by a partitioner, over ps tasks of more hosts")
 
 
 def needed_bytes(*lengths: int) -> int:
-    """Local. What a segment must have for pieces of these lengths."""
+    """Return the size of a segment for blocks of these lengths."""
     return sum(max(-(-length // _ALIGNMENT), 1) * _ALIGNMENT for length in lengths)

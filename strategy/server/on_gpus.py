@@ -1,4 +1,4 @@
-"""The GPUs of a server, as far as workers want variables there."""
+"""The GPUs on which a server has variables."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from strategy.server.gpu import Gpu
     from strategy.server.gpu_shard import GpuShard
 
-# From here on a copy that workers see is pinned where it lies.
+# Host copies of at least this size are pinned in place.
 _PINNED_BYTES = 1 << 16
 
 
 class Gpus:
-    """Local. The GPUs of a server. Nothing of CUDA is loaded before a worker wants one.
+    """The GPUs on which a server has variables. CUDA is loaded when a worker first asks for one.
 
     Args:
-        who: The server, for messages.
+        who: Name of the server, for messages.
     """
 
     def __init__(self, who: str) -> None:
@@ -31,21 +31,23 @@ class Gpus:
         self._found: dict[int, Gpu] = {}
 
     def close(self) -> None:
-        """Local. Wait until nothing is under way there, and give back what variables share."""
+        """Wait until the GPUs are idle, and free the memory that variables share."""
         for gpu in self._found.values():
             gpu.close()
         self._found.clear()
 
     def wanted(self, asked: pb.AttachRequest, others: Iterable[ServedConnection]) -> int | None:
-        """Local. The number of the GPU that a worker wants its variables on; None for the host.
+        """Return the index of the GPU for the variables of a worker, or None for the host.
 
         Args:
-            asked: What it says.
-            others: The connections that there are.
+            asked: The request of the worker.
+            others: The existing connections.
 
         Raises:
-            FailedPreconditionError: CuPy cannot be imported, or can use no GPU.
-            InvalidArgumentError: There is no such GPU, or another worker wants another one.
+            FailedPreconditionError: CuPy cannot be imported, or cannot use a GPU.
+            InvalidArgumentError: The GPU does not exist, or another worker of the strategy has
+                another GPU.
+            InternalError: CUDA failed.
         """
         number = asked.gpu if asked.HasField("gpu") else None
         for other in others:
@@ -56,22 +58,22 @@ class Gpus:
                     f"{gpu_in_words(other.gpu)}: all workers must have the same parameter_devices"
                 )
         if number is not None and number not in self._found:
-            from strategy.server.gpu import Gpu  # and with it all that knows CUDA
+            from strategy.server.gpu import Gpu  # imports all modules for CUDA
 
             self._found[number] = Gpu(number, self._who)
         return number
 
     def values_for(self, number: int | None, name: str, layout: Layout) -> Any:
-        """Local. An array on a GPU for the values of a variable.
+        """Allocate an array on a GPU for the values of a variable.
 
         Args:
-            number: Of the GPU, if its worker wants one.
-            name: Of the variable.
-            layout: Its layout.
+            number: Index of the GPU, or None for the host.
+            name: Name of the variable.
+            layout: Layout of the variable.
 
         Returns:
-            It; None where the variable lies on the host: integers and bools always do, since no
-            optimizer changes them.
+            The array; None for a variable on the host. Integers and bools always lie on the host,
+            because optimizers do not change them.
 
         Raises:
             ResourceExhaustedError: The GPU has no memory.
@@ -84,19 +86,19 @@ class Gpus:
             return gpu.array(layout.size, layout.dtype, f"variable {name!r}")
 
     def data_bytes(self, layout: Layout) -> int:
-        """Local. What the copy of a variable takes that a worker sees."""
+        """Return the size in bytes of the block for the host copy of a variable."""
         return paged_bytes(layout.data_bytes) if _is_pinned(layout) else layout.data_bytes
 
     def aligned(self, place: Place, layout: Layout) -> Place:
-        """Local. The place of a variable, where its copy can be pinned if it is to be."""
+        """Return the place with the host copy on whole pages, if the host copy is to be pinned."""
         return on_whole_pages(place, 1) if _is_pinned(layout) else place
 
     def shard(self, number: int | None, given: Any, values: Any) -> GpuShard:
-        """Local. A variable on a GPU.
+        """Return a shard on a GPU. A large host copy is pinned.
 
         Args:
-            number: Of the GPU.
-            given: What :class:`OwnedShard` takes.
+            number: Index of the GPU.
+            given: The arguments of :class:`OwnedShard`.
             values: See :meth:`values_for`.
         """
         from mpidist.gpu import pin

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpidist import LATER, Reply, Request, TaskMetrics, errors
 from strategy.checkpoints.cut import Cut, Key
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server.applying import Applier, Outcome
+from strategy.server.applying import Applier, Outcome, ReceivedPush, read_changes
 from strategy.server.catalogue import Catalogue
-from strategy.server.known_rules import Rules
-from strategy.server.received import ReceivedPush, read_changes
-from strategy.server.served import ServedConnection
+from strategy.server.rules import Rules
+from strategy.server.served import ServedConnection, Training
 from strategy.shared.push_message import PushMessage, pack_reply
 
 
 @dataclass
 class _Steps:
-    """The synchronous steps of the workers' strategies of one number.
+    """The synchronous steps of strategies that train together.
 
     Attributes:
         over: Number of steps that were applied or have failed.
@@ -50,7 +52,7 @@ class Pushes:
         catalogue: The variables and connections of the server.
         rules: The update rules.
         metrics: The metrics of the server.
-        forget_connection: Called with the number of a connection that was closed.
+        forget: Called with the number of a connection that was closed, and its strategy.
     """
 
     def __init__(
@@ -59,15 +61,15 @@ class Pushes:
         catalogue: Catalogue,
         rules: Rules,
         metrics: TaskMetrics,
-        forget_connection: Callable[[int], None],
+        forget: Callable[[int, str], None],
     ) -> None:
         self._server = server
         self._catalogue = catalogue
         self._applier = Applier(server, catalogue, rules, metrics)
         self._metrics = metrics
-        self._steps: dict[int, _Steps] = {}  # by the number of the strategy
+        self._steps: dict[Training, _Steps] = {}
         self._cut: Cut | None = None
-        self._forget_connection = forget_connection
+        self._forget = forget
         self._continuing = self._continue_again = False
 
     def take_slice(self, request: Request) -> None:
@@ -84,20 +86,37 @@ class Pushes:
         connection.slices.append(request.buffers)
         self._metrics.values["in_bytes"] += sum([buffer.nbytes for buffer in request.buffers])
 
+    def collected(
+        self, number: int, count: int, last: Sequence[NDArray[np.uint8]]
+    ) -> list[NDArray[np.uint8]]:
+        """Return all arrays of a sliced message, and clear the buffer.
+
+        Args:
+            number: Number of the connection.
+            count: Number of slices before the last message. If it is 0, buffered slices of an
+                interrupted push are discarded.
+            last: The arrays of the last message.
+        """
+        connection = self._catalogue.connections[number]
+        slices, connection.slices = connection.slices, []
+        if count not in (0, len(slices)):
+            raise errors.InternalError(
+                f"{self._server} got {len(slices)} slices of worker {connection.worker}, and "
+                f"expected {count}"
+            )
+        return [array for arrays in slices[:count] for array in arrays] + list(last)
+
     def push(self, request: Request) -> Reply:
         """Queue a push. The reply is sent when the push has been applied."""
         message = PushMessage.unpack(request.body)
         connection = self._catalogue.connections[message.connection]
-        slices, connection.slices = connection.slices, []
-        if message.sequence <= connection.sequence or message.slices not in (0, len(slices)):
+        arrays = self.collected(message.connection, message.slices, request.buffers)
+        if message.sequence <= connection.sequence:
             raise errors.InternalError(
-                f"{self._server} got push {message.sequence} of worker {connection.worker} with "
-                f"{message.slices} slices, after push {connection.sequence} and {len(slices)}"
+                f"{self._server} got push {message.sequence} of worker {connection.worker} after "
+                f"push {connection.sequence}"
             )
         connection.sequence = message.sequence
-        arrays = list(request.buffers)
-        if message.slices:
-            arrays = [array for arrays in slices for array in arrays] + arrays
         push = ReceivedPush(message, connection, request)
         try:
             push.changes = read_changes(message.entries, arrays, self._catalogue.variables)
@@ -138,7 +157,7 @@ class Pushes:
 
         Args:
             path: File of the save.
-            targets: The last push of each connection, by worker and number of its strategy.
+            targets: The last push of each connection, by worker and name of its strategy.
             then: The function. All pushes go on after it.
 
         Raises:
@@ -189,8 +208,8 @@ class Pushes:
     # Inside
 
     def _steps_of(self, asked: pb.AwaitRequest) -> _Steps:
-        strategy = self._catalogue.connections[asked.connection].strategy
-        return self._steps.setdefault(strategy, _Steps())
+        training = self._catalogue.connections[asked.connection].training
+        return self._steps.setdefault(training, _Steps())
 
     def _continue(self) -> None:
         """Apply the pushes that are no longer held. End the cut if it is reached."""
@@ -231,7 +250,7 @@ class Pushes:
             if self._cut is not None:
                 self._continue()  # the save may have waited for this push
             return
-        steps = self._steps.setdefault(push.connection.strategy, _Steps())
+        steps = self._steps.setdefault(push.connection.training, _Steps())
         if message.step in steps.failed:
             self._end([push], errors.AbortedError(steps.failed[message.step]))
             if self._cut is not None:
@@ -286,4 +305,4 @@ class Pushes:
         if not connection.is_closed or connection.unfinished:
             return
         self._catalogue.detach(number)
-        self._forget_connection(number)
+        self._forget(number, connection.strategy)

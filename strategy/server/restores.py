@@ -1,71 +1,109 @@
-"""Which checkpoints a server has restored, and for whom. Pure.
+"""The order of restores by the workers of one strategy. Pure.
 
-All workers restore the same checkpoints in the same order; the first one to come has each carried
-out. A server counts the restores that it has completed for each worker. A worker takes the least
-of the servers' counts, so that a restore that failed on one of them keeps its number when it is
-repeated.
+The chief performs each restore, and the other workers wait for it. All workers restore the same
+checkpoints in the same order.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from mpidist import errors
 
+T = TypeVar("T")
 
-class Wish(NamedTuple):
-    """A worker's wish that a checkpoint be restored.
+
+@dataclass(frozen=True)
+class CheckpointId:
+    """A checkpoint.
 
     Attributes:
-        worker: Its index.
-        ordinal: Number of the restore among the worker's, from 1.
-        path: Of the checkpoint.
-        content: What the checkpoint's index says; nothing if the worker does not see it.
+        path: Its folder.
+        index: Content of the index file; empty if the worker cannot read the checkpoint.
     """
 
-    worker: int
-    ordinal: int
     path: str
-    content: bytes = b""
+    index: bytes
 
 
-class Restores:
-    """The restores of one server."""
+@dataclass
+class _Wait(Generic[T]):
+    """A worker that waits for the chief."""
 
-    def __init__(self) -> None:
-        self._done: list[Wish] = []  # of those who came first
-        self._counts: dict[int, int] = {}
+    worker: int
+    number: int
+    wanted: CheckpointId
+    request: T
+
+
+Answers = list[tuple[T, errors.Error | None]]
+"""Requests to answer, each with an error or None."""
+
+
+@dataclass
+class Restores(Generic[T]):
+    """The restores under one name of a strategy."""
+
+    _done: list[CheckpointId] = field(default_factory=list)
+    _counts: dict[int, int] = field(default_factory=dict)  # completed restores by worker
+    _waiting: dict[int, _Wait[T]] = field(default_factory=dict)  # by worker
+    _failures: dict[str, str] = field(default_factory=dict)  # of the last restore of each path
 
     def count(self, worker: int) -> int:
-        """Local. How many restores have been completed for a worker."""
+        """Return the number of restores that a worker has completed."""
         return self._counts.get(worker, 0)
 
-    def is_due(self, wish: Wish) -> bool:
-        """Local. Whether a restore is still to be carried out.
+    def wait(self, worker: int, number: int, wanted: CheckpointId, request: T) -> Answers[T]:
+        """Add a worker that waits for its restore of a number. Return the requests to answer."""
+        # This replaces an earlier request of the worker. The caller of that request was interrupted
+        # or has timed out, so the request needs no reply.
+        self._waiting[worker] = _Wait(worker, number, wanted, request)
+        return self._answers()
 
-        Raises:
-            InvalidArgumentError: Another worker restored another checkpoint at this place.
+    def end(self, worker: int, restored: CheckpointId, problem: str) -> Answers[T]:
+        """End a restore of the chief. Return the requests to answer.
+
+        Args:
+            worker: Index of the chief.
+            restored: The checkpoint.
+            problem: Why the restore has failed; empty if it has not.
         """
-        worker, ordinal, path, content = wish
-        if ordinal > len(self._done):
-            return True
-        first = self._done[ordinal - 1]
-        alike = content == first.content or not (content and first.content)
-        if path == first.path and alike:
-            return False
-        # A worker that repeats its own number has failed on another server: nobody depends on it.
-        if first.worker == worker and ordinal == len(self._done):
-            return True
-        same_name = ", which is another one of this name," if path == first.path else ""
-        raise errors.InvalidArgumentError(
-            f"worker {worker} restores {path!r} as its restore number {ordinal}, and worker "
-            f"{first.worker} restored {first.path!r}{same_name} as number {ordinal}: all workers "
-            "must restore the same checkpoints in the same order; let one choose the path and tell "
-            "the others"
-        )
+        if problem:
+            self._failures[restored.path] = (
+                f"worker {worker} could not restore {restored.path!r} for all workers: {problem}"
+            )
+        else:
+            self._failures.pop(restored.path, None)
+            self._done.append(restored)
+            self._counts[worker] = len(self._done)
+        return self._answers()
 
-    def complete(self, wish: Wish) -> None:
-        """Local. Note a restore, carried out now or before."""
-        if self.is_due(wish):
-            self._done[wish.ordinal - 1 :] = [wish]
-        self._counts[wish.worker] = wish.ordinal
+    def _answers(self) -> Answers[T]:
+        answers: Answers[T] = []
+        for one in list(self._waiting.values()):
+            failure = self._failures.get(one.wanted.path)
+            if one.number <= len(self._done):
+                answers.append((one.request, self._check(one)))
+            elif failure is not None:  # also if the chief has failed before the worker asked
+                answers.append((one.request, errors.AbortedError(failure)))
+            else:
+                continue
+            del self._waiting[one.worker]
+        return answers
+
+    def _check(self, wait: _Wait[T]) -> errors.Error | None:
+        """Return an error if the chief has restored another checkpoint."""
+        done = self._done[wait.number - 1]
+        if done.path == wait.wanted.path and wait.wanted.index in (b"", done.index):
+            self._counts[wait.worker] = wait.number
+            return None
+        another = (
+            ", which is another checkpoint of this name," if done.path == wait.wanted.path else ""
+        )
+        return errors.InvalidArgumentError(
+            f"worker {wait.worker} restores {wait.wanted.path!r} as its restore number "
+            f"{wait.number}, but the chief restored {done.path!r}{another} as that number: restore "
+            "the same checkpoints in the same order on all workers; let one worker choose "
+            "the path and tell the others"
+        )

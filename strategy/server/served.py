@@ -1,4 +1,4 @@
-"""Variables and connections, as a server knows them."""
+"""The state of variables and connections on a server."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mpidist import Request
 from strategy.checkpoints.cut import Key
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.memory import Place
-from strategy.server.owned_shard import OwnedShard
+from strategy.server.shard import OwnedShard
 from strategy.shared.parts import Origin, Part
+
+Training = tuple[str, str, int, int]
+"""Name, mode, backup workers and staleness bound, shared by strategies that train together."""
 
 
 @dataclass
 class ServedVariable:
-    """A variable, as its server knows it.
+    """A variable of a server.
 
     Attributes:
-        identity: Its number.
-        ordinal: How many variables its creator created before.
-        creator: The connection that gives the first value. Several strategies of a worker, in
-            threads, have one each.
-        creating_worker: Index of its worker.
-        shard: Its contents.
-        place: Where its versions and its data lie.
-        waiting: Requests of workers that wait for its first value.
-        abandoned: Whether the next worker to ask has to give it.
+        identity: Number of the variable.
+        creator: Number of the connection that must push the initial value.
+        creating_worker: Index of the worker of that connection.
+        shard: Values, versions and optimizer slots.
+        place: Location of the versions and the values.
+        waiting: Requests of workers that wait for the initial value.
+        abandoned: True if the next worker that creates the variable must push the initial value.
     """
 
     identity: int
-    ordinal: int
     creator: int
     creating_worker: int
     shard: OwnedShard
@@ -45,24 +45,24 @@ class ServedVariable:
 
 @dataclass
 class ServedConnection:
-    """A worker's connection, as the server knows it.
+    """The connection of a worker's strategy.
 
     Attributes:
         worker: Index of the worker.
-        strategy: How many strategies the worker made before.
-        mode: How it waits for other workers.
+        strategy: Name of the strategy.
+        mode: The synchronization mode.
         gpu: Index of the GPU of the server for floating-point variables; None for the host.
         is_closed: True after the worker has closed the strategy.
         sequence: Sequence number of the last push.
         slices: Arrays of each PushSlice message whose push has not arrived yet.
         unfinished: Pushes that have not been applied, in order.
         applied: Sequence number of the last applied push.
-        sent: Sequence numbers of the worker's last pushes to all servers, from the last applied
-            push.
+        sent: Vector clock in the last applied push: sequence numbers of the worker's last pushes to
+            all servers.
     """
 
     worker: int
-    strategy: int
+    strategy: str
     mode: pb.Mode
     gpu: int | None = None
     is_closed: bool = False
@@ -74,39 +74,32 @@ class ServedConnection:
 
     @property
     def key(self) -> Key:
-        """Local. The worker, and the number of its strategy."""
+        """Index of the worker, and name of the strategy."""
         return (self.worker, self.strategy)
 
+    @property
+    def training(self) -> Training:
+        """The properties shared by strategies that train together."""
+        return self.strategy, self.mode.name, self.mode.backup_workers, self.mode.staleness
 
-def mode_in_words(mode: pb.Mode, other: pb.Mode) -> str:
-    """Local. How workers wait for each other, and a transport that is not that of others."""
+
+def mode_in_words(mode: pb.Mode) -> str:
+    """Return the text for a mode, with its options and the compression, for messages."""
     details = {
         "sync": f" with backup_workers={mode.backup_workers}",
         "ssp": f" with staleness={mode.staleness}",
     }
     compression = f", compression {mode.compression}" if mode.compression else ""
-    transport = ""
-    if mode.one_sided != other.one_sided:
-        transport = ", transport 'rma'" if mode.one_sided else ", a transport other than 'rma'"
-    return f"{mode.name!r}{details.get(mode.name, '')}{compression}{transport}"
+    return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
 
 
 def gpu_in_words(gpu: int | None) -> str:
-    """Local. Where variables are to lie."""
+    """Return the text for a GPU, or for the host, for messages."""
     return "the host" if gpu is None else f"GPU {gpu}"
 
 
 def origin_of(asked: pb.CreateRequest) -> Origin:
-    """Local. What of which variable is created."""
+    """Return the variable of a create request, and the range of the variable."""
     part = asked.part
     axis = part.axis if part.HasField("axis") else None
-    return Origin(part.variable, Part(tuple(part.shape), axis, part.start, part.stop))
-
-
-def division_of(asked: pb.CreateRequest) -> str:
-    """Local. How the variable is divided, in words; nothing if it is not."""
-    part = asked.part
-    if part.count < 2:
-        return ""
-    way = f"axis {part.axis}" if part.HasField("axis") else "its flattened elements"
-    return f" in {part.count} parts along {way}"
+    return Origin(asked.variable, Part(tuple(asked.whole), axis, part.start, part.stop))

@@ -1,52 +1,45 @@
-"""How a server saves its variables, and restores them."""
+"""Handlers of saves and restores."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpidist import LATER, Reply, Request, TaskMetrics, errors
-from strategy.checkpoints import checkpoint, saved
-from strategy.checkpoints.carried import Mirror, SavedPart, Stretch, tensors_in
+from strategy.checkpoints import checkpoint
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.catalogue import Catalogue
 from strategy.server.pushes import Pushes
-from strategy.server.restores import Restores, Wish
-from strategy.shared.parts import Origin
+from strategy.server.restores import Answers, CheckpointId, Restores
+from strategy.shared.push_message import typed
 
 
 class ServedCheckpoints:
-    """Local. The checkpoints of a server's variables.
+    """The checkpoints of a server's variables.
 
-    Folders that a worker names need not be seen by the server: then its part of a checkpoint goes
-    to the worker, and what it restores comes from there, piece by piece.
+    A server that sees the folder of a checkpoint writes its part there. Else the worker fetches the
+    part. The chief performs restores: it sends the arrays of each variable.
 
     Args:
-        catalogue: The server's variables.
-        pushes: Its pushes.
-        metrics: What the server has done so far.
-        workers: How many workers there are.
+        catalogue: The variables and connections of the server.
+        pushes: The pushes, which a save holds.
+        metrics: The metrics of the server.
     """
 
-    def __init__(
-        self, catalogue: Catalogue, pushes: Pushes, metrics: TaskMetrics, workers: int
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, pushes: Pushes, metrics: TaskMetrics) -> None:
         self._variables = catalogue.variables
-        self._by_name = catalogue.by_name
+        self._connections = catalogue.connections
         self._pushes = pushes
         self._metrics = metrics
-        self._workers = workers
-        self._restores = Restores()
-        self._parts: dict[str, SavedPart] = {}  # to be fetched; by the path they are for
-        # By connection: what it has carried here of which checkpoint.
-        self._mirrors: dict[int, tuple[bytes, str, Mirror]] = {}
-        self._waiting: dict[int, tuple[Wish, Request]] = {}  # for a restore; by worker
+        self._restores: dict[str, Restores[Request]] = {}  # by the name of the strategy
+        self._parts: dict[str, _SavedPart] = {}  # parts to fetch, by the path of the file
 
     def save(self, request: Request) -> Reply:
-        """Local. Write this server's part, once some pushes have been applied, and no others."""
+        """Write the part of this server, after some pushes have been applied and no others."""
         asked = pb.SaveRequest.FromString(request.body)
 
         def write() -> None:
@@ -63,177 +56,135 @@ class ServedCheckpoints:
         return LATER
 
     def fetch(self, request: Request) -> Reply:
-        """Local. Give away some of what was saved for a file whose folder is not seen here."""
+        """Return some bytes of a saved part whose folder this server does not see."""
         asked = pb.FetchRequest.FromString(request.body)
         return Reply(b"", (self._parts[asked.path].read(asked.start, asked.stop),))
 
     def forget(self, request: Request) -> None:
-        """Local. Keep nothing to be fetched for a file."""
+        """Discard a saved part."""
         part = self._parts.pop(pb.FetchRequest.FromString(request.body).path, None)
         if part is not None:
             part.close()
 
-    def check_restore(self, request: Request) -> Reply:
-        """Local. Whether the variables here fit a checkpoint."""
-        asked = pb.CheckRestoreRequest.FromString(request.body)
-        reply = pb.CheckRestoreReply(restores=self._restores.count(asked.worker))
-        if asked.checkpoint.names:
-            paths, mirror = self._paths(asked.checkpoint, asked.connection)
-            reply.unseen = not paths
-            try:
-                with _in_words(mirror):
-                    reply.found.extend(self._fitting(paths))
-            except Exception:
-                self.drop_mirror(asked.connection)  # a repeated request starts again
-                raise
+    def variables(self, request: Request) -> Reply:
+        """Return the variables of this server."""
+        reply = pb.VariablesReply()
+        for one in self._variables:
+            shard, part = one.shard, one.shard.origin.part
+            reply.variables.add(
+                name=shard.name,
+                number=one.identity,
+                dtype=shard.layout.dtype.name,
+                variable=shard.origin.variable,
+                whole=part.whole,
+                part=pb.PartOf(axis=part.axis, start=part.start, stop=part.stop),
+            )
         return Reply(reply.SerializeToString())
 
-    def carry(self, request: Request) -> None:
-        """Local. Take some bytes of a file of a checkpoint that is not seen here."""
-        asked = pb.CarryRequest.FromString(request.body)
-        mirror = self._mirror(asked.checkpoint, asked.connection)
-        if mirror is None:
-            self.drop_mirror(asked.connection)
-            mirror = Mirror(asked.checkpoint.names, asked.checkpoint.path)
-            this = (asked.checkpoint.index, asked.checkpoint.path)
-            self._mirrors[asked.connection] = (*this, mirror)
-        mirror.put(asked.file, asked.size, asked.start, np.asarray(request.buffers[0]))
-
-    def restore(self, request: Request) -> Reply:
-        """Restore the variables from a checkpoint."""
-        asked = pb.RestoreRequest.FromString(request.body)
-        return Reply(self._restored(asked).SerializeToString())
-
     def await_restore(self, request: Request) -> Reply:
-        """Local. A worker that does not see a checkpoint waits until another has it restored."""
-        wish = _wish(pb.RestoreRequest.FromString(request.body))
-        self._waiting[wish.worker] = (wish, request)
-        self._answer_waiting(wish.worker, wish, request)
-        if len(self._waiting) == self._workers:  # nobody is left who could
-            waiting, self._waiting = self._waiting, {}
-            for other, each in waiting.values():
-                each.fail(errors.NotFoundError(f"no worker finds the checkpoint {other.path!r}"))
+        """Reply after the chief has performed the restore of a number."""
+        asked = pb.RestoreRequest.FromString(request.body)
+        connection = self._connections[asked.connection]
+        wanted = CheckpointId(asked.path, asked.index)
+        restores = self.restores_of(connection.strategy)
+        _answer(restores.wait(connection.worker, asked.number, wanted, request))
         return LATER
 
+    def end_restore(self, request: Request) -> None:
+        """End a restore of the chief, and answer the workers that wait for it."""
+        asked = pb.EndRestoreRequest.FromString(request.body)
+        connection = self._connections[asked.connection]
+        checkpoint_id = CheckpointId(asked.path, asked.index)
+        restores = self.restores_of(connection.strategy)
+        _answer(restores.end(connection.worker, checkpoint_id, asked.problem))
+
+    def restores_of(self, strategy: str) -> Restores[Request]:
+        """Return the restores under the name of a strategy."""
+        return self._restores.setdefault(strategy, Restores())
+
+    def restore_array(self, request: Request) -> None:
+        """Replace the values of a variable, or one of its slots."""
+        asked = pb.RestoreArrayRequest.FromString(request.body)
+        arrays = self._pushes.collected(asked.connection, asked.slices, request.buffers)
+        shard = self._variables[asked.variable].shard
+        dtype = np.dtype(asked.dtype) if asked.slot else shard.layout.dtype
+        if sum(array.nbytes for array in arrays) != shard.layout.size * dtype.itemsize:
+            raise errors.InvalidArgumentError(
+                f"a restore of {shard.name!r} does not have {shard.layout.size} values of {dtype}"
+            )
+        values = [typed(array, dtype) for array in arrays]
+        with self._metrics.timed("restore", "busy_s"):
+            if asked.slot:
+                shard.restore_slot(asked.slot, values)
+            else:
+                slots = {name: np.dtype(kind) for name, kind in asked.state.slots.items()}
+                facts = dict(asked.state.steps), dict(asked.state.initials)
+                shard.restore(values, slots, *facts)
+
+    def forget_strategy(self, strategy: str) -> None:
+        """Forget the restores under a name whose connections were all closed."""
+        if all(one.strategy != strategy for one in self._connections.values()):
+            self._restores.pop(strategy, None)
+
     def close(self) -> None:
-        """Local. Forget what has not been fetched, or restored."""
+        """Discard all saved parts."""
         for part in self._parts.values():
             part.close()
-        for connection in list(self._mirrors):
-            self.drop_mirror(connection)
-
-    # Inside
-
-    def _restored(self, asked: pb.RestoreRequest) -> pb.RestoreReply:
-        """Restore a checkpoint, unless another worker has had it done, or say what is needed."""
-        wish = _wish(asked)
-        if self._restores.is_due(wish):
-            paths, mirror = self._there(asked)
-            with _in_words(mirror):
-                needed = [] if mirror is None else mirror.missing(self._needed(paths))
-                if needed:
-                    return _needing(needed)
-                self._load(paths)
-            self._there(asked)  # another one of its name might have been read in part
-        self.drop_mirror(asked.connection)
-        self._restores.complete(wish)
-        for worker, (other, waiting) in list(self._waiting.items()):
-            self._answer_waiting(worker, other, waiting)
-        return pb.RestoreReply()
 
     def _write(self, asked: pb.SaveRequest) -> int:
-        """Write the part: the bytes that the worker has to fetch; 0 if it is in its folder."""
+        """Write the part. Return the number of bytes to fetch, or 0 if they lie in the folder."""
         shards = [variable.shard for variable in self._variables]
-        # Its name has never been used before: who sees it sees what the worker sees.
+        # The name of the folder is new, so a folder of this name is that of the worker.
         if os.path.isdir(os.path.dirname(asked.path)):
             checkpoint.write_shards(asked.path, shards)
             return 0
-        part = SavedPart(lambda path: checkpoint.write_shards(path, shards))
+        part = _SavedPart(lambda path: checkpoint.write_shards(path, shards))
         self._parts[asked.path] = part
         return part.nbytes
 
-    def _paths(self, wanted: pb.Checkpoint, connection: int) -> tuple[list[str], Mirror | None]:
-        """Where a checkpoint's files are: in its folder, or else carried here, or else nowhere."""
-        if wanted.index == checkpoint.index_of(wanted.path):
-            return [os.path.join(wanted.path, name) for name in wanted.names], None
-        mirror = self._mirror(wanted, connection)
-        return ([], None) if mirror is None else (mirror.paths, mirror)
 
-    def _there(self, asked: pb.RestoreRequest) -> tuple[list[str], Mirror | None]:
-        """See :meth:`_paths`; DataLossError if the checkpoint is where it was no longer."""
-        paths, mirror = self._paths(asked.checkpoint, asked.connection)
-        if not paths:
-            raise errors.DataLossError(
-                f"the checkpoint {asked.checkpoint.path!r} is gone, or another one is in its "
-                "place; restore the newest one"
-            )
-        return paths, mirror
+class _SavedPart:
+    """A temporary file that the server has written for a worker to fetch.
 
-    def _mirror(self, wanted: pb.Checkpoint, connection: int) -> Mirror | None:
-        *this, mirror = self._mirrors.get(connection, (b"", "", None))
-        return mirror if this == [wanted.index, wanted.path] else None
+    Args:
+        write: Writes the file at a path.
 
-    def drop_mirror(self, connection: int) -> None:
-        """Forget the files that a worker has carried over a connection."""
-        if connection in self._mirrors:
-            self._mirrors.pop(connection)[2].close()
+    Attributes:
+        nbytes: Size of the file.
 
-    def _answer_waiting(self, worker: int, wish: Wish, request: Request) -> None:
-        try:
-            if self._restores.is_due(wish):
-                return
-        except errors.InvalidArgumentError as error:
-            request.fail(error)
-        else:
+    Raises:
+        FailedPreconditionError: The file cannot be written.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        with tempfile.TemporaryDirectory(prefix="mpidist-save-") as folder:
+            path = os.path.join(folder, "part")
+            try:
+                write(path)
+            except errors.FailedPreconditionError as error:
+                raise errors.FailedPreconditionError(
+                    f"{error.message}. This ps task does not see that folder, and writes to one of "
+                    "its own first; TMPDIR names another place for it"
+                ) from error
+            self._file = open(path, "rb")  # noqa: SIM115 - until close()
+        self.nbytes = os.fstat(self._file.fileno()).st_size
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return a copy of some bytes."""
+        piece = np.empty(stop - start, np.uint8)
+        self._file.seek(start)
+        if self._file.readinto(piece.data) < piece.size:
+            raise errors.DataLossError(f"a checkpoint's part has no bytes {start} to {stop}")
+        return piece
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+
+def _answer(answers: Answers[Request]) -> None:
+    for request, error in answers:
+        if error is None:
             request.reply()
-        del self._waiting[worker]
-
-    def _fitting(self, paths: Sequence[str]) -> dict[str, Origin]:
-        """Those of the variables here that a checkpoint has; an error unless all fit."""
-        origins = {name: variable.shard.origin for name, variable in self._by_name.items()}
-        found = saved.read_layouts(paths, origins)
-        for name, (shape, dtype) in found.items():
-            saved.check_fits(name, shape, dtype, self._by_name[name].shard)
-        return {name: origins[name] for name in found}
-
-    def _needed(self, paths: Sequence[str]) -> list[Stretch]:
-        """What a restore would read of files of which the heads are here."""
-        needed = dict.fromkeys(saved.needed_tensors(paths, self._fitting(paths)))
-        places = {path: tensors_in(path) for path in paths}
-        return [(paths.index(path), *places[path][tensor]) for path, tensor in needed]
-
-    def _load(self, paths: Sequence[str]) -> None:
-        found = [
-            (self._by_name[name].shard, values)
-            for name, values in saved.read_shards(paths, self._fitting(paths))
-        ]
-        for shard, values in found:  # of all of them, before there are any new ones
-            shard.slots = {
-                key: slot
-                for key, slot in shard.slots.items()
-                if key in values.slots and values.slots[key].dtype == slot.dtype
-            }
-        for shard, values in found:
-            shard.restore(values.data, values.slots, values.steps, values.initials)
-
-
-@contextmanager
-def _in_words(mirror: Mirror | None) -> Iterator[None]:
-    """Errors name files as they are called where they come from."""
-    try:
-        yield
-    except errors.DataLossError as error:
-        if mirror is None:
-            raise
-        raise errors.DataLossError(mirror.in_words(error.message)) from error
-
-
-def _wish(asked: pb.RestoreRequest) -> Wish:
-    return Wish(asked.worker, asked.ordinal, asked.checkpoint.path, asked.checkpoint.index)
-
-
-def _needing(stretches: Sequence[Stretch]) -> pb.RestoreReply:
-    reply = pb.RestoreReply()
-    for file, start, stop in stretches:
-        reply.needed.add(file=file, start=start, stop=stop)
-    return reply
+        else:
+            request.fail(error)

@@ -1,4 +1,4 @@
-"""The server that decides for all when workers may go on: the first one."""
+"""Coordination of synchronous steps and of SSP clocks, by the first server."""
 
 from __future__ import annotations
 
@@ -7,30 +7,40 @@ from collections.abc import Iterable
 from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.catalogue import Catalogue
-from strategy.server.served import ServedConnection
+from strategy.server.served import ServedConnection, Training
 from strategy.shared.host import Host, workers_of
 from strategy.shared.rounds import Clocks, Decision, Rounds
 
 
 class Timekeeper:
-    """Answers workers that wait for each other.
+    """Coordinator of the workers that wait for each other.
 
-    Strategies are told apart by the order in which workers make them; each has steps of its own.
+    Strategies of the same name and mode train together.
 
     Args:
-        catalogue: The server's connections.
-        host: The server's process.
+        catalogue: The connections of the server.
+        host: The place of the server's process in the cluster.
     """
 
     def __init__(self, catalogue: Catalogue, host: Host) -> None:
         self._connections = catalogue.connections
         self._host = host
         self._tasks = workers_of(host.cluster_spec)
-        self._rounds: dict[int, Rounds[Request]] = {}
-        self._clocks: dict[int, Clocks[Request]] = {}
+        self._rounds: dict[Training, Rounds[Request]] = {}
+        self._clocks: dict[Training, Clocks[Request]] = {}
+        self._participants: dict[int, ServedConnection] = {}  # by number
+
+    def join(self, number: int) -> int:
+        """Add a worker to the participants, again if it has left. Return its first step number."""
+        connection = self._participants[number] = self._connections[number]
+        if connection.mode.name == "sync":
+            return self._rounds_of(connection).join(connection.worker)
+        if connection.mode.name == "ssp":
+            return self._clocks_of(connection).join(connection.worker)
+        return 0
 
     def enter(self, request: Request) -> Reply:
-        """Local. A synchronous worker has come to a step."""
+        """Enter a synchronous step. Reply when the members of the step are decided."""
         asked = pb.EnterRequest.FromString(request.body)
         connection = self._connections[asked.connection]
         rounds = self._rounds_of(connection)
@@ -43,7 +53,7 @@ class Timekeeper:
         return LATER
 
     def clock(self, request: Request) -> Reply:
-        """Local. A worker on a long leash has made a step."""
+        """Advance the clock of an SSP worker. Reply when the worker may continue."""
         asked = pb.ClockRequest.FromString(request.body)
         connection = self._connections[asked.connection]
         clocks = self._clocks_of(connection)
@@ -52,7 +62,11 @@ class Timekeeper:
         return LATER
 
     def missing(self, request: Request) -> Reply:
-        """Local. For whom others wait; who has left the cluster is not waited for any more."""
+        """Return the workers that others wait for.
+
+        If some of these workers have left the cluster, remove them from the participants and
+        return no workers.
+        """
         connection = self._connection_of(request)
         waited_for = self._waits_of(connection).missing()
         gone = [worker for worker in waited_for if self._host.has_left(*self._tasks[worker])]
@@ -62,9 +76,14 @@ class Timekeeper:
         return Reply(pb.MissingReply(workers=left).SerializeToString())
 
     def leave(self, request: Request) -> None:
-        """Local. A worker makes no more steps."""
-        connection = self._connection_of(request)
-        self._without(connection, connection.worker)
+        """Remove a worker, which takes no more steps, from the participants."""
+        self.forget(pb.AttachReply.FromString(request.body).connection)
+
+    def forget(self, number: int) -> None:
+        """Remove the worker of a connection from the participants, unless it has left already."""
+        connection = self._participants.pop(number, None)
+        if connection is not None and connection.mode.name != "async":
+            self._without(connection, connection.worker)
 
     def _without(self, connection: ServedConnection, worker: int) -> None:
         if connection.mode.name == "sync":
@@ -84,12 +103,12 @@ class Timekeeper:
     def _rounds_of(self, connection: ServedConnection) -> Rounds[Request]:
         backups = connection.mode.backup_workers
         return self._rounds.setdefault(
-            connection.strategy, Rounds(range(len(self._tasks)), backups)
+            connection.training, Rounds(range(len(self._tasks)), backups)
         )
 
     def _clocks_of(self, connection: ServedConnection) -> Clocks[Request]:
         bound = connection.mode.staleness
-        return self._clocks.setdefault(connection.strategy, Clocks(range(len(self._tasks)), bound))
+        return self._clocks.setdefault(connection.training, Clocks(range(len(self._tasks)), bound))
 
 
 def _decide(answers: Iterable[tuple[Request, Decision]]) -> None:

@@ -1,1 +1,1 @@
-"""What workers and ps tasks both know: memory, its layout, and arithmetic."""
+"""Code that workers and ps tasks share: memory layouts, messages and arithmetic."""

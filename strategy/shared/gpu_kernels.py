@@ -1,7 +1,7 @@
-"""Kernels for rows of variables and for halves on a GPU, as text for CUDA's compiler.
+"""CUDA sources of kernels for rows of variables and for half precision.
 
-The text needs no header. Halves are bits, which the kernels convert themselves, so they work with a
-CuPy without bfloat16.
+The sources need no header. The kernels convert float16 and bfloat16 from and to bits themselves, so
+they work with a CuPy without bfloat16.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from strategy.shared.shard import HALVES
 DType = np.dtype[Any]
 
 NAME = "work"
-"""Of the function in every text."""
+"""Name of the function in every source."""
 
 
 def wide_dtype(dtype: DType) -> DType:
-    """Local. The dtype in which a variable is changed, and in which its slots are."""
+    """Return the dtype of the updates and slots of a variable: float32 for half precision."""
     return np.dtype(np.float32) if dtype in HALVES else dtype
 
 
 @cache
 def merge_text(grad: DType) -> str:
-    """Return the kernel that adds up rows with the same number, and divides the sums.
+    """Return the kernel that adds up rows with the same number, in order, and divides the sums.
 
-    Rows are added up in their order.
-
-    Its arguments are the number of elements of all sums, that of a row, the row numbers (unused),
-    the first row of each sum in the gradient (one more than there are sums), the divisor, the
-    address of the gradient, and that of the sums.
+    The arguments of the kernel are the number of elements of all sums, the number of elements of a
+    row, the row numbers (unused), the index of the first gradient row of each sum and the end of
+    the last sum, the divisor, the address of the gradient, and the address of the sums.
     """
     given = ["Index size", "Index width", "const Index* ids", "const Index* starts", "T divisor"]
     given += [f"const {_type(grad)}* grad", "T* sums"]
@@ -44,10 +42,14 @@ def merge_text(grad: DType) -> str:
 
 @cache
 def rows_text(itemsize: int, put: bool) -> str:
-    """Local. The kernel that takes rows out of a table, one behind the other, or puts them there.
+    """Return the kernel that gathers rows of a table in an array, or scatters the array back.
 
-    Its arguments are the number of elements, those of a row, the numbers of the rows, the table,
-    and the rows.
+    The arguments of the kernel are the number of elements, the number of elements of a row, the row
+    numbers, the table, and the array of rows.
+
+    Args:
+        itemsize: Size of an element in bytes: 2, 4 or 8.
+        put: Scatter the rows into the table.
     """
     kind = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}[itemsize]
     given = ["Index size", "Index width", "const Index* ids", "T* table", "T* rows"]
@@ -58,7 +60,10 @@ def rows_text(itemsize: int, put: bool) -> str:
 
 @cache
 def convert_text(source: DType, target: DType) -> str:
-    """Local. The kernel that converts halves to float32, or back; of size, source and target."""
+    """Return the kernel that converts half precision to float32, or back.
+
+    The arguments of the kernel are the number of elements, the source, and the target.
+    """
     given = ["Index size", f"const {_type(source)}* source", f"{_type(target)}* target"]
     value = _written(target, _read(source, "source[at]"))
     return (
@@ -73,7 +78,7 @@ _PLACE = """const Index row = at / width, column = at - row * width;
 
 
 def _summed(grad: DType) -> str:
-    """An element of a row, and the sum of what the gradient has for it, divided."""
+    """Return the statements that sum the gradient's values for one element, and divide the sum."""
     first, further = (_read(grad, f"grad[{n} * width + column]") for n in ("starts[row]", "n"))
     return f"""{_PLACE}
     T g = {first};

@@ -1,4 +1,4 @@
-"""A process's place in a cluster, as the strategy and its server see it."""
+"""The interface of a Server, and the choice between a cluster and local mode."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpidist import ClusterSpec, Endpoint, ProcessGroup, Window, errors
+from mpidist import ClusterSpec, Endpoint, ProcessGroup, errors
 from mpidist.cluster_resolver import (
     ClusterResolver,
     MPIClusterResolver,
     TFConfigClusterResolver,
 )
 from mpidist.config import config as settings
+from mpidist.ps_memory import PsMemory
 
 Bytes = NDArray[np.uint8]
 Task = tuple[str, int]
@@ -24,104 +25,74 @@ Task = tuple[str, int]
 _NOT_WORKERS = ("ps", "data", "evaluator")
 
 LOCAL_DEVICE = "/device:CPU:0"
-"""Where variables live in local mode, unless another device is named."""
+"""Default device of variables in local mode."""
 
 _LOCAL_DEVICE = re.compile(r"/device:(CPU:0|GPU:\d+)")
 _PS_DEVICE = re.compile(rf"(/job:ps/task:\d+)(?:{_LOCAL_DEVICE.pattern})?")
 
 
-class HostMemory(Protocol):
-    """Memory of ps tasks, in numbered segments."""
-
-    sync: Callable[[], None]
-    """Local. Orders loads and stores before the call against those after it."""
-
-    def part(self, index: int, segment: int = 0) -> Bytes | None:
-        """Local. A segment of a ps task's memory, or None if it cannot be reached."""
-
-    def own(self, segment: int = 0) -> Bytes:
-        """Local. A segment of the memory of this process's ps task."""
-
-    def window(self, index: int, segment: int) -> tuple[Window, int]:
-        """Local. The window of a segment of a ps task, and the rank of the ps in it."""
-
-    def mates(self, index: int, one_sided: bool = False) -> list[Task]:
-        """Local. Tasks in other processes that share, or can share, memory with a ps task."""
-
-    def growth_bytes(self, index: int, needed: int, wanted: int) -> int:
-        """Local. How long a further segment can be; 0 if there cannot be one."""
-
-    def grow(
-        self,
-        index: int,
-        segment: int,
-        nbytes: int,
-        tasks: Sequence[Task],
-        one_sided: bool = False,
-    ) -> None:
-        """Collective over a ps task and the tasks. Make a further segment of its memory."""
-
-    def warn_unshared(self, reason: str) -> None:
-        """Local. Say, once, that memory of this process's ps task cannot be shared."""
-
-
 class Host(Protocol):
-    """The part of :class:`mpidist.Server` that is used here."""
+    """The part of the interface of :class:`mpidist.Server` that strategies use."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Serves this process's tasks."""
+        """The endpoint that serves this process's tasks."""
 
     @property
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster."""
+        """The cluster spec."""
 
     @property
     def job_name(self) -> str:
-        """Job of the script's task."""
+        """The job of the script's task."""
 
     @property
     def task_index(self) -> int:
-        """Index of the script's task."""
+        """The index of the script's task."""
 
     def own_index(self, job: str) -> int:
-        """Local. Index of this process's task of a job."""
+        """Return the index of this process's task of a job."""
 
     def task_address(self, job: str, index: int) -> str:
-        """Local. Address of the endpoint of a task."""
+        """Return the address of a task's endpoint."""
 
     @property
-    def memory(self) -> HostMemory:
-        """Memory of the ps tasks, as far as this process reaches it."""
+    def memory(self) -> PsMemory:
+        """The memory of the ps tasks."""
 
     def has_left(self, job: str, index: int) -> bool:
-        """Local. Whether a task of the cluster has ended, or has closed its Server."""
+        """Return whether a task of the cluster has ended, or has closed its Server."""
 
-    def on_drain(self, callback: Callable[[], None]) -> None:
-        """Local. Have ``callback()`` called before the process leaves the cluster."""
+    def on_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Register a function to call before the process leaves the cluster.
+
+        Returns:
+            A function that removes the registration.
+        """
 
     def job_group(self, job: str) -> ProcessGroup:
-        """Collective over the tasks of the job. Their process group."""
+        """Collective over the tasks of the job. Return their process group."""
 
 
 def workers_of(spec: ClusterSpec) -> list[Task]:
-    """Local. The tasks of a cluster that train, in the order that numbers them."""
+    """Return the tasks of a cluster that train, in the order of their worker indices."""
     return [task for task in spec.tasks() if task[0] not in _NOT_WORKERS]
 
 
 def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> dict[int, int | None]:
-    """Local. The ps tasks on which variables live.
+    """Return the ps tasks that hold variables.
 
     Args:
         spec: The cluster.
-        devices: Names of those tasks, or of devices of theirs; None for all.
+        devices: Names of ps tasks or of their devices; None for all ps tasks.
 
     Returns:
-        Their indexes, ascending, each with the number of its GPU; None for the host.
+        A dict from the index of each task, ascending, to the index of its GPU, or None for the
+        host.
 
     Raises:
-        ValueError: There is none, a name is not that of a ps task or of a device of one, or a task
-            is named with two devices.
+        ValueError: There is no ps task, a name is not the name of a ps task or of its device, or a
+            task is named with two devices.
     """
     servers = [index for job, index in spec.tasks() if job == "ps"]
     if not servers:
@@ -147,17 +118,17 @@ def chosen_servers(spec: ClusterSpec, devices: Sequence[str] | None) -> dict[int
 
 
 def local_gpu(spec: ClusterSpec | None, devices: Sequence[str] | None) -> int | None:
-    """Local. Where variables live in local mode: the number of a GPU, or None for the host.
+    """Return the index of the GPU that holds variables in local mode, or None for the host.
 
-    Names of ps tasks are looked at, and have no effect.
+    Names of ps tasks are checked but have no effect.
 
     Args:
-        spec: The cluster of the job that they were meant for, if it is known.
-        devices: Names of its ps tasks and of their devices, or that of a local device; None for
-            all.
+        spec: The cluster of the job, if it is known.
+        devices: Names of ps tasks of that cluster, of their devices, or of a local device; None
+            for the default.
 
     Raises:
-        ValueError: There is none, a name cannot be one of these, or there are two local devices.
+        ValueError: ``devices`` is empty, a name is not valid, or two local devices are named.
     """
     if devices is None:
         return None
@@ -179,17 +150,17 @@ def local_gpu(spec: ClusterSpec | None, devices: Sequence[str] | None) -> int | 
 
 
 def _gpu_of(device: str | None) -> int | None:
-    """The number in the name of a device, if it is a GPU."""
+    """Return the index in the name of a GPU; None for other devices."""
     return int(device.partition(":")[2]) if device and device.startswith("GPU") else None
 
 
 def device_name(task: str, gpu: int | None) -> str:
-    """Local. The name of the device of a task on which variables live."""
+    """Return the name of a task's device that holds variables."""
     return f"{task}/device:CPU:0" if gpu is None else f"{task}/device:GPU:{gpu}"
 
 
 def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
-    """Local. The cluster that a strategy's arguments name.
+    """Return the cluster in the arguments of a strategy.
 
     Args:
         first: ``cluster_resolver``.
@@ -210,16 +181,16 @@ def given_spec(first: Any, spec: Any) -> ClusterSpec | None:
 
 
 def described_by() -> str | None:
-    """Local. Who says, without being asked, that this process is a task of a cluster with ps tasks.
+    """Return the source in the environment that describes a cluster with ps tasks.
 
     Returns:
-        In words; None without, and for evaluators.
+        ``"TF_CONFIG"`` or ``"mpidist run"``; None for evaluators and without such a cluster.
 
     Raises:
-        InvalidArgumentError: TF_CONFIG is broken.
+        InvalidArgumentError: TF_CONFIG is not valid.
     """
     resolvers: dict[str, ClusterResolver] = {"TF_CONFIG": TFConfigClusterResolver()}
-    if settings.jobs is not None and "ps=" in settings.jobs:  # else MPI need not be started
+    if settings.jobs is not None and "ps=" in settings.jobs:  # avoids starting MPI otherwise
         resolvers["mpidist run"] = MPIClusterResolver()
     for source, resolver in resolvers.items():
         if "ps" in resolver.cluster_spec().jobs and resolver.task_type != "evaluator":
@@ -228,15 +199,15 @@ def described_by() -> str | None:
 
 
 def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
-    """Local. See that a strategy without a started Server may be in local mode.
+    """Check that a strategy without a started Server may use local mode.
 
     Args:
-        spec: The cluster that it is given; one without jobs asks for local mode, as None does where
-            nobody describes one.
-        task_type: Job of this task, if it is known: an evaluator needs no Server.
+        spec: The cluster given to the strategy. A cluster without jobs requests local mode. None
+            does so unless the environment describes a cluster.
+        task_type: Job of this task, if it is known. An evaluator needs no Server.
 
     Raises:
-        FailedPreconditionError: There is a cluster, whose Server has to be started before.
+        FailedPreconditionError: There is a cluster, so a Server must be started first.
     """
     if task_type == "evaluator":
         return
@@ -253,12 +224,12 @@ def check_alone(spec: ClusterSpec | None, task_type: str | None) -> None:
 
 
 def needs_no_server(host: Host, spec: ClusterSpec | None) -> bool:
-    """Local. Whether a strategy is in local mode though a Server has been started.
+    """Return whether a strategy uses local mode although a Server has been started.
 
     Args:
         host: The Server.
-        spec: The cluster that the strategy is given; one without jobs asks for local mode, as None
-            does where the Server's has this one task.
+        spec: The cluster given to the strategy. A cluster without jobs requests local mode. None
+            does so if the Server's cluster has only this task and its job is not ``ps``.
     """
     if spec is not None:
         return not spec.jobs
@@ -268,7 +239,7 @@ def needs_no_server(host: Host, spec: ClusterSpec | None) -> bool:
 def check_task(
     host: Host, spec: ClusterSpec | None, task_type: str | None, task_id: int | None
 ) -> None:
-    """Local. ValueError if what a strategy is given differs from the started Server's."""
+    """Raise ValueError if the arguments of a strategy differ from the started Server."""
     if spec is not None and spec != host.cluster_spec:
         raise ValueError(
             f"the strategy is given {spec!r}, and the started Server is of {host.cluster_spec!r}"

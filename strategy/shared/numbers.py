@@ -1,4 +1,4 @@
-"""Arguments that must be whole numbers."""
+"""Checks of arguments that must be integers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def whole_number(**named: Any) -> int:
-    """Local. The number, given by its name; TypeError if it is none, or not whole."""
+    """Return the integer of one keyword argument. Raise TypeError if it is not an integer."""
     ((name, value),) = named.items()
     try:
         return operator.index(value)

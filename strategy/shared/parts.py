@@ -1,4 +1,4 @@
-"""Parts of variables: stretches along one axis, or of the flattened elements. Pure."""
+"""Parts of variables: ranges along one axis, or of the flattened elements. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 Partitioner = Callable[[Shape, "np.dtype[Any]"], "Sequence[int] | int"]
-"""From shape and dtype of a variable to the number of parts: one number for each axis, of which at
-most one is not 1; or one number alone, of ranges of the flattened elements."""
+"""A function of the shape and dtype of a variable that returns the number of parts.
+
+The result has one number for each axis, and at most one of them is not 1. Or the result is a single
+number of ranges of the flattened elements.
+"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a variable.
+    """A range of a variable along one axis, or of its flattened elements.
 
     Attributes:
         whole: Shape of the variable.
-        axis: Along which axis it is a stretch; None: of the flattened elements.
-        start: Where it begins.
-        stop: Where it ends.
+        axis: The axis; None for the flattened elements.
+        start: First index of the range.
+        stop: End of the range, exclusive.
     """
 
     whole: Shape
@@ -37,7 +40,7 @@ class Part:
 
     @property
     def shape(self) -> Shape:
-        """Local. Of the part; that of flattened elements has one axis."""
+        """The shape of the part. A part of the flattened elements has one axis."""
         length = self.stop - self.start
         if self.axis is None:
             return (length,)
@@ -45,30 +48,30 @@ class Part:
 
     @property
     def offset(self) -> Shape:
-        """Local. Where it begins, along each axis; along the first for flattened elements."""
+        """The first index along each axis; one index for a part of the flattened elements."""
         if self.axis is None:
             return (self.start,)
         return tuple(self.start if axis == self.axis else 0 for axis in range(len(self.whole)))
 
     @property
     def is_whole(self) -> bool:
-        """Local. Whether it is all of the variable."""
+        """True if the part is the whole variable."""
         length = math.prod(self.whole) if self.axis is None else self.whole[self.axis]
         return (self.start, self.stop) == (0, length)
 
     def of(self, array: Array) -> Array:
-        """Local. The part of an array of the whole shape; a view wherever NumPy can give one."""
+        """Return the part of an array of the whole shape, as a view if NumPy allows one."""
         if self.axis is None:
             return array.reshape(-1)[self.start : self.stop]
         return array[(*(slice(None),) * self.axis, slice(self.start, self.stop))]
 
     def within(self, other: Part, array: Array) -> Array:
-        """Local. Its elements in an array of the shape of a longer stretch along the same axis."""
+        """Return this part of an array with the shape of a larger part along the same axis."""
         here = slice(self.start - other.start, self.stop - other.start)
         return array[(*(slice(None),) * (self.axis or 0), here)]
 
     def along(self, axis: int | None) -> Part | None:
-        """Local. The same elements as a stretch along another axis, if they are one."""
+        """Return the same elements as a part along another axis; None if there is none."""
         if axis == self.axis:
             return self
         if not self.is_whole:
@@ -80,11 +83,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Origin:
-    """What of which variable a server has.
+    """A part of a variable that a server holds.
 
     Attributes:
-        variable: Its name.
-        part: What of it.
+        variable: Name of the variable.
+        part: The part.
     """
 
     variable: str
@@ -92,24 +95,24 @@ class Origin:
 
 
 def whole(shape: Shape) -> Part:
-    """Local. All of a variable, as one part."""
+    """Return a whole variable as one part."""
     return Part(shape, None, 0, math.prod(shape))
 
 
 def divided(name: str, shape: Shape, dtype: np.dtype[Any], partitioner: Partitioner) -> list[Part]:
-    """Local. The parts of a variable, as a partitioner has them.
+    """Divide a variable into parts by a partitioner.
 
-    The first ``n % parts`` of an axis of n are one longer than the others.
+    The first ``n % parts`` parts of an axis of length n are longer by one.
 
     Args:
-        name: Of the variable, for messages.
-        shape: Of the variable; one without axes is never divided.
-        dtype: Of the variable.
+        name: Name of the variable, for messages.
+        shape: Shape of the variable. A scalar is never divided.
+        dtype: Dtype of the variable.
         partitioner: See :data:`Partitioner`.
 
     Raises:
-        TypeError: What it gives are no integers.
-        ValueError: They do not fit the shape.
+        TypeError: The partitioner does not return integers.
+        ValueError: The numbers of parts do not fit the shape.
     """
     if not shape:
         return [whole(shape)]
@@ -146,11 +149,11 @@ def divided(name: str, shape: Shape, dtype: np.dtype[Any], partitioner: Partitio
 
 
 class Rows:
-    """Where rows of a variable lie in its parts.
+    """The positions of some rows of a variable in its parts.
 
     Args:
-        parts: All of them.
-        ids: Which rows, flat, int64; they are there.
+        parts: All parts of the variable.
+        ids: Row numbers of the variable, valid, flat, int64.
     """
 
     def __init__(self, parts: Sequence[Part], ids: Array) -> None:
@@ -170,15 +173,15 @@ class Rows:
                 self._inside[number] = self._ids[places] - part.start
 
     def inside(self, number: int) -> Array:
-        """Local. The rows that one part has, by its own numbers, in the order of ``ids``."""
+        """Return the row numbers within one part, in the order of ``ids``."""
         return self._inside[number]
 
     def shape_inside(self, number: int) -> Shape:
-        """Local. The shape of these rows."""
+        """Return the shape of the rows within one part."""
         return (len(self._inside[number]), *self._parts[number].shape[1:])
 
     def take(self, rows: Array, number: int) -> Array:
-        """Local. What of all rows belongs to one part."""
+        """Return the elements of all rows that belong to one part."""
         if self._axis:
             return self._columns(rows, number)
         source = rows.reshape(-1) if self._axis is None else rows
@@ -186,7 +189,7 @@ class Rows:
         return own
 
     def put(self, rows: Array, number: int, values: Array) -> None:
-        """Local. Write what one part has into all rows, a C-contiguous array."""
+        """Write the elements of one part into ``rows``, a C-contiguous array of all rows."""
         if self._axis:
             self._columns(rows, number)[...] = values
         else:

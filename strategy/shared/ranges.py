@@ -1,4 +1,4 @@
-"""Whether integers fit the dtype that they are to have. Pure."""
+"""A check that integers fit the dtype of a variable. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Array = NDArray[Any]
 
 
 def check_range(array: Array, dtype: np.dtype[Any], whose: str) -> None:
-    """Local. ValueError if an array has integers that do not fit a variable's dtype.
+    """Raise ValueError if an array has integers that do not fit the dtype of a variable.
 
     Args:
-        array: Of any dtype; of others than integers nothing is looked at.
-        dtype: The variable's.
-        whose: That variable, for messages.
+        array: Array of any dtype. Only integers are checked.
+        dtype: Dtype of the variable.
+        whose: Description of the variable, for messages.
     """
     if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
         return

@@ -1,6 +1,6 @@
-"""Who may go on: the steps of synchronous workers, and the clocks of those on a long leash. Pure.
+"""The steps of synchronous workers and the clocks of bounded staleness (SSP). Pure.
 
-One server, the first, decides for all. Workers that leave count no more.
+The first server decides for all servers. Workers that have left do not count.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-T = TypeVar("T")  # what stands for a worker that waits
+T = TypeVar("T")  # the request of a waiting worker
 
-# As optimizers describe a learning rate schedule, and the code in it.
+# The parts of an optimizer's description: its learning rate schedule, and the code of it.
 _SCHEDULE = ", learning rate schedule "
 _CODE = re.compile(r"(\S+) \(code ([0-9a-f]{8})\)")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a worker's gradients.
+    """The decision about the gradients of a worker in a step.
 
     Attributes:
-        step: In which step they count; if they do not, the step that the worker goes on with.
-        members: The workers whose gradients make the step, ascending; empty if these come too late,
-            or there are none.
-        problem: Why there is no such step: workers give gradients that do not belong together.
+        step: The step that takes the gradients. Without members, the step at which the worker
+            continues.
+        members: The workers whose gradients are averaged in the step, ascending. Empty if the
+            gradients came too late, or the worker has none.
+        problem: Error message if workers have gradients of different variables or optimizers.
     """
 
     step: int
@@ -34,19 +35,20 @@ class Decision:
 
 
 class Rounds(Generic[T]):
-    """Synchronous steps, each made by those workers that come first.
+    """Synchronous steps with backup workers.
 
-    As SyncReplicasOptimizer of TensorFlow, after Chen et al., "Revisiting Distributed Synchronous
-    SGD", 2016: with n workers and b of them for backup, a step has the gradients of the first
-    n - b; those of the others are dropped.
+    With n workers, b of them backups, a step takes the gradients of the first n - b workers and
+    drops the gradients of the others. Source: Chen et al., "Revisiting Distributed Synchronous
+    SGD", 2016, as in TensorFlow's SyncReplicasOptimizer.
 
     Args:
-        workers: Who takes part.
-        backups: How many of them a step can do without; fewer than there are.
+        workers: Indices of the workers.
+        backups: Number of backup workers, less than the number of workers.
     """
 
     def __init__(self, workers: Iterable[int], backups: int) -> None:
-        self._workers = set(workers)
+        self._all = frozenset(workers)
+        self._workers = set(self._all)
         self._needed = len(self._workers) - backups
         self._step = 0
         self._entered: dict[int, T] = {}
@@ -55,20 +57,20 @@ class Rounds(Generic[T]):
     def enter(
         self, worker: int, step: int, waiting: T, gives: str | None = ""
     ) -> list[tuple[T, Decision]]:
-        """Local. A worker has come to a step.
+        """Count a worker in a step.
 
         Args:
-            worker: Which.
-            step: Which; from 0.
-            waiting: Stands for it until it is answered.
-            gives: What its gradients are of, in words that must be the same for all; None: it has
-                none. A step for which no worker has some is none: all go on with it again.
+            worker: Index of the worker.
+            step: Number of the step, from 0.
+            waiting: Request of the worker.
+            gives: Description of its gradients, which must be the same for all workers; None
+                without gradients. If no worker has gradients, all workers repeat the step.
 
         Returns:
-            Who is to be answered, and what.
+            The requests to answer, each with its decision.
 
         Raises:
-            ValueError: It has gradients for this step already, or is ahead of it.
+            ValueError: The worker has entered this step already, or is ahead of it.
         """
         if step < self._step:
             return [(waiting, Decision(self._step, ()))]
@@ -82,15 +84,22 @@ class Rounds(Generic[T]):
             self._given[worker] = gives
         return self._decide()
 
+    def join(self, worker: int) -> int:
+        """Wait for a worker from now on, also if it has left before. Return the current step."""
+        self._workers.add(worker)
+        return self._step
+
     def leave(self, worker: int) -> list[tuple[T, Decision]]:
-        """Local. A worker will give no more gradients; see :meth:`enter` for what it returns."""
+        """Remove a worker that makes no more steps. See :meth:`enter` for the result."""
         self._workers.discard(worker)
         self._entered.pop(worker, None)
         self._given.pop(worker, None)
+        if not self._workers:  # the next strategies of this name begin with all workers
+            self._workers = set(self._all)
         return self._decide()
 
     def missing(self) -> list[int]:
-        """Local. The workers that have no gradients for this step yet."""
+        """Return the workers that have not entered the current step."""
         return sorted(self._workers - set(self._entered))
 
     def _decide(self) -> list[tuple[T, Decision]]:
@@ -116,7 +125,7 @@ class Rounds(Generic[T]):
 
 
 def _difference(one: str, other: str) -> str:
-    """Say how two learning rate schedules differ; nothing if more than the schedules differs."""
+    """Describe how two learning rate schedules differ; empty if the rest differs, too."""
     if one.partition(_SCHEDULE)[0] != other.partition(_SCHEDULE)[0]:
         return ""
     if _CODE.sub(r"\1", one) != _CODE.sub(r"\1", other):
@@ -130,45 +139,55 @@ def _difference(one: str, other: str) -> str:
 
 
 class Clocks(Generic[T]):
-    """Workers of which none gets more than a number of steps ahead of another.
+    """The clocks of workers under bounded staleness: the number of steps that each has made.
 
-    The stale synchronous parallel of Ho et al., "More Effective Distributed ML via a Stale
-    Synchronous Parallel Parameter Server", NIPS 2013: a worker whose clock is c reads what all
-    others have changed before their clocks passed c - bound.
+    A worker at clock c reads all changes that other workers made before their clocks passed
+    c - bound. Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+    Parameter Server", NIPS 2013.
 
     Args:
-        workers: Who takes part.
-        bound: How many steps a worker may be ahead of the slowest.
+        workers: Indices of the workers.
+        bound: Number of steps that a worker may be ahead of the slowest.
     """
 
     def __init__(self, workers: Iterable[int], bound: int) -> None:
-        self._clocks = dict.fromkeys(workers, 0)
+        self._all = tuple(workers)
+        self._clocks = dict.fromkeys(self._all, 0)
+        self._latest = 0
         self._bound = bound
         self._waiting: list[tuple[int, T]] = []
 
     def advance(self, worker: int, clock: int, waiting: T) -> list[T]:
-        """Local. A worker's changes up to a clock have been applied, and it wants to go on.
+        """Set the clock of a worker after its changes up to that clock have been applied.
 
         Args:
-            worker: Which.
-            clock: How many steps it has made.
-            waiting: Stands for it until it may go on.
+            worker: Index of the worker.
+            clock: Number of steps that the worker has made.
+            waiting: Request of the worker, which waits to continue.
 
         Returns:
-            Who may go on.
+            The requests of the workers that may continue.
         """
         if worker in self._clocks:
             self._clocks[worker] = max(clock, self._clocks[worker])
+        self._latest = max(clock, self._latest)
         self._waiting.append((clock, waiting))
         return self._free()
 
+    def join(self, worker: int) -> int:
+        """Wait for a worker from now on, also if it has left before. Return its first clock."""
+        slowest = min(self._clocks.values(), default=0)
+        return self._clocks.setdefault(worker, slowest)
+
     def leave(self, worker: int) -> list[T]:
-        """Local. A worker makes no more steps; gives who may go on."""
+        """Remove a worker that makes no more steps. See :meth:`advance` for the result."""
         self._clocks.pop(worker, None)
+        if not self._clocks:  # the next strategies of this name begin with all workers
+            self._clocks = dict.fromkeys(self._all, self._latest)
         return self._free()
 
     def missing(self) -> list[int]:
-        """Local. The slowest workers, for which others wait."""
+        """Return the slowest workers, for which others wait."""
         slowest = min(self._clocks.values(), default=0)
         return sorted(worker for worker, clock in self._clocks.items() if clock == slowest)
 

@@ -26,15 +26,15 @@ def _sum_rows(rows: Any, order: Any, starts: Any, sums: Any) -> None:
 
 
 def sums_of_rows(rows: Array, order: Array, starts: Array) -> Array:
-    """Local. Sums of rows, one row after the other: the last digits may be others than NumPy's.
+    """Sum groups of rows, one row after the other. The last digits may differ from NumPy's.
 
     Args:
         rows: Shape ``(n, ...)``, float32 or float64.
-        order: In which they come, shape ``(n,)``.
-        starts: Places in ``order`` where a sum begins; ascending, the first is 0.
+        order: Indices of the rows, sorted by group, shape ``(n,)``.
+        starts: Positions in ``order`` at which a group begins, ascending; the first is 0.
 
     Returns:
-        Shape ``(len(starts), ...)``.
+        The sums, shape ``(len(starts), ...)``.
     """
     sums = np.empty((len(starts), *rows.shape[1:]), rows.dtype)
     _sum_rows(rows.reshape(len(rows), -1), order, starts, sums.reshape(len(sums), -1))

@@ -1,4 +1,4 @@
-"""Rows by their numbers: each once, and what belongs to it together. Pure."""
+"""Merging and grouping of rows with the same number. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from strategy.shared.shard import HALVES
 Array = NDArray[Any]
 
 _MANY = 4096
-_LARGE_BYTES = 1 << 18  # a call of NumPy's is a millisecond or two from here on
+_LARGE_BYTES = 1 << 18  # from this size on, a call of NumPy takes 1 to 2 ms
 
 
 def merged(ids: Array, rows: Array, combine: np.ufunc | None) -> tuple[Array, Array]:
-    """Local. Each row once, in ascending order.
+    """Merge rows with the same number, and sort them by number.
 
     Args:
         ids: Row numbers, shape ``(n,)``.
-        rows: What belongs to them, shape ``(n, ...)``.
-        combine: What becomes of several for one row; None takes the last.
+        rows: The rows, shape ``(n, ...)``. Half precision is reduced in float32.
+        combine: The reduction of rows with the same number; None keeps the last row.
 
     Returns:
-        Numbers and rows; the given arrays themselves if nothing had to be done.
+        Unique numbers, ascending, and their rows. The arguments if they are so already.
     """
     steps = np.diff(ids)
     if (steps > 0).all():
@@ -45,7 +45,9 @@ def merged(ids: Array, rows: Array, combine: np.ufunc | None) -> tuple[Array, Ar
 
 
 def distinct(ids: Array) -> tuple[Array, Array]:
-    """Local. Each number once, in ascending order, and for each given one the place of its like.
+    """Return the unique numbers, ascending, and the index of each number among them.
+
+    The same as ``np.unique(ids, return_inverse=True)``.
 
     Args:
         ids: Row numbers, shape ``(n,)``, int64.
@@ -59,14 +61,14 @@ def distinct(ids: Array) -> tuple[Array, Array]:
 
 
 def grouped(ids: Array) -> tuple[Array, Array, Array]:
-    """Local. Each number once, in ascending order, and where all that belongs to it is.
+    """Group equal numbers.
 
     Args:
         ids: Row numbers, shape ``(n,)``, int64.
 
     Returns:
-        The numbers; the order in which like ones follow each other, as they come; and where in it
-        each number begins, with its end as the last.
+        The unique numbers, ascending. The stable order that sorts ``ids``. The position in this
+        order at which each number begins, followed by n.
     """
     order = _ascending(ids)
     ids = ids[order]
@@ -75,19 +77,19 @@ def grouped(ids: Array) -> tuple[Array, Array, Array]:
 
 
 def sums(rows: Array, order: Array, starts: Array) -> Array:
-    """Local. Sums of rows; with the extra ``fast``, and where they are many, by compiled code.
+    """Sum groups of rows. The extra ``fast`` adds compiled code for many rows.
 
     Args:
         rows: Shape ``(n, ...)``.
-        order: In which they come, shape ``(n,)``.
-        starts: Places in ``order`` where a sum begins; ascending, the first is 0.
+        order: Indices of the rows, sorted by group, shape ``(n,)``.
+        starts: Positions in ``order`` at which a group begins, ascending; the first is 0.
 
     Returns:
-        Shape ``(len(starts), ...)``.
+        The sums, shape ``(len(starts), ...)``.
     """
     floating = rows.dtype in (np.float32, np.float64)
     if floating and rows.nbytes >= _LARGE_BYTES and can_compile():
-        from strategy.shared.row_sums import sums_of_rows  # takes half a second
+        from strategy.shared.row_sums import sums_of_rows  # the import takes 0.5 s
 
         return sums_of_rows(rows, order, starts)
     result: Array = np.add.reduceat(rows.take(order, axis=0), starts, axis=0)
@@ -95,10 +97,10 @@ def sums(rows: Array, order: Array, starts: Array) -> Array:
 
 
 def _ascending(ids: Array) -> Array:
-    """The stable order of numbers.
+    """Return the stable order that sorts numbers.
 
-    NumPy sorts 16 bits by their digits, and more by comparing; several times 16 bits, the lowest
-    first, are sooner done where there are many (Knuth, TAOCP 3, 5.2.5).
+    NumPy has a radix sort for 16-bit integers only. For many numbers, several radix sorts of 16
+    bits, the lowest bits first, are faster than its comparison sort (Knuth, TAOCP 3, 5.2.5).
     """
     if len(ids) < _MANY or ids.min() < 0:
         return np.argsort(ids, kind="stable")

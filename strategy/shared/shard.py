@@ -1,8 +1,9 @@
-"""A variable in the memory of its server: versions and data, and how anybody reads them.
+"""A shard of a variable in the memory of its server: versions, data, and lock-free reads.
 
-Every block of 1 MiB has a version of its own, odd only while its bytes change (a sequence lock;
-Boehm, "Can seqlocks get along with programming language memory models?", 2012). The blocks of a
-shard that nobody is changing are all at the same version.
+Every block of 1 MiB has a version, which is odd while the bytes of the block change (a sequence
+lock; Boehm, "Can seqlocks get along with programming language memory models?", 2012). Updates of
+rows, and formulas that need all elements, make the versions of all blocks odd. Between changes of
+the shard, all its blocks have the same version.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Bytes = NDArray[np.uint8]
 
 BLOCK_BYTES = 1 << 20
 
-# What can be changed and read in place, sent by its name, and saved.
+# Supported dtypes. Each can be updated in shared memory, encoded in messages, and saved to
+# safetensors.
 DTYPES = (
     *map(np.dtype, ("bool", "int8", "int16", "int32", "int64")),
     *map(np.dtype, ("uint8", "uint16", "uint32", "uint64")),
@@ -31,30 +33,33 @@ DTYPES = (
 )
 
 
-# What optimizers change; the first two in float32.
+# Dtypes that optimizers can change. They change HALVES in float32.
 HALVES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 FLOATING = (*HALVES, np.dtype(np.float32), np.dtype(np.float64))
 
 WIDE = ":float32"
-"""The slot for what a variable of half precision is in float32; no user's name has a colon."""
+"""Name of the slot for the float32 master copy of a half-precision variable.
+
+Slot names of users have no colon.
+"""
 
 
 class Layout:
-    """Where a shard's parts lie.
+    """The shape, dtype and sizes of a shard.
 
     Args:
-        shape: Of the variable.
-        dtype: Of the variable.
+        shape: Shape of the shard.
+        dtype: Dtype of the variable.
 
     Attributes:
-        shape: Of the variable.
-        dtype: Of the variable, in this machine's byte order.
+        shape: Shape of the shard.
+        dtype: Dtype of the variable, in this machine's byte order.
         size: Number of elements.
-        data_bytes: Length of the data.
-        version_bytes: Length of the versions.
-        blocks: Number of blocks.
-        is_half: Whether optimizers change it in float32.
-        is_floating: Whether optimizers can change it.
+        data_bytes: Size of the data in bytes.
+        version_bytes: Size of the versions in bytes.
+        blocks: Number of blocks, at least 1.
+        is_half: Whether the dtype is in HALVES, so optimizers change the shard in float32.
+        is_floating: Whether optimizers can change the shard.
     """
 
     def __init__(self, shape: Iterable[int], dtype: DTypeLike) -> None:
@@ -69,14 +74,14 @@ class Layout:
 
 
 class SharedShard:
-    """A shard as anybody sees it who has its server's memory.
+    """A shard in mapped memory of its server.
 
     Args:
-        memory: The server's arena.
-        layout: The shard's.
-        versions_offset: Of the versions in the arena, in bytes.
-        data_offset: Of the data in the arena, in bytes.
-        sync: Orders loads and stores before it against those after it.
+        memory: The mapped memory.
+        layout: Shape and dtype.
+        versions_offset: Offset of the versions in the memory, in bytes.
+        data_offset: Offset of the data in the memory, in bytes.
+        sync: A memory fence for loads and stores.
     """
 
     def __init__(
@@ -98,15 +103,16 @@ class SharedShard:
         self.data = data.reshape(layout.shape)
 
     def try_read(self, out: Array, ids: Array | None = None) -> int | None:
-        """Local. Copy the shard, or rows of it, into ``out``.
+        """Copy the shard, or some rows, into ``out``, unless the shard changes meanwhile.
 
         Args:
-            out: Shape and dtype of the variable; of rows, shape ``(len(ids), *shape[1:])``.
-            ids: Which rows; they must be there.
+            out: Array with the shape and dtype of the shard; for rows, of shape
+                ``(len(ids), *shape[1:])``.
+            ids: Valid row numbers; None for all rows.
 
         Returns:
-            The version that the copy belongs to, or None: it was changed meanwhile, and ``out``
-            holds nothing of use.
+            The version of the copy. None if the shard was changed; then the content of ``out`` is
+            undefined.
         """
         before = self._version_of[0]
         if before & 1:
@@ -126,16 +132,16 @@ class SharedShard:
         return before >> 1 if unchanged else None
 
     def read_blocks(self, out: Array) -> None:
-        """Local. Copy the shard block by block; blocks may belong to different versions.
+        """Copy the shard block by block. The blocks may have different versions.
 
         Args:
-            out: C-contiguous, shape and dtype of the variable.
+            out: C-contiguous array with the shape and dtype of the shard.
         """
         step = BLOCK_BYTES // self.layout.dtype.itemsize
         flat = out.reshape(-1)
         for block in range(self.layout.blocks):
             part = slice(block * step, (block + 1) * step)
-            backoff = Backoff()  # whoever changes the block may stand still
+            backoff = Backoff()  # the thread that changes the block may be descheduled
             while True:
                 before = self._version_of[block]
                 self._sync()

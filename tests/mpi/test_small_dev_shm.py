@@ -1,4 +1,4 @@
-"""Jobs on a /dev/shm that is small, or full: slower, or refused, and never killed by SIGBUS."""
+"""Jobs on a /dev/shm that is small, or full: variables are shared nevertheless."""
 
 import os
 import subprocess
@@ -78,34 +78,19 @@ def train_with(tmp_path, size, large=2 << 20, **env):
     )
 
 
-def check_small(ended):
+def check_shared(ended):
     assert ended.status == 0, ended.err
-    assert ended.out.count("good messages") == 2
-    assert ended.err.count("has no room in shared memory") == 1
-    for part in (
-        "ps 0 on ",
-        "MiB free of",
-        "pulled and pushed by messages",
-        "docker run --shm-size",
-    ):
-        assert part in ended.err
+    assert ended.out.count("good shared") == 2
 
 
 def test_a_small_dev_shm(tmp_path):
-    check_small(train_with(tmp_path, "4m"))
+    check_shared(train_with(tmp_path, "4m"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", ["8m", "16m", "17m", "24m", "40m", "64m"])
 def test_small_ones_of_many_sizes(tmp_path, size):
-    check_small(train_with(tmp_path, size, large=8 << 20))
-
-
-def test_a_large_dev_shm_is_used(tmp_path):
-    ended = train_with(tmp_path, "200m")
-    assert ended.status == 0, ended.err
-    assert ended.out.count("good shared") == 2
-    assert "has no room" not in ended.err
+    check_shared(train_with(tmp_path, size, large=8 << 20))
 
 
 def test_a_dev_shm_too_small_for_the_library(tmp_path):
@@ -116,24 +101,11 @@ def test_a_dev_shm_too_small_for_the_library(tmp_path):
     assert ended.out.count("good") == 2 or "MPICH needs 3264 KiB for the 3 rank(s)" in ended.err
 
 
-FILLED = [pytest.param("before", marks=pytest.mark.long), "after"]
-
-
-@pytest.mark.parametrize("fill", FILLED)
+@pytest.mark.parametrize("fill", [pytest.param("before", marks=pytest.mark.long), "after"])
 def test_a_dev_shm_that_is_full(tmp_path, fill):
-    ended = train_with(tmp_path, "200m", FILL=fill)
-    assert ended.status == 0, ended.err
-    assert ended.out.count("filled") == 1
-    assert ended.out.count("good messages") == 2
-    assert ended.err.count("has no room in shared memory") == 1
-
-
-@pytest.mark.parametrize("fill", FILLED)
-def test_shared_memory_or_an_error(tmp_path, fill):
     ended = train_with(tmp_path, "200m", FILL=fill, TRANSPORT="shared")
-    assert ended.status == 0, ended.err
-    assert ended.out.count("refused:") == 2
-    assert "good" not in ended.out
+    check_shared(ended)
+    assert ended.out.count("filled") == 1
 
 
 @pytest.mark.parametrize("option", ["nr_inodes=1", "ro"])

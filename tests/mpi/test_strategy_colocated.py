@@ -5,8 +5,8 @@ import pytest
 from _cases.clusters import spec_of
 
 from mpidist import ClusterSpec, Server
-from mpidist.config import config as settings
 from strategy import ParameterServerStrategy, get_variable, optimizers
+from strategy.server import memory
 
 SIZE = (3 << 18) + 5
 
@@ -59,23 +59,18 @@ def test_training(world, transport, servers):
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("servers", [1, 2])
-def test_memory_grows(world, transport, servers):
-    """The serving thread enters for its process, where the script's thread waits for it."""
-    before = settings.arena_bytes
-    object.__setattr__(settings, "arena_bytes", 1 << 20)
-    try:
-        with Server(colocated(world, servers), "worker", world.rank) as server:
-            strategy = ParameterServerStrategy(transport=transport)
-            with strategy.scope():
-                made = [get_variable(f"v{n}", SIZE, initializer=n) for n in range(5)]
-            for v in made:
-                v.assign_add(np.full(SIZE, world.rank + 1.0))
-            server.job_group("worker").barrier()
-            values = [np.unique(v.read_value()).tolist() for v in made]
-            near = [v.remotes[0].shared is not None for v in made]
-            server.job_group("worker").barrier()
-    finally:
-        object.__setattr__(settings, "arena_bytes", before)
+def test_memory_grows(world, transport, servers, monkeypatch):
+    monkeypatch.setattr(memory, "_MIN_SEGMENT_BYTES", 1 << 20)
+    with Server(colocated(world, servers), "worker", world.rank) as server:
+        strategy = ParameterServerStrategy(transport=transport)
+        with strategy.scope():
+            made = [get_variable(f"v{n}", SIZE, initializer=n) for n in range(5)]
+        for v in made:
+            v.assign_add(np.full(SIZE, world.rank + 1.0))
+        server.job_group("worker").barrier()
+        values = [np.unique(v.read_value()).tolist() for v in made]
+        near = [v.remotes[0].shared is not None for v in made]
+        server.job_group("worker").barrier()
     total = world.size * (world.size + 1) / 2
     assert values == [[n + total] for n in range(5)]
     assert near == [transport != "p2p"] * 5

@@ -286,7 +286,7 @@ def test_two_strategies_of_a_worker(world, transport):
     sizes, rounds = (3, 4096, (1 << 18) + 5), 6
 
     def train(strategy, workers):
-        strategies = [strategy, ParameterServerStrategy(transport=transport)]
+        strategies = [strategy, ParameterServerStrategy(transport=transport, name="other")]
         owners = [("all", f"{strategy.worker_index}/{number}") for number in range(2)]
         variables = []
         for one, names in zip(strategies, owners, strict=True):

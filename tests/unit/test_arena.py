@@ -5,7 +5,6 @@ import errno
 import itertools
 import mmap
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mpidist import arena as arenas
-from mpidist.arena import Arena, arena_bytes, commit
+from mpidist.arena import Arena, commit
 from mpidist.errors import ResourceExhaustedError
 
 ARENA = 64 * 40 + 10  # the last bytes are too few for a piece
@@ -97,37 +96,11 @@ def test_an_arena_that_is_full():
     arena.carve(0)
     with pytest.raises(
         ResourceExhaustedError,
-        match=r"no room for 65 bytes in an arena of 128, of which 64 are free.*MPIDIST_ARENA_BYTES",
+        match=r"no room for 65 bytes in an arena of 128, of which 64 are free",
     ):
         arena.carve(65)
     with pytest.raises(MemoryError):
         Arena(0).carve(1)
-
-
-@given(
-    free=st.integers(0, 1 << 50),
-    block=st.sampled_from([512, 4096, 1 << 16]),
-    wanted=st.integers(0, 1 << 50),
-    owners=st.integers(1, 64),
-)
-def test_arenas_take_at_most_half_of_what_is_free(free, block, wanted, owners):
-    with pytest.MonkeyPatch.context() as patch:
-        stat = SimpleNamespace(f_bavail=free // block, f_blocks=1 << 50, f_frsize=block)
-        patch.setattr("mpidist.arena.os.statvfs", lambda path: stat)
-        nbytes = arena_bytes(wanted, owners)
-    limit = free // block * block // 2 // owners
-    assert nbytes % mmap.PAGESIZE == 0
-    assert nbytes <= min(wanted, limit)
-    assert min(wanted, limit) - nbytes < mmap.PAGESIZE
-
-
-def test_a_cut_is_logged(caplog):
-    with caplog.at_level("INFO"):
-        arena_bytes(1 << 20, 1)
-        assert "arena" not in caplog.text
-        nbytes = arena_bytes(1 << 60, 2)
-    assert f"arena of {nbytes >> 20} MiB in place of {1 << 40}" in caplog.text
-    assert "2 ps task(s) of this node" in caplog.text
 
 
 class Short:
@@ -166,7 +139,7 @@ def _map_over(address, nbytes, handle):
 
 def test_pages_that_there_are_not_are_an_error(short):
     memory = short.memory
-    with pytest.raises(ResourceExhaustedError, match=r"no 20480 bytes .* MiB free of"):
+    with pytest.raises(ResourceExhaustedError, match=r"no 20480 bytes of memory left"):
         commit(memory)
     assert short.committed() == 0  # those that there were have been given back
     commit(memory[: 2 * mmap.PAGESIZE + 1])
@@ -184,7 +157,7 @@ def test_a_piece_without_pages_is_not_carved(short):
     first = arena.carve(2 * mmap.PAGESIZE)
     memory[first : first + 2 * mmap.PAGESIZE] = 1
     for _ in range(2):
-        with pytest.raises(ResourceExhaustedError, match="the system has no"):
+        with pytest.raises(ResourceExhaustedError, match="has no 12288 bytes of memory"):
             arena.carve(3 * mmap.PAGESIZE)
     assert arena.carve(mmap.PAGESIZE) == 2 * mmap.PAGESIZE
     assert short.committed() == 3 * mmap.PAGESIZE
@@ -200,19 +173,9 @@ def test_private_memory_is_committed_too():
     assert not memory.any()
 
 
-@pytest.mark.parametrize(("free", "enough"), [(127, False), (128, True)])
-def test_a_kernel_that_cannot_be_asked_for_pages(monkeypatch, free, enough):
-    """Then it is the free space that counts, with a margin."""
-    margin = 16 << 20
-    stat = SimpleNamespace(f_bavail=margin + free, f_blocks=1 << 30, f_frsize=1)
+def test_a_kernel_that_cannot_commit_pages(monkeypatch):
     monkeypatch.setattr(arenas, "_madvise", lambda address, nbytes, advice: errno.EINVAL)
-    monkeypatch.setattr(arenas.os, "statvfs", lambda path: stat)
-    arena = Arena(1000, np.zeros(1000, np.uint8))
-    if enough:
-        assert arena.carve(100) == 0
-    else:
-        with pytest.raises(ResourceExhaustedError, match="16 MiB free of 1024"):
-            arena.carve(100)
+    assert Arena(1000, np.zeros(1000, np.uint8)).carve(100) == 0
 
 
 def test_other_errors_are_not_hidden(monkeypatch):

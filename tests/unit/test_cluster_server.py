@@ -315,10 +315,10 @@ def test_all_jobs_of_one_process():
         assert server.task_address("ps", 0) == str(server.endpoint.address)
         with pytest.raises(ValueError, match="no such job"):
             server.task_address("data", 0)
-        memory = server.memory.part(0)
-        memory[-1] = 7
+        segment = server.memory.allocate(100)
+        segment.memory[-1] = 7
         server.memory.sync()
-        assert server.memory.own()[-1] == 7
+        assert server.memory.map(0, segment.reference)[-1] == 7
         with pytest.raises(ValueError, match="no such job"):
             server.job_group("data")
 

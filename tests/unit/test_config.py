@@ -13,7 +13,6 @@ NUMBERS = {
     "MPIDIST_CALL_TIMEOUT_S": ("call_timeout_s", 120.0),
     "MPIDIST_STALL_S": ("stall_s", 60.0),
     "MPIDIST_STALL_ABORT_S": ("stall_abort_s", float("inf")),
-    "MPIDIST_ARENA_BYTES": ("arena_bytes", 16 << 30),
     "MPIDIST_CREDIT_BYTES": ("credit_bytes", 64 << 20),
 }
 TEXTS = {
@@ -63,8 +62,8 @@ def test_bad_numbers(variable, text):
 
 @pytest.mark.parametrize("text", ["inf", "0.5", "1e30"])
 def test_memory_needs_a_whole_number(text):
-    with pytest.raises(ValueError, match=f"MPIDIST_ARENA_BYTES='{text}' "):
-        Config.from_env({"MPIDIST_ARENA_BYTES": text})
+    with pytest.raises(ValueError, match=f"MPIDIST_CREDIT_BYTES='{text}' "):
+        Config.from_env({"MPIDIST_CREDIT_BYTES": text})
     assert Config.from_env({"MPIDIST_STALL_S": text}).stall_s == float(text)
 
 

@@ -179,7 +179,8 @@ def test_the_cluster_resolver_of_a_strategy():
     spec = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
     resolver = SimpleClusterResolver(mpidist.ClusterSpec(spec), task_type="worker", task_id=0)
     with mpidist.Server(spec, "worker", 0):
-        assert ParameterServerStrategy(resolver).cluster_resolver is resolver
+        with ParameterServerStrategy(resolver) as strategy:
+            assert strategy.cluster_resolver is resolver
         made = ParameterServerStrategy().cluster_resolver
     assert made.cluster_spec() == mpidist.ClusterSpec(spec)
     assert (made.task_type, made.task_id) == ("worker", 0)

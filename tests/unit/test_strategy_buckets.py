@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from mpidist import errors
 from strategy import optimizers, schedules
-from strategy.connection.change import Change, push_all
+from strategy.connection.connection import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server import catalogue, configured, slotted_shard
+from strategy.server import catalogue, rules, shard
 from strategy.server.bucket import Bucket
 
 OPTIMIZERS = {
@@ -125,7 +125,7 @@ def test_as_one_by_one(mode, compiled, pushes, kinds, transport):
         pytest.importorskip("numba")
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(configured, "can_compile", lambda: False)
+            patch.setattr(rules, "can_compile", lambda: False)
         together = train(pushes, kinds, mode, transport)
         patch.setattr(catalogue, "is_small", lambda layout: False)
         assert together == train(pushes, kinds, mode, transport)
@@ -172,7 +172,7 @@ def test_what_is_not_alike_is_changed_in_order(make, calls):
 def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
     strategy = make().worker(0)
     made = [variable(strategy, f"v{i}", 3, "zeros", np.float64) for i in range(4)]
-    check_room = slotted_shard.check_room
+    check_room = shard.check_room
     asked = []
 
     def no_room(nbytes):
@@ -181,7 +181,7 @@ def test_one_that_fails_keeps_no_other_from_being_changed(make, monkeypatch):
             raise errors.ResourceExhaustedError("none left")
         check_room(nbytes)
 
-    monkeypatch.setattr(slotted_shard, "check_room", no_room)
+    monkeypatch.setattr(shard, "check_room", no_room)
     adagrad = optimizers.Adagrad(1.0, initial_accumulator_value=0.0)
     with pytest.raises(errors.ResourceExhaustedError, match="beside variable 'v2'"):
         adagrad.apply_gradients([(np.ones(3), v) for v in made]).result(30)

@@ -1,107 +1,54 @@
-"""How a server makes room: what it answers to whom, and in which order."""
+"""How a server allocates variables, and what it answers."""
 
 import contextlib
-import mmap
-import os
-from types import SimpleNamespace
 
 import pytest
 
-from mpidist import LATER, ClusterSpec, Window, errors, host_memory
+from mpidist import LATER, errors, host_memory
+from mpidist.ps_memory import PsMemory
 from strategy import ParameterServerStrategy, get_variable
 from strategy.local import local_host
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.catalogue import Catalogue
+from strategy.server.directory import Directory
+from strategy.server.memory import Memory
 
 MIB = 1 << 20
 
 
 class Asked:
-    """A request, and what came of it."""
+    """A request, and the answer to it."""
 
-    def __init__(self, message, log):
+    def __init__(self, message):
         self.body = message.SerializeToString()
-        self.log = log
         self.answer = None
 
     def reply(self, body=b"", buffers=()):
-        self.log.append(self)
-        self.answer = pb.GrowReply.FromString(body)
+        self.answer = pb.CreateReply.FromString(body)
 
     def fail(self, error):
         self.answer = error
 
 
-class Host:
-    """A ps that shares its node with two workers of three."""
-
-    def __init__(self):
-        self.windows = [Window.private(MIB)]
-        self.endpoint = SimpleNamespace(progress=lambda: False)
-        self.cluster_spec = ClusterSpec({"ps": ["a:0"], "worker": [f"a:{n}" for n in range(1, 4)]})
-        self.log, self.warnings = [], []
-        self.room = 1 << 40
-        self.grows = True
-
-    @property
-    def memory(self):
-        return self
-
-    def own(self, segment=0):
-        return self.windows[segment].local
-
-    def mates(self, index, one_sided=False):
-        if one_sided:
-            return [("worker", 0), ("worker", 1), ("worker", 2)]
-        return [("worker", 0), ("worker", 2), ("evaluator", 0)]
-
-    def growth_bytes(self, index, needed, wanted):
-        assert needed <= wanted
-        return wanted if needed <= self.room else 0
-
-    def grow(self, index, segment, nbytes, tasks, one_sided=False):
-        self.log.append((segment, tasks))
-        if not self.grows:
-            raise errors.ResourceExhaustedError("none left")
-        self.windows.append(Window.private(nbytes))
-
-    def warn_unshared(self, reason):
-        self.warnings.append(reason)
-
-    def sync(self):
-        pass
-
-
 class Server:
-    """A catalogue, and a connection of each worker; worker 0 has two."""
+    """A catalogue with a connection of each of three workers."""
 
     def __init__(self):
-        self.host = Host()
-        self.catalogue = Catalogue(self.host, 0)
-        for worker in (0, 1, 2, 0):
-            self.catalogue.attach(Asked(pb.AttachRequest(worker=worker), []))
+        self.memory = PsMemory()
+        self.catalogue = Catalogue(self, 0)
+        for worker in range(3):
+            self.catalogue.attach(pb.AttachRequest(worker=worker, strategy="s"))
 
-    def creation(self, worker, connection=None, **changes):
-        fields = {"name": "v", "shape": [3 * MIB], "dtype": "float32", "ordinal": 1}
-        at = worker if connection is None else connection
-        return pb.CreateRequest(**(fields | changes), worker=worker, connection=at)
-
-    def create(self, worker, connection=None, **changes):
-        asked = Asked(self.creation(worker, connection, **changes), self.host.log)
+    def ask(self, worker, **changes):
+        fields = {"name": "v", "shape": [3 * MIB], "dtype": "float32"}
+        asked = Asked(pb.CreateRequest(**(fields | changes), worker=worker, connection=worker))
         reply = self.catalogue.create(asked)
-        return reply if reply is LATER else pb.CreateReply.FromString(reply.body)
-
-    def promise(self, worker, connection=None, segment=1, **changes):
-        create = self.creation(worker, connection, **changes)
-        asked = Asked(pb.GrowRequest(segment=segment, create=create), self.host.log)
-        reply = self.catalogue.grow(asked)
         if reply is not LATER:
-            asked.answer = pb.GrowReply.FromString(reply.body)
+            asked.reply(reply.body)
         return asked
 
-    def withdraw(self, worker):
-        create = self.creation(worker)
-        self.catalogue.withdraw(Asked(pb.GrowRequest(segment=1, create=create), []))
+    def create(self, worker, **changes):
+        return self.ask(worker, **changes).answer
 
 
 @pytest.fixture
@@ -109,110 +56,25 @@ def server():
     return Server()
 
 
-def test_all_are_answered_before_the_server_enters(server):
-    assert [server.create(worker).grow for worker in (0, 2, 1)] == [1, 1, 1]
-    far, first, again = server.promise(1), server.promise(0), server.promise(0, connection=3)
-    assert [asked.answer for asked in (far, first, again)] == [None] * 3
-    last = server.promise(2)
-    assert [asked.answer.enter for asked in (first, last, far, again)] == [True, True, False, False]
-    assert first.answer.nbytes == last.answer.nbytes == server.host.windows[1].local.nbytes
-    entered = (1, [("worker", 0), ("worker", 2)])
-    assert server.host.log[:3] == [first, last, entered]
-    assert set(server.host.log[3:]) == {far, again}
-    made = server.create(2)
-    assert (made.segment, made.private, made.must_initialize, made.grow) == (1, False, True, 0)
-    assert server.create(0) is LATER  # for the first value
-    assert server.host.warnings == []
+def test_other_workers_wait_for_the_initial_value(server):
+    first, second, third = (server.ask(worker) for worker in range(3))
+    assert first.answer.must_initialize
+    assert second.answer is third.answer is None
+    server.catalogue.abandon(Asked(pb.ReadRequest(variable=0)))
+    assert second.answer.must_initialize  # the next one is to push it
+    server.catalogue.detach(1)
+    assert third.answer.must_initialize
 
 
-def test_a_promise_that_comes_late(server):
-    for worker in (0, 2):
-        server.promise(worker)
-    assert not server.promise(0, connection=3).answer.enter
-    assert not server.promise(0, segment=2).answer.enter
-    assert server.create(0).segment == 1
-
-
-def test_other_variables_wait_for_no_more_than_the_first(server):
-    other = server.promise(0, connection=3, name="w", ordinal=2)
-    first, last = server.promise(0), server.promise(2)
-    # One thread of worker 0 enters, whichever it is.
-    assert [asked.answer.enter for asked in (other, first, last)] == [True, False, True]
-    assert server.create(0, connection=3, name="w", ordinal=2).segment == 1
-    third = {"name": "x", "ordinal": 3, "shape": [9 * MIB]}
-    assert server.create(2, **third).grow == 2
-
-
-def test_room_that_is_gone_by_the_time_that_all_have_promised(server):
-    first = server.promise(0)
-    server.host.room = 0
-    last = server.promise(2)
-    assert not first.answer.enter
-    assert not last.answer.enter
-    assert server.host.log == [first, last]
-    assert server.create(0).private
-    assert server.host.warnings
-
-
-def test_room_that_is_gone_before_all_have_promised(server):
-    """The second worker is given private memory at once: the first must not go on waiting."""
-    assert server.create(0).grow == 1
-    first = server.promise(0)
-    server.host.room = 0
-    assert server.create(2).private
-    assert not first.answer.enter
-    assert not server.promise(1).answer.enter
-
-
-def test_a_collective_that_fails_on_all(server):
-    server.host.grows = False
-    for worker in (0, 2):
-        assert server.promise(worker).answer is None or worker == 2
-    assert server.create(0).private
-    assert server.host.warnings[0] == "none left"
-    assert server.create(2, name="w", ordinal=2).grow == 1  # there may be some again
-
-
-def test_shared_memory_or_an_error(server):
-    server.host.room = 0
-    with pytest.raises(errors.ResourceExhaustedError, match="no room for"):
-        server.create(0, only_shared=True)
-    with pytest.raises(errors.ResourceExhaustedError, match=f"'v' of {12 * MIB} bytes: no room"):
-        server.create(0, only_shared=True)
-    assert server.create(2).private
-    with pytest.raises(errors.ResourceExhaustedError, match="'v' of ps 0 does not lie in shared"):
-        server.create(0, only_shared=True)
-
-
-@pytest.mark.parametrize("room", [0, 1 << 60])
-@pytest.mark.parametrize("elements", [1 << 45, 1 << 62])  # which no process can address
-def test_more_memory_than_the_host_has(server, room, elements):
-    server.host.room = room
+@pytest.mark.parametrize("elements", [1 << 45, 1 << 57])
+def test_more_memory_than_the_host_has(server, elements):
     match = rf"ps 0 has no room for variable 'v' of {4 * elements} bytes: its host has \d+ MiB"
     with pytest.raises(errors.ResourceExhaustedError, match=match):
         server.create(0, shape=[elements])
-    assert server.host.log == server.host.warnings == []
+    assert server.create(0).must_initialize  # smaller
 
 
-def test_what_there_was_no_room_for_may_come_divided(server):
-    server.host.room = 0
-    with pytest.raises(errors.ResourceExhaustedError, match="divide the variable"):
-        server.create(0, shape=[1 << 45], part=pb.PartOf(variable="v", count=1))
-    parts = [
-        pb.PartOf(variable="v", shape=[8], axis=0, start=4 * n, stop=4 * n + 4, count=2)
-        for n in range(2)
-    ]
-    server.create(0, name="v/part_0", shape=[4], part=parts[0])
-    with pytest.raises(errors.InvalidArgumentError, match="must divide a variable alike"):
-        server.create(2, shape=[8], part=pb.PartOf(variable="v", shape=[8], count=1))
-    # What has been made keeps its division, though a further part finds no room.
-    with pytest.raises(errors.ResourceExhaustedError):
-        server.create(0, name="v/part_1", shape=[1 << 45], ordinal=2, part=parts[1])
-    with pytest.raises(errors.InvalidArgumentError, match="must divide a variable alike"):
-        server.create(2, shape=[8], part=pb.PartOf(variable="v", shape=[8], count=1))
-
-
-def test_the_least_that_is_more_than_the_host_has(server, monkeypatch):
+def test_memory_that_is_just_enough(server, monkeypatch):
     monkeypatch.setattr(host_memory, "free_memory", lambda: (12 * MIB, "host"))
     with pytest.raises(
         errors.ResourceExhaustedError, match="its host has 12 MiB of memory left: divide"
@@ -220,45 +82,37 @@ def test_the_least_that_is_more_than_the_host_has(server, monkeypatch):
         server.create(0)
     versions = 8 * 12
     monkeypatch.setattr(host_memory, "free_memory", lambda: (12 * MIB + versions, "host"))
-    assert server.create(0).grow
+    assert server.create(0).must_initialize
 
 
-def test_more_memory_than_there_are_addresses(server, monkeypatch):
-    """As under a limit to them: this variable takes more than there can be."""
+def test_more_memory_than_the_process_can_address(server, monkeypatch):
     monkeypatch.setattr(host_memory, "free_memory", lambda: (1 << 62, "host"))
-    server.host.room = 0
     match = rf"ps 0 has no room for variable 'v' of {1 << 59} bytes: its process cannot have"
     with pytest.raises(errors.ResourceExhaustedError, match=match):
         server.create(0, shape=[1 << 57])
-    assert server.host.warnings == []  # which would speak of slower variables
-    assert server.create(0).private
+    assert server.create(0).must_initialize
 
 
-def test_a_segment_of_the_server_alone_that_cannot_be(server, monkeypatch):
-    monkeypatch.setattr(server.host, "mates", lambda index, one_sided=False: [])
-    monkeypatch.setattr(server.host, "grow", lambda *arguments: mmap.mmap(-1, 1 << 59))
-    alone = Catalogue(server.host, 0)
-    alone.attach(Asked(pb.AttachRequest(worker=0), []))
-    reply = alone.create(Asked(server.creation(0), []))
-    assert pb.CreateReply.FromString(reply.body).private
+def test_segments_grow_by_the_memory_that_there_is():
+    source = PsMemory()
+    allocated, allocate = [], source.allocate
+    source.allocate = lambda nbytes: allocated.append(nbytes) or allocate(nbytes)
+    memory = Memory(source)
+    places = [memory.carve(64, 6 * MIB) for _ in range(9)]
+    assert allocated == [16 * MIB, 16 * MIB, 32 * MIB]
+    spans = [(place.segment.reference, *place.offsets) for place in places]
+    assert len(set(spans)) == 9
+    memory.carve(200 * MIB)
+    assert allocated[-1] >= 200 * MIB
 
 
-@pytest.mark.parametrize("one_sided", [True, False])
-def test_pages_of_a_segment_count_when_they_are_taken(server, monkeypatch, one_sided):
-    """One for one-sided operations is zeroed when it is made; others are sparse."""
-    monkeypatch.setattr(server.host, "mates", lambda index, one_sided=False: [])
-    alone = Catalogue(server.host, 0)
-    mode = pb.Mode(name="async", one_sided=one_sided)
-    alone.attach(Asked(pb.AttachRequest(worker=0, mode=mode), []))
-    assert alone.create(Asked(server.creation(0), [])) is not LATER
-    monkeypatch.setattr(host_memory, "free_memory", lambda: (0, "host"))
-    more = Asked(server.creation(0, name="w", shape=[MIB], ordinal=2), [])
-    if one_sided:
-        reply = pb.CreateReply.FromString(alone.create(more).body)
-        assert (reply.segment, reply.private) == (1, False)
-    else:
-        with pytest.raises(errors.ResourceExhaustedError, match="its host has 0 MiB"):
-            alone.create(more)
+def test_the_memory_is_exhausted_beside_a_full_segment(monkeypatch):
+    memory = Memory(PsMemory())
+    memory.carve(15 * MIB)
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (MIB, "host"))
+    with pytest.raises(errors.ResourceExhaustedError, match="its host has 1 MiB"):
+        memory.carve(2 * MIB)
+    assert memory.carve(MIB // 2).offsets == (15 * MIB,)
 
 
 def test_a_variable_that_is_far_too_large_in_local_mode():
@@ -268,40 +122,36 @@ def test_a_variable_that_is_far_too_large_in_local_mode():
         with pytest.raises(errors.ResourceExhaustedError, match=match):
             get_variable("h", (1 << 45,))
         assert float(get_variable("v", (), initializer=2.0)) == 2.0
+        assert get_variable("h", (4,), initializer="ones").numpy().tolist() == [1.0] * 4
 
 
-def test_a_collective_that_breaks(server, monkeypatch):
-    """An error of one side alone is not taken for a lack of room."""
-    monkeypatch.setattr(server.host, "grow", lambda *arguments: os.stat("/missing"))
-    server.promise(0)
-    with pytest.raises(FileNotFoundError):
-        server.promise(2)
+def test_the_first_definition_counts_until_nobody_uses_it():
+    directory = Directory()
+
+    def define(connection, server, dtype="float32"):
+        part = pb.PartOf(start=0, stop=8, server=server)
+        asked = pb.Definition(
+            name="v", shape=[8], dtype=dtype, parts=[part], worker=connection, connection=connection
+        )
+        return asked, pb.Definition.FromString(directory.define(Asked(asked)).body)
+
+    first, known = define(0, 1)
+    assert known == first
+    directory.undefine(Asked(first))
+    second, known = define(1, 0)
+    assert known == second
+    _, known = define(0, 1)
+    assert known == second
+    directory.undefine(Asked(second))  # strategy 0 uses it now
+    assert define(0, 1)[1] == second
+    with pytest.raises(errors.InvalidArgumentError, match=r"float64\[8\], but worker 1 created it"):
+        define(2, 0, "float64")
 
 
-def test_taking_a_promise_back(server):
-    first, again, other = server.promise(0), server.promise(0), server.promise(1)
-    server.withdraw(0)
-    for asked in (first, again):
-        assert isinstance(asked.answer, errors.DeadlineExceededError)
-        assert "worker 0 waits, and worker 2 did not create it in time" in str(asked.answer)
-    assert other.answer is None
-    late = server.promise(2)
-    assert late.answer is None
-    assert server.promise(0).answer.enter
-    server.withdraw(2)
-    assert late.answer.enter  # too late to take it back
-
-
-def test_workers_that_differ(server):
-    server.promise(0)
-    with pytest.raises(errors.InvalidArgumentError, match="worker 2 creates variable 'v' as numb"):
-        server.promise(2, ordinal=2)
-    with pytest.raises(errors.InvalidArgumentError, match="worker 0 variable 'v' as number 1"):
-        server.create(2, name="small", shape=[3])
-    assert server.create(2, name="small", shape=[3], ordinal=2).must_initialize
-
-
-def test_closing_answers_who_waits(server):
-    asked = server.promise(0)
-    server.catalogue.close()
-    assert isinstance(asked.answer, errors.UnavailableError)
+def test_names_of_strategies(server):
+    attach = server.catalogue.attach
+    with pytest.raises(errors.AlreadyExistsError, match="worker 0 has an open strategy named 's'"):
+        attach(pb.AttachRequest(worker=0, strategy="s"))
+    assert attach(pb.AttachRequest(worker=0, strategy="t")) == 3
+    with pytest.raises(errors.InvalidArgumentError, match="worker 3 has mode 'sync' with backup"):
+        attach(pb.AttachRequest(worker=3, strategy="s", mode=pb.Mode(name="sync")))

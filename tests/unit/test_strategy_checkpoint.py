@@ -20,8 +20,8 @@ from mpidist.errors import (
 )
 from strategy.checkpoints import checkpoint, saved
 from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of, names_in
-from strategy.rules.rule import ASSIGN
-from strategy.server.owned_shard import OwnedShard
+from strategy.rules import ASSIGN
+from strategy.server.shard import OwnedShard
 from strategy.shared.parts import Origin, whole
 from strategy.shared.shard import Layout
 
@@ -64,7 +64,7 @@ def write(directory, step, shards=(), keep=3, servers=1):
 def all_of(stored):
     """All of an array in a checkpoint."""
     values = np.empty(stored.size, stored.dtype)
-    stored.fill(values)
+    stored.read(values, 0)
     return values
 
 
@@ -110,7 +110,7 @@ def test_layouts_without_the_data(tmp_path, servers):
     found = saved.read_layouts(files_in(path), wanted(VALUES))
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
-        saved.check_fits(name, *found[name], owned(name, value))
+        saved.check_fits(name, *found[name], Origin(name, whole(value.shape)), value.dtype)
 
 
 def test_the_index(tmp_path):
@@ -476,8 +476,8 @@ def test_the_same_step_twice(tmp_path):
 
 
 def test_values_that_do_not_fit():
-    shard = owned("a", np.zeros((2, 3), np.float32))
-    saved.check_fits("a", (2, 3), "float32", shard)
+    program = Origin("a", whole((2, 3))), np.dtype(np.float32)
+    saved.check_fits("a", (2, 3), "float32", *program)
     for other in (((3, 2), "float32"), ((2, 3), "float64"), ((6,), "float32"), ((2, 3), "F8_E4M3")):
         with pytest.raises(InvalidArgumentError, match=r"'a' as .* and the program as float32"):
-            saved.check_fits("a", *other, shard)
+            saved.check_fits("a", *other, *program)

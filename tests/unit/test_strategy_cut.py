@@ -177,7 +177,7 @@ def test_a_part_to_be_fetched_is_forgotten(make):
 def test_targets_are_what_anybody_has_said():
     one, two = (0, 0), (1, 0)
     said = [[(one, (5, 2)), (two, (1, 9))], [(one, (4, 3)), (two, ())]]
-    assert targets_of(said) == [{one: 5, two: 1}, {one: 3, two: 9}]
+    assert targets_of(dict(enumerate(said))) == {0: {one: 5, two: 1}, 1: {one: 3, two: 9}}
     cut = Cut(0, "path")
     assert not cut.allows(one, 1)
     assert not cut.is_reached({one: 9})
@@ -227,8 +227,9 @@ def test_a_save_that_fails_keeps_no_parts(make, tmp_path, monkeypatch):
     for name in "abcd":
         variable(strategy, name, 4)
     # Servers that do not see the folder, one of which has no room.
-    path = SimpleNamespace(isdir=lambda folder: False, dirname=os.path.dirname)
-    monkeypatch.setattr(served_checkpoints, "os", SimpleNamespace(path=path))
+    path = SimpleNamespace(isdir=lambda folder: False, dirname=os.path.dirname, join=os.path.join)
+    hidden = SimpleNamespace(path=path, fstat=os.fstat)
+    monkeypatch.setattr(served_checkpoints, "os", hidden)
     second = cluster.parameter_servers[1]._checkpoints
 
     def refuse(asked):

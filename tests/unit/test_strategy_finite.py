@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.connection.change import Change
-from strategy.connection.nan_policy import _PART, not_finite
+from strategy.connection.connection import Change
+from strategy.gradients import _PART, not_finite
 from strategy.shared.shard import Layout
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -17,7 +17,7 @@ LARGE = [1e-300, 3.3e38, 3.5e38, 65519.0, 65520.0, 1e200, np.inf, -np.inf, np.na
 
 
 def names(data, dtype):
-    remote = SimpleNamespace(whole="v", layout=Layout(data.shape, dtype))
+    remote = SimpleNamespace(origin=SimpleNamespace(variable="v"), layout=Layout(data.shape, dtype))
     return not_finite([Change(remote, 0, data)])
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from mpidist.gpu import pin
 from strategy import optimizers
-from strategy.rules.numpy_rules import on_arrays
-from strategy.rules.rule import ASSIGN, Kind, Rule
+from strategy.rules import ASSIGN, Kind, Rule, on_arrays
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_shard import GpuShard
 from strategy.server.memory import paged_bytes

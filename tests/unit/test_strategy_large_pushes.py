@@ -18,7 +18,7 @@ from mpidist.config import config as settings
 from mpidist.rpc import endpoint
 from strategy import IndexedSlices, optimizers
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shared import push_layout
+from strategy.shared import push_message
 from strategy.shared.push_message import WHOLE, PushMessage, pack_reply, unpack_reply
 
 SLICE = 1 << 20
@@ -28,7 +28,7 @@ LIMIT_S = 30
 
 @pytest.fixture
 def make(monkeypatch):
-    monkeypatch.setattr(push_layout, "SLICE_BYTES", SLICE)
+    monkeypatch.setattr(push_message, "SLICE_BYTES", SLICE)
     with ExitStack() as stack:
         yield lambda **options: Cluster(stack, **options)
 
@@ -240,7 +240,7 @@ def test_a_late_worker_goes_on_with_whole_steps(make, pool):
     assert stops.reached.wait(LIMIT_S)
     late = pool.submit(push, sgd, [(gradient(9.0), made[0][0]), (np.ones(4), made[0][1])])
     (pushes,) = [server._pushes for server in cluster.parameter_servers]
-    wait_until(lambda: pushes._steps and pushes._steps[0].waiting)
+    wait_until(lambda: any(one.waiting for one in list(pushes._steps.values())))
     assert not late.done()
     stops.go_on.set()
     assert not late.result(LIMIT_S).contributed
@@ -307,8 +307,8 @@ def test_memory_of_messages_under_way_is_bounded(make, monkeypatch, busy):
     [
         (3, 0, [], "has 0 bytes where an array of float64"),
         (3, 0, [np.zeros(3)], "has 3 values of float64 where 4 are needed"),
-        (3, 2, [np.zeros(4)], "with 2 slices, after push 2 and 0"),
-        (2, 0, [np.zeros(4)], "got push 2 of worker 0 with 0 slices, after push 2"),
+        (3, 2, [np.zeros(4)], "got 0 slices of worker 0, and expected 2"),
+        (2, 0, [np.zeros(4)], "got push 2 of worker 0 after push 2"),
     ],
 )
 def test_bad_messages_change_nothing(make, sequence, slices, arrays, match):

@@ -219,7 +219,7 @@ def test_the_cluster_may_be_given_in_many_ways(server):
         {"task_type": "worker", "task_id": 0},
         {"server": server},
     ):
-        ParameterServerStrategy(**arguments)
+        ParameterServerStrategy(**arguments).close()
     server.stop()
     with mpidist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id):
         ParameterServerStrategy(resolver)

@@ -19,8 +19,7 @@ from strategy import (
     partitioners,
     schedules,
 )
-from strategy.rules.numpy_rules import on_arrays
-from strategy.rules.rule import Update
+from strategy.rules import Update, on_arrays
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -129,7 +128,7 @@ def test_one_optimizer_on_several_strategies():
 
 def test_gradients_of_several_strategies():
     with mpidist.Server(CLUSTER, "worker", 0) as server:
-        strategies = ParameterServerStrategy(), ParameterServerStrategy(server=server)
+        strategies = [ParameterServerStrategy(server=server, name=name) for name in "ab"]
         pairs = [(np.array(1), strategy.global_step) for strategy in strategies]
         with pytest.raises(ValueError, match="belong to one strategy"):
             optimizers.SGD(1.0).apply_gradients(pairs)
@@ -537,3 +536,30 @@ def test_optimizers_that_are_gone_are_not_kept(strategy):
     del optimizer
     gc.collect()
     assert not made
+
+
+def test_lamb_takes_the_norms_of_whole_variables():
+    """Small variables of a bucket, and one of several blocks."""
+    sizes, lamb = (3, 5, 300_000), optimizers.Lamb(0.1, weight_decay=0.1)
+    with ParameterServerStrategy() as strategy, strategy.scope():
+        made = [get_variable(f"v{n}", size, np.float64, n + 1.0) for n, size in enumerate(sizes)]
+        expected = [v.numpy() for v in made]
+        moments = [[0.0, 0.0] for _ in sizes]
+        for step in range(1, 4):
+            grads = [np.random.default_rng((step, size)).standard_normal(size) for size in sizes]
+            applied = lamb.apply_gradients(list(zip(grads, made, strict=True))).result()
+            assert applied.versions == (step + 1,) * 3
+            for n, (p, g) in enumerate(zip(expected, grads, strict=True)):
+                m, v = moments[n] = (
+                    0.9 * moments[n][0] + 0.1 * g,
+                    0.999 * moments[n][1] + 0.001 * g**2,
+                )
+                r = m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-6) + 0.1 * p
+                expected[n] = p - 0.1 * np.linalg.norm(p) / np.linalg.norm(r) * r
+        for v, value in zip(made, expected, strict=True):
+            np.testing.assert_allclose(v, value, rtol=1e-12)
+        with pytest.raises(InvalidArgumentError, match="'Lamb' cannot update rows of variab"):
+            lamb.apply_gradients([(IndexedSlices(np.ones(1), [0]), made[0])]).wait()
+        zero = get_variable("zero", 4, "float16", 0.0)
+        lamb.apply_gradients([(np.ones(4, np.float16), zero)]).wait()  # its norm is 0
+        np.testing.assert_allclose(zero, np.full(4, -0.1), rtol=1e-3)

@@ -34,7 +34,7 @@ def places(placement, layouts):
     """Where variables go that are created one after the other."""
     chosen = []
     for number, layout in enumerate(layouts):
-        chosen.append(placement.choose(f"v{number}", layout))
+        chosen += placement.choose([(f"v{number}", layout)])
         placement.note(chosen[-1], layout)
     return chosen
 
@@ -54,9 +54,13 @@ def test_no_server_is_ahead_by_more_than_one_variable(variables, servers):
 
 
 @given(sizes, st.integers(1, 8), st.sampled_from(PLACEMENTS))
-def test_all_workers_come_to_the_same_result(variables, servers, name):
-    first, second = (places(Placement(name, servers), layouts_of(variables)) for _ in range(2))
-    assert first == second
+def test_parts_are_placed_like_variables(variables, servers, name):
+    parts = [(f"v{number}", layout) for number, layout in enumerate(layouts_of(variables))]
+    placement = Placement(name, servers)
+    first = placement.choose(parts)
+    assert (
+        first == placement.choose(parts) == places(Placement(name, servers), layouts_of(variables))
+    )
     assert all(0 <= server < servers for server in first)
 
 
@@ -71,14 +75,14 @@ def test_round_robin_takes_no_account_of_sizes():
 def test_a_variable_that_was_not_created_has_no_place():
     for name in PLACEMENTS:
         placement, layout = Placement(name, 3), Layout((5,), np.uint8)
-        assert placement.choose("v", layout) == placement.choose("v", layout)
+        assert placement.choose([("v", layout)]) == placement.choose([("v", layout)])
 
 
 def test_hashes_spread_and_do_not_depend_on_the_order():
     placement, (one, other) = Placement("hash", 4), layouts_of([1, 7])
     names = [f"layer{n}/weights" for n in range(400)]
-    chosen = {name: placement.choose(name, one) for name in names}
-    assert chosen == {name: placement.choose(name, other) for name in reversed(names)}
+    chosen = {name: placement.choose([(name, one)])[0] for name in names}
+    assert chosen == {name: placement.choose([(name, other)])[0] for name in reversed(names)}
     assert np.bincount(list(chosen.values()), minlength=4).min() > 60
 
 
@@ -90,15 +94,15 @@ def test_what_is_no_placement():
     for answer, error in ((2, ValueError), (-1, ValueError), (None, TypeError), (True, TypeError)):
         placement = Placement(lambda *_, answer=answer: answer, 2)
         with pytest.raises(error, match="placement of variable 'v' gives"):
-            placement.choose("v", Layout((), np.uint8))
+            placement.choose([("v", Layout((), np.uint8))])
 
 
 def test_in_local_mode_the_last_ps_stands_for_others():
     for answer in (0, 1, 2, 7):
         placement = Placement(lambda *_, answer=answer: answer, 2, alone=True)
-        assert placement.choose("v", Layout((), np.uint8)) == min(answer, 1)
+        assert placement.choose([("v", Layout((), np.uint8))]) == [min(answer, 1)]
     with pytest.raises(ValueError, match="gives ps -1"):
-        Placement(lambda *_: -1, 1, alone=True).choose("v", Layout((), np.uint8))
+        Placement(lambda *_: -1, 1, alone=True).choose([("v", Layout((), np.uint8))])
 
 
 class TestTensorFlowsNames:
@@ -201,13 +205,20 @@ def test_variables_lie_where_they_are_placed(cluster):
         np.testing.assert_array_equal(v, np.ones(v.shape))
 
 
-def test_workers_that_place_otherwise_are_told(cluster):
+def test_the_first_worker_decides_about_places(cluster):
+    found = []
     for index, placement in enumerate(("round_robin", lambda *_: 0)):
         strategy = cluster.worker(index, placement=placement)
-        if index == 0:
-            variable(strategy, "v", 5)
-    with pytest.raises(InvalidArgumentError, match=r"'v'.*on ps 0.*'v'.*on ps 1.*place them alike"):
-        variable(strategy, "v", 5)
+        made = [variable(strategy, f"v{n}", 5) for n in range(3)]
+        found.append([v.remotes[0].connection.index for v in made])
+    assert found[0] == found[1] == [1, 2, 0]
+
+
+def test_a_place_that_another_worker_does_not_use(cluster):
+    variable(cluster.worker(0, placement=lambda *_: 2), "v", 5)
+    devices = ["/job:ps/task:0", "/job:ps/task:1"]
+    with pytest.raises(InvalidArgumentError, match=r"worker 0 created .* on ps 2, which is not"):
+        cluster.worker(1, parameter_devices=devices)  # the global step
 
 
 def spread(*loads):

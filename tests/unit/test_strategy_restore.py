@@ -79,7 +79,7 @@ WAYS = {
     [("whole", "whole"), ("whole", "columns"), ("columns", "flat"), ("flat", "columns"),
      ("columns", "rows"), ("columns", "columns")],
 )  # fmt: skip
-def test_a_restore_takes_memory_for_new_slots_alone(program, tmp_path, first, then, slots):
+def test_a_restore_takes_memory_for_new_slots_and_one_array(program, tmp_path, first, then, slots):
     shape, own = (2048, 4096), np.ones((1, 4096), np.float32)  # 32 MiB
     grad = np.broadcast_to(own, shape)
     strategy, (v,) = program(WAYS[first], v=np.zeros(shape, np.float32))
@@ -97,7 +97,7 @@ def test_a_restore_takes_memory_for_new_slots_alone(program, tmp_path, first, th
         nbytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert nbytes < (2 * 32 + 16) << 20  # with the slots
+    assert nbytes < (2 * 32 + 32 + 24) << 20  # with the slots
     np.testing.assert_allclose(v.read_value()[::97, ::101], -0.1, rtol=1e-5)
 
 

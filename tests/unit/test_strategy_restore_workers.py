@@ -1,15 +1,18 @@
 """Restores by several workers, and from several servers: all of a checkpoint or nothing of it."""
 
 import os
+import threading
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from _cases.endpoints import wait_until
 from _cases.servers import Cluster, variable
 
 from mpidist import errors
+from mpidist.config import config as settings
 from strategy import ParameterServerStrategy, optimizers
-from strategy.checkpoints import saved
+from strategy.checkpoints import saved, stored
 
 SIZES = {"a": 1000, "b": 10, "c": 5, "d": 3000}
 
@@ -67,7 +70,7 @@ def test_workers_that_restore_different_checkpoints(make, tmp_path, servers):
     # Worker 1 has skipped one. Its first restore is of what was worker 0's second.
     with pytest.raises(errors.InvalidArgumentError) as info:
         strategies[1].restore(paths[1])
-    for part in ("worker 1", "worker 0", *paths, "number 1", "same order"):
+    for part in ("worker 1", "the chief", *paths, "number 1", "same order"):
         assert part in info.value.message
     check_all(made[1], 3)
     assert strategies[1].restore(paths[0]) == 1  # the global step is that of worker 0's second
@@ -146,13 +149,14 @@ def test_one_that_failed_half_way_can_be_repeated(make, tmp_path, monkeypatch, a
     check_all(made[1], 4)
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_a_file_that_is_damaged_while_it_is_read(make, tmp_path, monkeypatch, blocks):
+@pytest.mark.parametrize("slices", [0, 1, 2])
+def test_a_file_that_is_damaged_while_it_is_read(make, tmp_path, monkeypatch, slices):
+    monkeypatch.setattr(stored, "SLICE_BYTES", 1 << 20)
     strategy = make(workers=1).worker(0)
     v = variable(strategy, "v", 300_000)
     path = strategy.save(str(tmp_path))
     v.assign(1)
-    read_into, left = saved.read_into, iter(range(blocks))
+    read_into, left = saved.read_into, iter(range(slices))
 
     def cut(out, file, start):
         if out.size > 1 and next(left, None) is None:
@@ -198,17 +202,16 @@ def test_one_that_is_replaced_while_it_is_read(make, tmp_path, monkeypatch):
 def test_two_strategies_of_a_worker(make, tmp_path):
     cluster = make()
     host = cluster.host(0)
-    one, two = (ParameterServerStrategy(server=host) for _ in range(2))
-    other = cluster.worker(1)
+    one, two = (ParameterServerStrategy(server=host, name=name) for name in "ab")
+    other = cluster.worker(1, name="a")
     v, w, x = (variable(strategy, "v", 2) for strategy in (one, two, other))
     path = one.save(str(tmp_path))
-    for strategy in (one, two):
+    for strategy in (one, two):  # of two names, which restore independently
         v.assign_add(5)
         strategy.restore(path)
         np.testing.assert_array_equal(w, [0, 0])
     v.assign_add(5)
-    for _ in range(2):
-        other.restore(path)
+    other.restore(path)  # the chief of this name has restored it
     np.testing.assert_array_equal(x, [5, 5])
 
 
@@ -216,3 +219,62 @@ def _saved(make, folder, sizes):
     strategy = make(workers=1).worker(0)
     create(strategy, sizes, 1.0)
     return strategy.save(str(folder))
+
+
+def test_a_restore_after_a_strategy_was_reopened(make, tmp_path):
+    """Worker 1 still has its first strategy when worker 0 restores with the second."""
+    cluster = make()
+    strategies = [cluster.worker(index) for index in range(2)]
+    v = create(strategies[0], SIZES)
+    path = strategies[0].save(str(tmp_path))
+    for strategy in strategies:
+        strategy.restore(path)
+    strategies[0].close()
+    reopened = cluster.worker(0, name="default")
+    v = create(reopened, SIZES)
+    for one in v.values():
+        one.assign(7)
+    reopened.restore(path)
+    check_all(v, 0)
+    strategies[1].restore(path)
+
+
+def test_the_chief_restores_the_variables_of_all_workers(make, tmp_path):
+    cluster = make(servers=2)
+    strategies = [cluster.worker(index) for index in range(2)]
+    made = create(strategies[1], SIZES, 3.0)
+    path = strategies[0].save(str(tmp_path))
+    for v in made.values():
+        v.assign(4)
+    assert strategies[0].restore(path) == strategies[1].restore(path) == 0
+    check_all(made, 3)
+
+
+def test_a_worker_waits_for_a_chief_that_comes_late(make, tmp_path, caplog):
+    before = settings.stall_s
+    object.__setattr__(settings, "stall_s", 0.01)
+    cluster = make()
+    early = cluster.worker(1)
+    made = create(early, SIZES, 1.0)
+    path = early.save(str(tmp_path))
+    done = threading.Thread(target=early.restore, args=(path,))
+    try:
+        done.start()
+        wait_until(lambda: "for the chief (worker 0) to restore" in caplog.text)
+    finally:
+        object.__setattr__(settings, "stall_s", before)
+    for v in made.values():
+        v.assign(2)
+    cluster.worker(0).restore(path)
+    done.join(60)
+    assert not done.is_alive()
+    check_all(made, 1)
+
+
+def test_a_worker_does_not_wait_for_a_chief_that_has_left(make, tmp_path):
+    cluster = make()
+    strategy = cluster.worker(1)
+    path = strategy.save(str(tmp_path))
+    cluster.gone.add(("worker", 0))
+    with pytest.raises(errors.AbortedError, match="the chief, worker 0, has left the cluster"):
+        strategy.restore(path)

@@ -1,69 +1,78 @@
-"""Which restores a server carries out, and which it refuses."""
+"""The order of restores by the workers of a strategy."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mpidist.errors import InvalidArgumentError
-from strategy.server.restores import Restores, Wish
+from mpidist import errors
+from strategy.server.restores import CheckpointId, Restores
 
-
-def restore(restores, worker, checkpoint, ordinal=None, content=b""):
-    """As a worker whose only server this is; whether it was carried out."""
-    ordinal = restores.count(worker) + 1 if ordinal is None else ordinal
-    wish = Wish(worker, ordinal, checkpoint, content)
-    due = restores.is_due(wish)
-    restores.complete(wish)
-    return due
+A, B = CheckpointId("a", b"1"), CheckpointId("b", b"2")
 
 
-def test_each_is_due_once():
+def test_workers_wait_for_the_chief():
     restores = Restores()
-    due = [restore(restores, worker, path) for path in "aab" for worker in (1, 0, 2)]
-    assert due == [True, False, False] * 3
-    assert [restores.count(worker) for worker in range(4)] == [3, 3, 3, 0]
+    assert restores.wait(1, 1, A, "one") == restores.wait(2, 1, CheckpointId("a", b""), "two") == []
+    assert restores.end(0, A, "") == [("one", None), ("two", None)]
+    assert restores.wait(1, 2, B, "one") == []
+    assert restores.wait(3, 1, A, "late") == [("late", None)]
+    assert [restores.count(worker) for worker in range(4)] == [1, 1, 1, 1]
 
 
-def test_a_worker_may_be_behind():
+def test_a_restore_that_fails_ends_for_all():
     restores = Restores()
-    assert [restore(restores, 0, path) for path in "abc"] == [True] * 3
-    assert [restore(restores, 1, path) for path in "abcd"] == [False] * 3 + [True]
-
-
-def test_another_path_names_both():
-    restores = Restores()
-    for path in "abc":
-        restore(restores, 0, path)
-    restore(restores, 1, "a")
-    with pytest.raises(InvalidArgumentError) as info:
-        restore(restores, 1, "c")
-    for part in ("worker 1", "'c'", "number 2", "worker 0", "'b'", "same order"):
-        assert part in info.value.message
+    restores.wait(1, 1, A, "one")
+    ((request, error),) = restores.end(0, A, "DataLossError: gone")
+    assert request == "one"
+    assert isinstance(error, errors.AbortedError)
+    assert "worker 0 could not restore 'a' for all workers: DataLossError: gone" in error.message
+    ((request, error),) = restores.wait(2, 1, A, "two")  # after the chief has failed
+    assert isinstance(error, errors.AbortedError)
+    restores.wait(1, 1, B, "one")
+    assert restores.end(0, A, "it was interrupted") == []  # another checkpoint
+    assert restores.end(0, B, "") == [("one", None)]
     assert restores.count(1) == 1
-    assert not restore(restores, 1, "b")
+    assert restores.end(0, A, "") == []
+    assert restores.wait(1, 2, A, "again") == [("again", None)]
 
 
-def test_a_number_that_failed_elsewhere_is_repeated():
+@pytest.mark.parametrize("other", [B, CheckpointId("a", b"2")])
+def test_workers_that_restore_something_else(other):
     restores = Restores()
-    assert restore(restores, 0, "a", ordinal=1)
-    assert not restore(restores, 0, "a", ordinal=1)
-    assert restore(restores, 0, "b", ordinal=1)
-    assert not restore(restores, 1, "b", ordinal=1)
-    assert restores.count(0) == restores.count(1) == 1
+    restores.end(0, A, "")
+    ((_, error),) = restores.wait(1, 1, other, "one")
+    assert isinstance(error, errors.InvalidArgumentError)
+    for part in ("worker 1 restores", "as its restore number 1", "the chief restored 'a'"):
+        assert part in error.message
+    assert ("another checkpoint of this name" in error.message) == (other.path == "a")
+    assert restores.count(1) == 0
+    assert restores.wait(1, 1, A, "again") == [("again", None)]
 
 
-def test_what_others_have_built_upon_is_not_replaced():
+def test_a_request_replaces_an_earlier_one_of_the_worker():
     restores = Restores()
-    restore(restores, 0, "a")
-    restore(restores, 1, "a")
-    restore(restores, 1, "b")
-    with pytest.raises(InvalidArgumentError, match="same checkpoints"):
-        restore(restores, 0, "c", ordinal=1)
-    assert not restore(restores, 0, "b")
+    restores.wait(1, 1, A, "interrupted")
+    restores.wait(1, 1, A, "again")
+    assert restores.end(0, A, "") == [("again", None)]
 
 
-def test_the_same_name_on_two_hosts_is_two_checkpoints():
-    restores = Restores()
-    assert restore(restores, 0, "a", content=b"new")
-    assert not restore(restores, 1, "a")  # which does not see it
-    assert not restore(restores, 2, "a", content=b"new")
-    with pytest.raises(InvalidArgumentError, match="worker 0 restored 'a', which is another one"):
-        restore(restores, 3, "a", content=b"old")
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_every_worker_gets_all_restores_in_order(turns):
+    """The chief is worker 0. The others have at most one request each."""
+    restores, done, counts, waiting = Restores(), 0, [0] * 4, set()
+    for worker in [*turns, *[0] * 12, 1, 2, 3]:
+        if worker == 0:
+            answers = restores.end(0, CheckpointId(str(done), b""), "")
+            done += 1
+        elif worker not in waiting:
+            waiting.add(worker)
+            wanted = CheckpointId(str(counts[worker]), b"")
+            answers = restores.wait(worker, counts[worker] + 1, wanted, worker)
+        else:
+            continue
+        for one, error in answers:
+            assert error is None
+            waiting.remove(one)
+            counts[one] += 1
+        assert all(counts[one] == restores.count(one) <= done for one in (1, 2, 3))
+    assert not waiting

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.server.means import mean_of_blocks, mean_of_rows
-from strategy.server.scratch import Scratch
+from strategy.server.shard import Scratch, mean_of_blocks, mean_of_rows
 from strategy.shared.rounds import Clocks, Decision, Rounds
 from strategy.shared.shard import Layout
 
@@ -197,3 +196,21 @@ def test_means_of_rows(dtype):
     assert mean_of_rows(each[:1], layout) is each[0]
     ids, rows = mean_of_rows([each[2]] * 2, layout)
     assert (ids.size, rows.size) == (0, 0)
+
+
+def test_the_next_strategies_of_a_name_begin_with_all_workers():
+    rounds, clocks = Rounds(range(2), 0), Clocks(range(2), 1)
+    for step in range(3):
+        rounds.enter(0, step, "zero")
+        assert len(rounds.enter(1, step, "one")) == 2
+        for worker in range(2):
+            clocks.advance(worker, step + 1, "free")
+    for worker in range(2):
+        rounds.leave(worker)
+        clocks.leave(worker)
+    assert rounds.join(0) == clocks.join(0) == 3
+    assert rounds.enter(0, 3, "zero") == []  # it waits for worker 1
+    assert rounds.missing() == [1]
+    assert clocks.advance(0, 4, "zero") == ["zero"]
+    assert clocks.advance(0, 5, "zero") == []
+    assert clocks.missing() == [1]

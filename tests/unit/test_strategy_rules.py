@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from strategy import optimizers
 from strategy.optimizers import BY_NAME
-from strategy.rules.numpy_rules import on_arrays
-from strategy.rules.rule import ADD, ASSIGN, SUB, Kind, Rule, Update
-from strategy.server.row_changes import change_rows
+from strategy.rules import ADD, ASSIGN, SUB, Kind, Rule, Update, on_arrays
+from strategy.server.shard import change_rows
 
 # Each kind with the numbers that lead to different steps.
 CONFIGURATIONS = [
@@ -40,12 +39,17 @@ CONFIGURATIONS = [
     optimizers.Adamax(0.01, beta_1=0.5, beta_2=0.8, epsilon=1e-3, weight_decay=0.1),
     optimizers.Nadam(0.01),
     optimizers.Nadam(0.01, beta_1=0.999, momentum_decay=0.5, weight_decay=0.1),
+    optimizers.Lamb(0.01),
+    optimizers.Lamb(0.1, beta_1=0.5, beta_2=0.8, epsilon=1e-3, weight_decay=0.1),
     optimizers.Lion(0.01),
     optimizers.Lion(0.01, beta_1=0.5, beta_2=0.8, weight_decay=0.1),
     optimizers.Ftrl(0.1),
     optimizers.Ftrl(0.1, l1=0.1, l2=0.2, l2_shrinkage=0.01, beta=0.5),
 ]
 CASES = pytest.mark.parametrize("optimizer", CONFIGURATIONS, ids=repr)
+ELEMENTWISE = pytest.mark.parametrize(
+    "optimizer", [one for one in CONFIGURATIONS if not one.needs_all], ids=repr
+)
 
 
 def sgd(p, grads, learning_rate, momentum, nesterov, weight_decay):
@@ -133,6 +137,17 @@ def nadam(p, grads, learning_rate, beta_1, beta_2, epsilon, momentum_decay, weig
     return p
 
 
+def lamb(p, grads, learning_rate, beta_1, beta_2, epsilon, weight_decay):
+    """Algorithm 2 of arXiv 1904.00962."""
+    m = v = 0.0
+    for t, g in enumerate(grads, 1):
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g**2
+        r = (m / (1 - beta_1**t)) / (np.sqrt(v / (1 - beta_2**t)) + epsilon) + weight_decay * p
+        p = p - learning_rate * np.linalg.norm(p) / np.linalg.norm(r) * r
+    return p
+
+
 def lion(p, grads, learning_rate, beta_1, beta_2, weight_decay):
     """Program 1 of arXiv 2302.06675."""
     m = 0.0
@@ -164,6 +179,7 @@ REFERENCES = {
     "Adadelta": adadelta,
     "Adamax": adamax,
     "Nadam": nadam,
+    "Lamb": lamb,
     "Lion": lion,
     "Ftrl": ftrl,
 }
@@ -187,7 +203,7 @@ def numpy_rule(optimizer):
 
 
 def numba_rule(optimizer):
-    from strategy.rules.numba_rules import element_by_element
+    from strategy.rules import element_by_element
 
     slots = optimizer.slots()
     apply = element_by_element(optimizer.formula(), len(slots))
@@ -232,7 +248,7 @@ def test_references(optimizer, dtype, tolerance):
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@CASES
+@ELEMENTWISE
 def test_compiled_rules_give_the_bits_of_numpy(optimizer, dtype):
     with np.errstate(invalid="ignore"):
         results = [
@@ -291,19 +307,21 @@ def test_torch_takes_the_same_steps(optimizer, name, options):
 
 
 @pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_keras_takes_the_same_steps_of_lion(monkeypatch, weight_decay):
+@pytest.mark.parametrize(("name", "weight_decay"), [("Lion", 0.0), ("Lion", 0.1), ("Lamb", 0.0)])
+def test_keras_takes_the_same_steps(monkeypatch, name, weight_decay):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     import keras
 
-    param, *_ = trained(optimizers.Lion(0.01, weight_decay=weight_decay), np.float64, steps=100)
+    optimizer = getattr(optimizers, name)(0.01, weight_decay=weight_decay)
+    param, *_ = trained(optimizer, np.float64, steps=100)
     theirs = keras.Variable(random(3, 500), dtype="float64")
-    peer = keras.optimizers.Lion(0.01, weight_decay=weight_decay or None)
+    peer = getattr(keras.optimizers, name)(0.01, weight_decay=weight_decay or None)
     peer.build([theirs])
     for step in range(100):
         grad = keras.ops.convert_to_tensor(random(11 + step, 500), dtype="float64")
         peer.apply([grad], [theirs])
-    np.testing.assert_allclose(param, keras.ops.convert_to_numpy(theirs), rtol=1e-6, atol=1e-6)
+    # Keras keeps the learning rate and the powers of betas in float32.
+    np.testing.assert_allclose(param, keras.ops.convert_to_numpy(theirs), rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_step_of_adam_has_the_length_of_the_learning_rate():
@@ -335,7 +353,7 @@ def test_plain_changes(dtype):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    optimizer=st.sampled_from(CONFIGURATIONS),
+    optimizer=st.sampled_from([one for one in CONFIGURATIONS if not one.needs_all]),
     size=st.integers(1, 200),
     step=st.integers(1, 1000),
     dtype=st.sampled_from([np.float32, np.float64]),

@@ -20,7 +20,7 @@ def server():
 
 def make(transport, own):
     """A strategy, and its variables: some of all strategies, and some of its own."""
-    strategy = ParameterServerStrategy(transport=transport)
+    strategy = ParameterServerStrategy(transport=transport, name=own)
     with strategy.scope():
         names = [f"{owner}/{size}" for owner in ("all", own) for size in SIZES]
         sizes = SIZES * 2
@@ -89,7 +89,7 @@ def test_closed_strategies_leave_the_others_alone(transport):
     strategy, shared, own = make(transport, "own")
     sgd = optimizers.SGD(1.0)
     for count in range(1, 31):
-        with ParameterServerStrategy(transport=transport) as other, other.scope():
+        with ParameterServerStrategy(transport=transport, name="other") as other, other.scope():
             v = [get_variable(f"all/{size}", size, "f8", 0.0) for size in SIZES][-1]
             sgd.apply_gradients([(np.full(v.shape, -1.0), v)])
         sgd.apply_gradients([(np.full(v.shape, -1.0), v) for v in (*shared, *own)]).wait(30)
@@ -104,16 +104,16 @@ def test_strategies_close_while_another_saves(tmp_path):
     strategy, shared, _ = make("auto", "own")
     stop, problems = threading.Event(), []
 
-    def come_and_go():
+    def come_and_go(name):
         try:
             while not stop.is_set():
-                with ParameterServerStrategy() as other, other.scope():
+                with ParameterServerStrategy(name=name) as other, other.scope():
                     v = get_variable("all/10", SIZES[0], "f8", 0.0)
                     optimizers.SGD(1.0).apply_gradients([(np.full(v.shape, -1.0), v)])
         except Exception as error:
             problems.append(error)
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+    threads = [threading.Thread(target=come_and_go, args=(name,)) for name in "abc"]
     for thread in threads:
         thread.start()
     for _ in range(10):
@@ -135,7 +135,7 @@ def test_a_strategy_continues_after_a_closed_one(between):
     size = SIZES[-1]
     strategy = ParameterServerStrategy()
     for count in range(1, 4):
-        with ParameterServerStrategy() as other, other.scope():
+        with ParameterServerStrategy(name="other") as other, other.scope():
             v = get_variable("v", size, "f8", 0.0)
             for _ in range(3):
                 optimizers.SGD(1.0).apply_gradients([(np.full(size, -1.0), v)]).wait(30)
@@ -149,7 +149,7 @@ def test_a_strategy_continues_after_a_closed_one(between):
 @pytest.mark.parametrize("closed", ["creator", "waiting"])
 def test_a_strategy_that_closes_before_the_first_value_is_there(closed):
     """The other one goes on: as the creator, or without the one that waited."""
-    strategies = [ParameterServerStrategy() for _ in range(2)]
+    strategies = [ParameterServerStrategy(name=name) for name in "ab"]
     started, go_on = threading.Event(), threading.Event()
 
     def slow(shape, dtype):
@@ -186,3 +186,49 @@ def test_a_strategy_that_closes_before_the_first_value_is_there(closed):
         go_on.set()
         threads[0].join(60)
         assert isinstance(first[0], BaseException)
+
+
+def test_a_strategy_that_could_not_be_created_leaves_nothing(server, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterServerStrategy, "create_variable", broken)
+        with pytest.raises(RuntimeError, match="not today"):
+            ParameterServerStrategy(mode="sync")
+    assert not server._drains
+    with ParameterServerStrategy(mode="sync") as strategy, strategy.scope():
+        v = get_variable("v", 3, "f8", 0.0)
+        optimizers.SGD(1.0).apply_gradients([(np.ones(3), v)]).wait(30)
+        assert len(server._drains) == 1
+    assert not server._drains
+
+
+def test_a_strategy_may_be_configured_for_its_own_cluster(server):
+    strategy = ParameterServerStrategy()
+    strategy.configure(cluster_spec=server.cluster_spec, task_type="worker", task_id=0)
+    with pytest.raises(ValueError, match="task_id is 1"):
+        strategy.configure(cluster_spec=server.cluster_spec, task_id=1)
+
+
+def test_threads_that_create_one_variable():
+    strategy, started, go_on = ParameterServerStrategy(), threading.Event(), threading.Event()
+    made = []
+
+    def slow(shape, dtype):
+        started.set()
+        assert go_on.wait(60)
+        return np.ones(shape, dtype)
+
+    def create():
+        with strategy.scope():
+            made.append(get_variable("v", 3, "f8", slow))
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    assert started.wait(60)
+    with strategy.scope(), pytest.raises(ValueError, match="'v' exists already"):
+        get_variable("v", 3, "f8", 2.0)
+    go_on.set()
+    thread.join(60)
+    assert made[0].version == 1

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
-from strategy.rules.numpy_rules import on_arrays
-from strategy.rules.rule import ADD, ASSIGN, Kind, Rule
-from strategy.server.owned_shard import OwnedShard
+from strategy.rules import ADD, ASSIGN, Kind, Rule, on_arrays
+from strategy.server.shard import OwnedShard
 from strategy.shared.shard import BLOCK_BYTES, Layout, SharedShard
 
 sizes_near_blocks = st.builds(

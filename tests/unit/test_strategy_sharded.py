@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
 from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
-from strategy.connection.change import push_all
+from strategy.connection.connection import push_all
 from strategy.gradients import gradient_changes
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
-from strategy.shared import push_layout
+from strategy.shared import push_message
 
 PARTITIONERS = {
     "whole": None,
@@ -217,19 +217,14 @@ def test_names_that_are_taken(make):
 @pytest.mark.parametrize(
     "kinds", [("rows", "columns"), ("flat", "rows"), ("rows", "whole"), ("whole", "flat")], ids=str
 )
-def test_workers_that_divide_otherwise(make, servers, kinds):
+def test_the_first_worker_decides_about_parts(make, servers, kinds):
     cluster = make(servers=servers)
-    said = {
-        "rows": "in 3 parts along axis 0",
-        "columns": "in 2 parts along axis 1",
-        "flat": "in 3 parts along its flattened elements",
-        "whole": "'v'",
-    }
-    sharded(cluster.worker(0), "v", 0, kinds[0])
-    with pytest.raises(errors.InvalidArgumentError, match="worker 1 creates variable") as info:
-        sharded(cluster.worker(1), "v", 0, kinds[1])
-    for kind in kinds:
-        assert said[kind] in info.value.message
+    first, second = (sharded(cluster.worker(index), "v", 0, kinds[index]) for index in range(2))
+    assert [one.name for one in first.remotes] == [one.name for one in second.remotes]
+    first.assign_add(np.arange(np.prod(SHAPE), dtype=np.float64).reshape(SHAPE))
+    np.testing.assert_array_equal(second.read_value(), first.read_value())
+    second.assign_add(np.ones(SHAPE))
+    np.testing.assert_array_equal(first.read_value(), second.read_value())
 
 
 def test_wrong_arguments(pair):
@@ -374,7 +369,7 @@ def test_a_push_that_could_not_be_made_leaves_the_connection_whole(make, monkeyp
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(push_layout, "_joined", interrupted)
+    monkeypatch.setattr(push_message, "_joined", interrupted)
     with pytest.raises(KeyboardInterrupt):
         v.assign_add(1)
     assert v.assign_add(2) == 2

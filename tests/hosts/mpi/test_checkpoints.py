@@ -103,10 +103,10 @@ def test_servers_and_workers_that_do_not_see_the_folder(jobs):
         chief = found["node1", "worker"]
         assert (chief["seen"], chief["step"]) == (True, 3)
         assert "NotFoundError: '/tmp/nowhere' is not a checkpoint" in chief["nowhere"]
-        assert "no worker finds" in chief["nowhere"]
         assert chief["damaged"].startswith("DataLossError: cannot read '/tmp/checkpoints/damaged/")
         assert "ps-1-of-2.safetensors" in chief["damaged"]
         if servers == 2:
             other = found["node2", "worker"]
             assert (other["seen"], other["step"]) == (False, 3)
-            assert "no worker finds" in other["nowhere"]
+            # The chief has failed, or has restored another checkpoint meanwhile.
+            assert other["nowhere"].startswith(("AbortedError", "InvalidArgumentError"))

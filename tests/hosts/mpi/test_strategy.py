@@ -25,12 +25,11 @@ TRAIN = """
         if resolver.task_type == "ps":
             server.join()
         else:
-            memories = [server.memory.part(n) for n in range(spec.num_tasks("ps"))]
-            near = [memory is not None for memory in memories]
+            near = [server.memory.is_near(n) for n in range(spec.num_tasks("ps"))]
             refused = ""
             try:
                 if sys.argv[2] == "auto":
-                    ParameterServerStrategy(resolver, transport="shared")
+                    ParameterServerStrategy(resolver, transport="shared").close()
             except errors.FailedPreconditionError as error:
                 refused = str(error)
             workers = server.job_group("worker")

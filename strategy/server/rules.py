@@ -1,26 +1,28 @@
-"""An optimizer of the workers, as a ps task applies it."""
+"""The update rules of a server: assign, add and the like, and the optimizers of workers."""
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import cloudpickle
+import numpy as np
 
-from mpidist import errors
+from mpidist import Reply, Request, errors
 from mpidist.buffers.compiling import can_compile
+from strategy import rules
 from strategy.optimizers import BY_NAME, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.rules.numpy_rules import on_arrays
-from strategy.rules.rule import Kind, Rule, Update
+from strategy.rules import FoundRule, Kind, Rule, Update, element_by_element, on_arrays
+from strategy.server.shard import OwnedShard
 
 
 class Configured:
-    """The rule of an optimizer, and the numbers of each of its steps.
+    """An optimizer on a ps task: its update rule, and the numbers of each update.
 
     Args:
-        definition: A worker's description of the optimizer.
+        definition: The definition that a worker has sent.
         server: Name of the ps task, for messages.
 
     Attributes:
@@ -29,8 +31,8 @@ class Configured:
         rule: The update rule.
 
     Raises:
-        InvalidArgumentError: A number is unknown or out of its range.
-        UnimplementedError: There is no such optimizer.
+        InvalidArgumentError: A hyperparameter is unknown or out of its range.
+        UnimplementedError: The optimizer does not exist.
     """
 
     def __init__(self, definition: pb.OptimizerDef, server: str) -> None:
@@ -55,14 +57,14 @@ class Configured:
         self.rule = _optimizer_rule(self._optimizer)
 
     def numbers_at(self, step: int, rate: float) -> Sequence[float]:
-        """Return the numbers of an update.
+        """Return the numbers of an update; see :meth:`strategy.optimizers.Optimizer.numbers`.
 
         Args:
             step: Number of the update of the variable, from 1.
             rate: The worker's learning rate, if there is no schedule.
 
         Raises:
-            InvalidArgumentError: The schedule fails, or returns no learning rate.
+            InvalidArgumentError: The schedule raises an error, or returns an invalid rate.
         """
         return self._optimizer.numbers(self._rate_of_schedule(step, rate), step)
 
@@ -87,11 +89,10 @@ class Configured:
 def _optimizer_rule(optimizer: Optimizer) -> Rule:
     """Return the rule of an optimizer, compiled if numba is installed."""
     slots, formula = optimizer.slots(), optimizer.formula()
+    if optimizer.needs_all:
+        return Rule(on_arrays(formula), Kind.WHOLE, slots, optimizer.initial())
     compiled = None
     if can_compile():
-        # The import of numba takes 0.5 s. A server without optimizers does not need it.
-        from strategy.rules.numba_rules import element_by_element
-
         compiled = element_by_element(formula, len(slots))
     return Rule(on_arrays(formula), Kind.OPTIMIZER, slots, optimizer.initial(), compiled)
 
@@ -122,5 +123,75 @@ def _function_rule(name: str, optimizer: Function) -> Rule:
 
 
 def _text(error: Exception) -> str:
-    """Return an error in words, also one without a message."""
+    """Return the class of an error and its message, if it has one."""
     return "".join(traceback.format_exception_only(error)).strip()
+
+
+# The colon keeps these names apart from names of optimizers, which have none.
+_PLAIN: Mapping[int, tuple[str, Rule]] = {
+    pb.ASSIGN: (":assign", rules.ASSIGN),
+    pb.ADD: (":add", rules.ADD),
+    pb.SUB: (":sub", rules.SUB),
+    pb.MUL: (":mul", rules.MUL),
+    pb.DIV: (":div", rules.DIV),
+    pb.MIN: (":min", rules.MIN),
+    pb.MAX: (":max", rules.MAX),
+}
+
+
+class Rules:
+    """The update rules of a server: the plain rules (assign, add and the like), and optimizers.
+
+    Args:
+        server: Name of the server, for messages.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._optimizers: list[Configured] = []
+        self._numbers: dict[bytes, int] = {}  # numbers of rules, by serialized definition
+
+    def configure(self, request: Request) -> Reply:
+        """Register an optimizer. Reply with the number of its rule."""
+        asked = pb.OptimizerDef.FromString(request.body)
+        content = asked.SerializeToString(deterministic=True)  # map fields have no fixed order
+        number = self._numbers.get(content)
+        if number is None:
+            self._optimizers.append(Configured(asked, self._server))
+            number = pb.FIRST_OPTIMIZER + len(self._optimizers) - 1
+            self._numbers[content] = number
+        return Reply(pb.ConfigureReply(rule=number).SerializeToString())
+
+    def rule_of(self, number: int) -> tuple[str, Rule]:
+        """Return the name under which slots and steps are kept, and the rule."""
+        if number in _PLAIN:
+            return _PLAIN[number]
+        optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
+        return optimizer.name, optimizer.rule
+
+    def find(self, number: int, rate: float, shard: OwnedShard) -> FoundRule:
+        """Return a rule with its numbers for the next change of a variable.
+
+        Args:
+            number: Number of the rule.
+            rate: The learning rate of an optimizer without a schedule.
+            shard: The variable.
+
+        Raises:
+            InvalidArgumentError: The rule does not support the dtype, or a schedule fails.
+        """
+        dtype = shard.layout.dtype
+        if number in _PLAIN:
+            if number == pb.SUB and dtype == np.bool_:
+                raise errors.InvalidArgumentError(
+                    f"cannot subtract from variable {shard.name!r} of dtype bool: assign its value"
+                )
+            return *_PLAIN[number], ()
+        optimizer = self._optimizers[number - pb.FIRST_OPTIMIZER]
+        if not shard.layout.is_floating:
+            raise errors.InvalidArgumentError(
+                f"{optimizer.kind} cannot change variable {shard.name!r} of dtype {dtype}: "
+                "optimizers need bfloat16, float16, float32 or float64"
+            )
+        step = shard.steps.get(optimizer.name, 0) + 1
+        return optimizer.name, optimizer.rule, optimizer.numbers_at(step, rate)

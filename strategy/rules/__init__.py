@@ -1,1 +1,0 @@
-"""Update rules: arithmetic on arrays, without messages and threads."""

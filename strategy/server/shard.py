@@ -1,0 +1,490 @@
+"""A shard on its server, the only process that changes the values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpidist import errors
+from mpidist.buffers.copying import put_rows, take_rows
+from strategy.rules import ASSIGN, TILE, Kind, Rule, Update
+from strategy.server.bucket import Span
+from strategy.server.memory import check_room
+from strategy.shared.parts import Origin, whole
+from strategy.shared.push_message import Blocks, in_blocks
+from strategy.shared.rows import distinct
+from strategy.shared.shard import BLOCK_BYTES, WIDE, Array, Bytes, Layout, SharedShard
+
+End = Callable[[], object]
+"""Waits until the update of a block has ended. Raises the error of the update."""
+
+# Overflow gives infinite values without a warning: users do not look for one in a server's log.
+_quiet = partial(np.errstate, all="ignore")
+
+
+class Scratch:
+    """Temporary arrays of one block, shared by the shards of a server.
+
+    The arrays are reused, because new memory costs a page fault every 4 KiB.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[np.dtype[Any], list[Array]] = {}
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """Return flat arrays of one block each, not initialized. Later calls return them again."""
+        arrays = self._arrays.setdefault(dtype, [])
+        while len(arrays) < count:
+            arrays.append(np.empty(BLOCK_BYTES // dtype.itemsize, dtype))
+        return arrays[:count]
+
+
+def change_rows(
+    rule: Rule,
+    tables: Sequence[Array],
+    ids: Array,
+    rows: Array,
+    numbers: Sequence[float],
+    mirror: Array | None = None,
+) -> None:
+    """Update rows in tiles: gather the rows, apply the rule, and scatter the rows back.
+
+    Args:
+        rule: The update rule.
+        tables: The variable and the slots, all of one dtype and shape ``(n, width)``.
+        ids: Unique numbers of existing rows, int64.
+        rows: The gradients, flat, in the order of ``ids``. They are converted to the tables' dtype.
+        numbers: The numbers of this step.
+        mirror: Array of shape ``(n, width)`` that receives the new rows in its own dtype, or None.
+
+    Raises:
+        Exception: An error of the rule. Earlier tiles have been updated.
+    """
+    width, dtype = tables[0].shape[1], tables[0].dtype
+    length = min(max(TILE // max(width, 1), 1), len(ids))
+    taken = [np.empty((length, width), dtype) for _ in tables]
+    apply = rule.on_host
+    for start in range(0, len(ids), max(length, 1)):
+        here = ids[start : start + length]
+        parts = [part[: len(here)] for part in taken]
+        for table, part in zip(tables, parts, strict=True):
+            take_rows(table, here, part)
+        grad = rows[start * width : (start + len(here)) * width].astype(dtype, copy=False)
+        param, *slots = [part.reshape(-1) for part in parts]
+        apply(Update(param, grad, slots, numbers))
+        for table, part in zip(tables, parts, strict=True):
+            put_rows(table, here, part)
+        if mirror is not None:
+            put_rows(mirror, here, parts[0].astype(mirror.dtype))
+
+
+def mean_of_blocks(each: Sequence[Blocks], layout: Layout, scratch: Scratch) -> Blocks:
+    """Yield the mean of several changes of a variable, block by block.
+
+    The changes are added in the given order, then the sum is divided. Halves are added in float32.
+    Means of integers are rounded down.
+
+    Args:
+        each: The blocks of each change. The blocks of a single change are yielded unchanged.
+        layout: The layout of the variable.
+        scratch: Memory for the sum.
+
+    Yields:
+        Flat arrays; each is overwritten by the next.
+    """
+    if len(each) == 1:
+        yield from each[0]
+        return
+    (memory,) = scratch.take(1, _wide(layout))
+    if layout.is_half:
+        memory = np.resize(memory, 2 * memory.size)  # a block has twice as many halves
+    for first, second, *others in zip(*each, strict=True):
+        total = memory[: first.size]
+        np.add(first, second, out=total, dtype=total.dtype)
+        for block in others:
+            np.add(total, block, out=total, dtype=total.dtype)
+        yield _divided(total, len(each))
+
+
+def mean_of_rows(each: Sequence[tuple[Array, Array]], layout: Layout) -> tuple[Array, Array]:
+    """Return the mean of several changes of rows. A row that a change lacks counts as zero.
+
+    Args:
+        each: Unique row numbers and flat values of each change.
+        layout: The layout of the variable.
+
+    Returns:
+        Unique row numbers and their flat values.
+    """
+    if len(each) == 1:
+        return each[0]
+    ids, places = distinct(np.concatenate([numbers for numbers, _ in each]))
+    width = layout.size // max(layout.shape[0], 1)
+    # Adding -0.0 changes no number. Adding 0.0 would change -0.0 to 0.0.
+    total = np.full((len(ids), width), -0.0 if layout.is_floating else 0, _wide(layout))
+    ends = np.cumsum([len(numbers) for numbers, _ in each])
+    for here, (numbers, values) in zip(np.split(places, ends[:-1]), each, strict=True):
+        part = total.take(here, axis=0)
+        part += values.reshape(len(numbers), width)
+        put_rows(total, here, part)
+    return ids, _divided(total, len(each)).reshape(-1)
+
+
+def _wide(layout: Layout) -> np.dtype[Any]:
+    return np.dtype(np.float32) if layout.is_half else layout.dtype
+
+
+def _divided(total: Array, count: int) -> Array:
+    divide = np.floor_divide if total.dtype.kind in "iu" else np.divide
+    return divide(total, total.dtype.type(count), out=total)  # type: ignore[no-any-return]
+
+
+class OwnedShard(SharedShard):
+    """A shard on its server, with its optimizer slots and updates.
+
+    The server is the only writer. The version of a block is odd while the block changes (seqlock).
+
+    Args:
+        name: Name of the variable on the server.
+        memory: See :class:`SharedShard`.
+        layout: See :class:`SharedShard`.
+        versions_offset: See :class:`SharedShard`.
+        data_offset: See :class:`SharedShard`.
+        sync: See :class:`SharedShard`.
+        scratch: Temporary arrays of the server; by default new ones.
+        origin: The variable and the range of it in this shard; by default the whole variable
+            ``name``.
+        span: The span of the variable in a bucket; None outside of buckets.
+
+    Attributes:
+        gpu: Index of the GPU that holds the values and slots. ``memory`` then holds a copy of the
+            values. None for a shard on the host.
+        slots: Optimizer slots, flat, by ``<name of the optimizer>/<slot>``.
+        initials: Initial values of slots that do not begin with 0, by the keys of ``slots``.
+        steps: Number of updates by each rule, by name of the optimizer.
+    """
+
+    _ahead = 0  # number of unfinished blocks when the update of the next block begins
+    gpu: int | None = None
+
+    def __init__(
+        self,
+        name: str,
+        memory: Bytes,
+        layout: Layout,
+        versions_offset: int,
+        data_offset: int,
+        sync: Callable[[], None],
+        scratch: Scratch | None = None,
+        origin: Origin | None = None,
+        span: Span | None = None,
+    ) -> None:
+        super().__init__(memory, layout, versions_offset, data_offset, sync)
+        self.origin = Origin(name, whole(layout.shape)) if origin is None else origin
+        self.name = name
+        self.span = span
+        self.slots: dict[str, Array] = {}
+        self.initials: dict[str, float] = {}
+        self.steps: dict[str, int] = {}
+        self._scratch = Scratch() if scratch is None else scratch
+
+    @property
+    def version(self) -> int:
+        """Number of changes so far."""
+        return self._version_of[0] >> 1
+
+    def close(self) -> None:
+        """Free the slots. The variable must not be changed afterwards."""
+        self.slots = {}
+        self.span = None
+
+    def slot(self, name: str, initial: float = 0.0, dtype: DTypeLike | None = None) -> Array:
+        """Return a slot, flat, of shape ``(size,)``. The first call creates the slot.
+
+        Args:
+            name: ``<name of the optimizer>/<slot>``.
+            initial: Initial value of all elements.
+            dtype: Dtype of a new slot; by default the dtype of the variable.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for a new slot.
+        """
+        if name not in self.slots:
+            self.slots[name] = self._new_slot(name, initial, np.dtype(dtype or self.layout.dtype))
+            if initial:
+                self.initials[name] = initial
+        return self.slots[name]
+
+    def slots_on_host(self) -> Mapping[str, Array]:
+        """Return the slots as host arrays, which are valid until the next change."""
+        return self.slots
+
+    def restore_slot(self, key: str, slices: Sequence[Array]) -> None:
+        """Replace a slot by that of a checkpoint.
+
+        Args:
+            key: ``<name of the optimizer>/<slot>``.
+            slices: The values, flat.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for a new slot.
+        """
+        if key not in self.slots:
+            self.slots[key] = self._new_slot(key, 0.0, slices[0].dtype)
+        np.concatenate(slices, out=self.slots[key])
+
+    def _new_slot(self, key: str, initial: float, dtype: np.dtype[Any]) -> Array:
+        self._check_room(key, dtype)
+        if self.span is not None and dtype == self.layout.dtype:
+            slot = self.span.slot(key)
+            slot.fill(initial)
+            return slot
+        return np.full(self.layout.size, initial, dtype)
+
+    def _arrays(self, name: str, rule: Rule, values: Array) -> tuple[Array, list[Array]]:
+        """Return the array that a rule updates, the values or their float32 copy, and its slots."""
+        param = values
+        if self.layout.is_half:
+            param = param if rule.kind is Kind.PLAIN else self._wide_copy(name)
+            self._forget_wide_copies(param)
+        return param, [
+            self.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0), param.dtype)
+            for slot in rule.slots
+        ]
+
+    def _wide_copy(self, name: str) -> Array:
+        """Return the float32 copy of the values that an optimizer updates (master copy)."""
+        key = f"{name}/{WIDE}"
+        if key not in self.slots:
+            self._check_room(key, np.dtype(np.float32))
+            self.slots[key] = self.flat.astype(np.float32)
+        return self.slots[key]
+
+    def _check_room(self, slot: str, dtype: np.dtype[Any]) -> None:
+        nbytes = self.layout.size * dtype.itemsize
+        try:
+            check_room(nbytes)
+        except errors.ResourceExhaustedError as error:
+            raise errors.ResourceExhaustedError(
+                f"there is no room for {slot!r} of {nbytes} bytes beside variable {self.name!r}: "
+                f"{error.message}"
+            ) from error
+
+    def _forget_wide_copies(self, kept: Array) -> None:
+        """Drop the float32 copies that a change leaves out of date."""
+        for key in [key for key in self.slots if key.endswith(f"/{WIDE}")]:
+            if self.slots[key] is not kept:
+                del self.slots[key]
+
+    def apply(
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
+    ) -> None:
+        """Update the whole variable once.
+
+        Args:
+            name: Name of the optimizer, under which slots and steps are kept.
+            rule: The update rule.
+            numbers: The numbers of this step.
+            blocks: The gradient, flat, block by block.
+
+        Raises:
+            Exception: An error of the rule or of ``blocks``. It is raised after the versions of all
+                blocks have advanced, because some of the values may have changed.
+        """
+        if rule.kind is Kind.WHOLE:
+            self._change_at_once(name, lambda: self._whole_changer(name, rule, numbers, blocks))
+            return
+        step = self.steps.get(name, 0) + 1
+        update = self._updater(name, rule, numbers)
+        block, start = 0, 0
+        odd: deque[tuple[int, End]] = deque()  # blocks whose update has begun
+        problem: BaseException | None = None
+        try:
+            for gradient in blocks:
+                self._version_of[block] += 1
+                self._sync()
+                end: End | None = None
+                try:
+                    if problem is None:
+                        with _quiet():
+                            end = update(start, gradient)
+                except (Exception, SystemExit) as error:  # a user's function may raise either
+                    problem = error
+                if end is None:
+                    self._sync()
+                    self._version_of[block] += 1
+                else:
+                    odd.append((block, end))
+                    problem = self._end_blocks(odd, self._ahead) or problem
+                block, start = block + 1, start + gradient.size
+        finally:
+            problem = self._end_blocks(odd, 0) or problem
+            self.versions[block:] += 2  # blocks are left only after an error of the iterator
+            self.steps[name] = step
+        if problem is not None:
+            raise problem
+
+    def _end_blocks(self, odd: deque[tuple[int, End]], left: int) -> BaseException | None:
+        """End updates of blocks until ``left`` remain. Return the last error, if any."""
+        problem: BaseException | None = None
+        while len(odd) > left:
+            block, end = odd.popleft()
+            try:
+                end()
+            except (Exception, SystemExit) as error:
+                problem = error
+            finally:
+                self._sync()
+                self._version_of[block] += 1
+        return problem
+
+    def apply_rows(
+        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
+    ) -> None:
+        """Update some rows once. Other rows and their slots stay unchanged.
+
+        Args:
+            name: See :meth:`apply`.
+            rule: The update rule.
+            numbers: The numbers of this step.
+            ids: Unique row numbers.
+            rows: The gradients of the rows, flat, in the same order.
+
+        Raises:
+            InvalidArgumentError: A row does not exist.
+            Exception: An error of the rule, as in :meth:`apply`.
+        """
+        self.check_rows(ids)
+        self._change_at_once(name, lambda: self._row_changer(name, rule, numbers, ids, rows))
+
+    def apply_mean_of_rows(
+        self,
+        name: str,
+        rule: Rule,
+        numbers: Sequence[float],
+        each: Sequence[tuple[Array, Array]],
+    ) -> None:
+        """Update some rows once, by the mean of the gradients of several workers.
+
+        Args:
+            name: See :meth:`apply`.
+            rule: The update rule.
+            numbers: The numbers of this step.
+            each: Unique row numbers and flat gradients of each worker.
+
+        Raises:
+            InvalidArgumentError: See :meth:`apply_rows`.
+            Exception: See :meth:`apply_rows`.
+        """
+        ids, rows = mean_of_rows(each, self.layout)
+        self.apply_rows(name, rule, numbers, ids, rows)
+
+    def _change_at_once(self, name: str, changer: Callable[[], Callable[[], None]]) -> None:
+        """Update values while the versions of all blocks are odd.
+
+        Args:
+            name: See :meth:`apply`.
+            changer: Prepares the update, and returns the function that performs it.
+        """
+        step = self.steps.get(name, 0) + 1
+        change = changer()
+        self.versions += 1
+        self._sync()
+        try:
+            with _quiet():
+                change()
+        finally:
+            self._sync()
+            self.versions += 1
+            self.steps[name] = step
+
+    def _row_changer(
+        self, name: str, rule: Rule, numbers: Sequence[float], ids: Array, rows: Array
+    ) -> Callable[[], None]:
+        """Return the function that updates rows; see :meth:`apply_rows`."""
+        param, slots = self._arrays(name, rule, self.flat)
+        width = self.layout.size // max(len(self.data), 1)
+        tables = [array.reshape(len(self.data), width) for array in (param, *slots)]
+        mirror = None if param is self.flat else self.flat.reshape(len(self.data), width)
+        return partial(change_rows, rule, tables, ids, rows, numbers, mirror)
+
+    def _whole_changer(
+        self, name: str, rule: Rule, numbers: Sequence[float], blocks: Iterable[Array]
+    ) -> Callable[[], None]:
+        """Return the function that updates all values by one call of a rule."""
+        param, slots = self._arrays(name, rule, self.flat)
+        gradient = np.concatenate([block.astype(param.dtype) for block in blocks])
+
+        def change() -> None:
+            rule.on_host(Update(param, gradient, slots, numbers))
+            if param is not self.flat:
+                np.copyto(self.flat, param, casting="same_kind")
+
+        return change
+
+    def check_rows(self, ids: Array) -> None:
+        """Raise InvalidArgumentError unless all rows with these numbers exist."""
+        shape = self.layout.shape
+        if not shape or (ids.size and not 0 <= ids.min() <= ids.max() < shape[0]):
+            raise errors.InvalidArgumentError(
+                f"variable {self.name!r} of shape {shape} has not all rows that are named"
+            )
+
+    def restore(
+        self,
+        values: Sequence[Array],
+        slots: Mapping[str, np.dtype[Any]],
+        steps: dict[str, int],
+        initials: dict[str, float],
+    ) -> None:
+        """Replace the values and update counts.
+
+        Remove slots that the checkpoint lacks or stores with another dtype.
+
+        Args:
+            values: The values, flat, in slices of whole blocks.
+            slots: The dtypes of the slots in the checkpoint, which :meth:`restore_slot` replaces.
+            steps: Number of updates by each optimizer.
+            initials: Initial value of each slot that does not begin with 0.
+        """
+        self.slots = {
+            key: slot
+            for key, slot in self.slots.items()
+            if key in slots and slots[key] == slot.dtype  # None would be equal to float64
+        }
+        self.apply(":assign", ASSIGN, (), in_blocks(values, self.layout.dtype))
+        self.initials, self.steps = initials, steps
+
+    def _updater(
+        self, name: str, rule: Rule, numbers: Sequence[float]
+    ) -> Callable[[int, Array], End | None]:
+        """Return the function that updates at most a block of the values.
+
+        The function takes the index of the first element and the gradient. For an asynchronous
+        update (GPU), the function returns an End. Call the End before you make the version of the
+        block even.
+        """
+        param, slots = self._arrays(name, rule, self.flat)
+        (wide,) = self._scratch.take(1, param.dtype)
+        length, apply = rule.tile or wide.size, rule.on_host
+
+        def update(start: int, gradient: Array) -> None:
+            for begin in range(0, gradient.size, length):
+                grad = gradient[begin : begin + length]
+                here = slice(start + begin, start + begin + grad.size)
+                if param is not self.flat:
+                    np.copyto(wide[: grad.size], grad)
+                    grad = wide[: grad.size]
+                parts = [slot[here] for slot in slots]
+                try:
+                    apply(Update(param[here], grad, parts, numbers))
+                finally:  # readers must see values that changed before an error
+                    if param is not self.flat:
+                        np.copyto(self.flat[here], param[here], casting="same_kind")
+
+        return update
