@@ -92,7 +92,8 @@ class Bags:
 
         Returns:
             One row per bag, shape ``(len(bags), *variable.shape[1:])``, a CuPy array on a replica
-            with a GPU. The dtype is float32 for float16 and bfloat16, else that of the variable.
+            with a GPU. Tables of float16 and bfloat16 give float32 rows, other tables rows of their
+            own dtype.
 
         Raises:
             IndexError: A row number is out of range.

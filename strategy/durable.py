@@ -18,9 +18,8 @@ from strategy.checkpoints import checkpoint, saved
 from strategy.checkpoints.cut import targets_of
 from strategy.checkpoints.lock import CheckpointLock
 from strategy.connection.connection import LOOK_S, Connection
-from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host, workers_of
-from strategy.shared.parts import Origin, Part
+from strategy.shared.parts import Origin, origin_of
 from strategy.variable import Variable
 from strategy.variables import Variables
 
@@ -172,7 +171,7 @@ class Durable(ABC):
         files = _files_of(path, index)
         servers = [(one.snapshots, one.snapshots.variables()) for one in self._connections]
         known = {
-            one.name: (_origin_of(one), np.dtype(one.dtype)) for _, own in servers for one in own
+            one.name: (origin_of(one), np.dtype(one.dtype)) for _, own in servers for one in own
         }
         self._check_fits(path, files, known)
         for snapshots, variables in servers:
@@ -259,9 +258,3 @@ class Durable(ABC):
 
 def _files_of(path: str, index: bytes | None) -> list[str]:
     return [os.path.join(path, name) for name in checkpoint.names_in(path, index)]
-
-
-def _origin_of(variable: pb.ServedVariable) -> Origin:
-    part = variable.part
-    axis = part.axis if part.HasField("axis") else None
-    return Origin(variable.variable, Part(tuple(variable.whole), axis, part.start, part.stop))

@@ -146,7 +146,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
         Raises:
             ValueError: The shape differs, or an integer does not fit the dtype of the variable.
-            TypeError: The dtype cannot be converted to that of the variable.
+            TypeError: The dtype of the value cannot be converted to the dtype of the variable.
         """
         return self._change(pb.ASSIGN, value)
 
@@ -203,8 +203,8 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
         Raises:
             IndexError: A row number is out of range.
-            TypeError: The indices are not integers, or the dtype of the values cannot be converted
-                to that of the variable.
+            TypeError: The indices are not integers, or the values cannot be converted to the
+                dtype of the variable.
             ValueError: The shapes do not fit, or an integer does not fit the variable's dtype.
         """
         return self._scatter(pb.ASSIGN, indices, values, None)

@@ -22,7 +22,7 @@ from strategy.initializers import InitialValue
 from strategy.placement import Placement
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.sharded_variable import ShardedVariable
-from strategy.shared.parts import Origin, Part, Partitioner, divided, whole
+from strategy.shared.parts import Origin, Part, Partitioner, divided, part_of, whole
 from strategy.shared.shard import DTYPES, Layout
 from strategy.variable import Variable
 
@@ -171,7 +171,7 @@ class Variables:
         """Create all parts of a variable. Return the parts in force, and each part by name."""
         value = InitialValue(initializer, layout.shape, layout.dtype, name)
         definition, connections = self._define(name, layout, parts)
-        parts = [_part_of(layout, part) for part in definition.parts]
+        parts = [part_of(layout.shape, part) for part in definition.parts]
         names = _names(name, parts)
         for one in names if len(names) > 1 else ():
             self._check_free(one)
@@ -238,8 +238,3 @@ def _names(name: str, parts: Sequence[Part]) -> list[str]:
 def _layout(layout: Layout, parts: Sequence[Part], part: Part) -> Layout:
     """Return the layout of a part of a variable."""
     return layout if len(parts) == 1 else Layout(part.shape, layout.dtype)
-
-
-def _part_of(layout: Layout, part: pb.PartOf) -> Part:
-    axis = part.axis if part.HasField("axis") else None
-    return Part(layout.shape, axis, part.start, part.stop)

@@ -401,8 +401,7 @@ class Connection:
                 self.abandon(reply.variable)
             raise
         gpu = reply.gpu if reply.HasField("gpu") else None
-        version = reply.version
-        remote = Remote(name, origin, layout, self, reply.variable, shared, gpu, version)
+        remote = Remote(name, origin, layout, self, reply.variable, shared, gpu, reply.version)
         return remote, reply.must_initialize
 
     def abandon(self, variable: int) -> None:

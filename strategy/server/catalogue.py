@@ -9,17 +9,12 @@ import numpy as np
 from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.bucket import DATA_BYTES, VERSIONS_BYTES, Bucket, Span, is_small
-from strategy.server.memory import Memory, Place
+from strategy.server.memory import Memory
 from strategy.server.on_gpus import Gpus
-from strategy.server.served import (
-    ServedConnection,
-    ServedVariable,
-    gpu_in_words,
-    mode_in_words,
-    origin_of,
-)
+from strategy.server.served import ServedConnection, ServedVariable, gpu_in_words, mode_in_words
 from strategy.server.shard import OwnedShard, Scratch
 from strategy.shared.host import Host
+from strategy.shared.parts import origin_of
 from strategy.shared.shard import Layout
 
 
@@ -215,6 +210,6 @@ class Catalogue:
         """Allocate a span of a bucket for a small variable."""
         bucket = self._buckets.get(layout.dtype)
         if bucket is None or not bucket.has_room(layout):
-            place: Place = self._memory.carve(VERSIONS_BYTES, DATA_BYTES)
+            place = self._memory.carve(VERSIONS_BYTES, DATA_BYTES)
             bucket = self._buckets[layout.dtype] = Bucket(place, layout.dtype, self._sync)
         return bucket.take(layout)

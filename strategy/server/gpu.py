@@ -37,7 +37,7 @@ class Gpu:
 
     Args:
         number: Index of the GPU in CuPy.
-        who: Name of the server, for messages.
+        server: Name of the server, for error messages.
 
     Attributes:
         number: Index of the GPU in CuPy.
@@ -48,20 +48,20 @@ class Gpu:
         InternalError: CUDA failed.
     """
 
-    def __init__(self, number: int, who: str) -> None:
+    def __init__(self, number: int, server: str) -> None:
         try:
             count = device_count()
         except errors.FailedPreconditionError as error:
             raise errors.FailedPreconditionError(
-                f"{who} cannot have variables on its GPU {number}: {error.message}"
+                f"{server} cannot have variables on its GPU {number}: {error.message}"
             ) from error
         if number >= count:
             raise errors.InvalidArgumentError(
-                f"{who} sees {count} GPUs, and parameter_devices names its GPU {number}: their "
-                f"numbers are 0 to {count - 1}; look at CUDA_VISIBLE_DEVICES of {who}"
+                f"{server} sees {count} GPUs, and parameter_devices names its GPU {number}: their "
+                f"numbers are 0 to {count - 1}; look at CUDA_VISIBLE_DEVICES of {server}"
             )
         self.number = number
-        self._who = who
+        self._server = server
         with self.told():
             make_current(number)
             self._lanes = [StagingStream(number) for _ in range(LANES)]
@@ -76,8 +76,8 @@ class Gpu:
         try:
             yield
         except errors.DistBackendError as error:
-            logger.exception("%s: its %s has failed", self._who, self)
-            raise errors.InternalError(f"{self._who}: {error}") from error
+            logger.exception("%s: its %s has failed", self._server, self)
+            raise errors.InternalError(f"{self._server}: {error}") from error
 
     def lane(self) -> StagingStream:
         """Make the device current and return the next lane."""

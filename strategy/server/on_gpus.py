@@ -23,11 +23,11 @@ class Gpus:
     """The GPUs on which a server has variables. CUDA is loaded when a worker first asks for one.
 
     Args:
-        who: Name of the server, for messages.
+        server: Name of the server, for error messages.
     """
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, server: str) -> None:
+        self._server = server
         self._found: dict[int, Gpu] = {}
 
     def close(self) -> None:
@@ -53,14 +53,14 @@ class Gpus:
         for other in others:
             if other.strategy == asked.strategy and other.gpu != number:
                 raise errors.InvalidArgumentError(
-                    f"worker {asked.worker} has variables of {self._who} on "
+                    f"worker {asked.worker} has variables of {self._server} on "
                     f"{gpu_in_words(number)}, and worker {other.worker} on "
                     f"{gpu_in_words(other.gpu)}: all workers must have the same parameter_devices"
                 )
         if number is not None and number not in self._found:
             from strategy.server.gpu import Gpu  # imports all modules for CUDA
 
-            self._found[number] = Gpu(number, self._who)
+            self._found[number] = Gpu(number, self._server)
         return number
 
     def values_for(self, number: int | None, name: str, layout: Layout) -> Any:

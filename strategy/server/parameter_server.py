@@ -31,13 +31,7 @@ class ParameterServer:
         self._rules = Rules(name)
         self._metrics = task_metrics("ps", index)
         self._timekeeper = Timekeeper(self._catalogue, host)
-        self._pushes = Pushes(
-            name,
-            self._catalogue,
-            self._rules,
-            self._metrics,
-            self._forget,
-        )
+        self._pushes = Pushes(name, self._catalogue, self._rules, self._metrics, self._forget)
         self._reads = Reads(self._catalogue, self._metrics)
         self._checkpoints = ServedCheckpoints(self._catalogue, self._pushes, self._metrics)
         self._endpoint = host.endpoint

@@ -14,7 +14,6 @@ from strategy.checkpoints.cut import Key
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.memory import Place
 from strategy.server.shard import OwnedShard
-from strategy.shared.parts import Origin, Part
 
 Training = tuple[str, str, int, int]
 """Name, mode, backup workers and staleness bound, shared by strategies that train together."""
@@ -96,10 +95,3 @@ def mode_in_words(mode: pb.Mode) -> str:
 def gpu_in_words(gpu: int | None) -> str:
     """Return the text for a GPU, or for the host, for messages."""
     return "the host" if gpu is None else f"GPU {gpu}"
-
-
-def origin_of(asked: pb.CreateRequest) -> Origin:
-    """Return the variable of a create request, and the range of the variable."""
-    part = asked.part
-    axis = part.axis if part.HasField("axis") else None
-    return Origin(asked.variable, Part(tuple(asked.whole), axis, part.start, part.stop))

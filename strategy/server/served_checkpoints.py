@@ -134,7 +134,7 @@ class ServedCheckpoints:
     def _write(self, asked: pb.SaveRequest) -> int:
         """Write the part. Return the number of bytes to fetch, or 0 if they lie in the folder."""
         shards = [variable.shard for variable in self._variables]
-        # The name of the folder is new, so a folder of this name is that of the worker.
+        # The worker chose a new name, so an existing folder is the one that it created.
         if os.path.isdir(os.path.dirname(asked.path)):
             checkpoint.write_shards(asked.path, shards)
             return 0

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategy.proto import parameter_server_pb2 as pb
+
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
@@ -92,6 +94,17 @@ class Origin:
 
     variable: str
     part: Part
+
+
+def part_of(shape: Shape, message: pb.PartOf) -> Part:
+    """Return the part that a message describes of a variable with this shape."""
+    axis = message.axis if message.HasField("axis") else None
+    return Part(shape, axis, message.start, message.stop)
+
+
+def origin_of(message: pb.CreateRequest | pb.ServedVariable) -> Origin:
+    """Return the variable and the part of it that a message describes."""
+    return Origin(message.variable, part_of(tuple(message.whole), message.part))
 
 
 def whole(shape: Shape) -> Part:
