@@ -46,11 +46,15 @@ DistError = Error
 
 
 class DistBackendError(Error):
-    """MPI reported an error."""
+    """MPI, NCCL or CUDA failed, or a group cannot go on after a failure."""
 
 
 class GroupBrokenError(DistBackendError):
-    """An earlier operation of the group is pending past its limit, failed halfway or differed."""
+    """A group takes no collective.
+
+    An earlier blocking collective is still pending past its time limit, an operation failed after
+    some of its MPI calls, or the ranks called different collectives.
+    """
 
 
 class DistNetworkError(Error):

@@ -22,7 +22,7 @@ _FILES[2] = ("memory.max", "memory.current", "")
 
 
 def check_free(nbytes: int, remedy: str) -> None:
-    """Raise an error if less memory is free.
+    """Raise an error if fewer than ``nbytes`` bytes of memory are free.
 
     Args:
         nbytes: The memory that is needed, in bytes.
@@ -33,11 +33,11 @@ def check_free(nbytes: int, remedy: str) -> None:
     """
     left, owner = free_memory()
     if nbytes > left:
-        raise ResourceExhaustedError(f"its {owner} has {left >> 20} MiB of memory left: {remedy}")
+        raise ResourceExhaustedError(f"the {owner} has {left >> 20} MiB of memory left: {remedy}")
 
 
 def free_memory() -> tuple[int, str]:
-    """Return the free memory in bytes, and its limit: ``"host"``, or a name of another limit."""
+    """Return the free memory in bytes, and ``"host"`` or the name of the lowest limit."""
     return min([(_free_of_host(), "host"), *_free_of_groups()])
 
 

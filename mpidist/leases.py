@@ -12,7 +12,7 @@ Array = NDArray[Any]
 
 
 class _Lease(weakref.ref[Array]):
-    """A weak reference to an array, which dies with the array and every view of it."""
+    """A weak reference to an array. Its callback runs when the array and all views are deleted."""
 
     __slots__ = ("memory",)
 
@@ -20,7 +20,7 @@ class _Lease(weakref.ref[Array]):
 
 
 class Leases:
-    """Lends memory as arrays, and reclaims it when the last view of an array is gone.
+    """Calls back when the last view of an array is gone, so that its memory can be used again.
 
     Args:
         take_back: Called with the memory, on any thread.

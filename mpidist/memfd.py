@@ -1,10 +1,10 @@
 """Memory that processes of one host share: a memfd that one creates and others open.
 
 The creator tells the others its process id, the descriptor and a token. They open the memfd under
-/proc (proc(5)), which Linux permits to processes of one user that see each other. On another host,
-or for another user, the path leads nowhere or to another file. So only a memfd with the right name
-is opened, which cannot shrink and begins with the token. A wrong reference can neither make a
-process write to a foreign file nor cut its memory off.
+/proc (proc(5)), which Linux permits to processes of one user and process namespace. On another
+host, or for another user, the path leads nowhere or to another file. So a process opens only a
+memfd with the right name, and uses it only if its size is sealed and it begins with the token. A
+wrong reference can neither make a process write to a foreign file nor cut its memory off.
 
 A memfd has no name that could be left behind, a small /dev/shm does not limit it, and it takes
 pages with the first write.
@@ -92,7 +92,7 @@ def open_memfd(reference: Memory) -> NDArray[np.uint8]:
     except (OverflowError, ValueError) as error:
         raise OSError(str(error)) from None
     if len(whole) <= _START or whole[:_TOKEN_BYTES] != reference.token:
-        raise OSError("the shared memory is not that of the reference")
+        raise OSError("the token of the shared memory is wrong")
     return np.frombuffer(whole, np.uint8, offset=_START)
 
 
@@ -102,7 +102,7 @@ def _open(path: str) -> int:
     try:
         own = f"/proc/self/fd/{link}"
         if not os.readlink(own).startswith(f"/memfd:{_NAME}"):
-            raise OSError("the descriptor is not that of shared memory")
+            raise OSError("the descriptor is no shared memory of mpidist")
         return os.open(own, os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(link)

@@ -81,7 +81,11 @@ class Work:
         return self._name
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, with success or an error; never blocks."""
+        """Test the operation. Return whether it has ended, with success or an error.
+
+        The test may run callbacks of the operation. It does not wait for other ranks, except for
+        up to 3 s after a comparison has found that the ranks call different collectives.
+        """
         return self._done
 
     def is_success(self) -> bool:

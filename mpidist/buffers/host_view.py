@@ -64,11 +64,11 @@ def host_view(array: Any, *, read: bool = True) -> Array:
 def _staged(array: Any, read: bool) -> Array:
     view = stage(array, read=read)
     if not read:
-        check_usable(view, write=True)
+        check_array(view, write=True)
     return view
 
 
-def check_usable(view: Array, write: bool) -> None:
+def check_array(view: Array, write: bool) -> None:
     """Raise an error if an array cannot be sent or, with ``write``, cannot receive.
 
     Raises:
@@ -76,7 +76,7 @@ def check_usable(view: Array, write: bool) -> None:
         ValueError: The array receives, but is read-only or has elements that share memory.
     """
     if view.dtype.hasobject:
-        raise TypeError(f"dtype {view.dtype} holds Python objects; only numbers can be moved")
+        raise TypeError(f"dtype {view.dtype} holds Python objects, which MPI cannot send")
     if not write:
         return
     origin = view.origin if isinstance(view, HostStaging) else None
@@ -86,7 +86,7 @@ def check_usable(view: Array, write: bool) -> None:
     if not view.flags.writeable:
         raise ValueError(
             "the array receives a result but is read-only; pass a writable copy (for a scalar "
-            "np.array(value), an array without axes)"
+            "np.array(value), a 0-d array)"
         )
     layout = layout_of(view)
     if _overlaps_itself(layout):

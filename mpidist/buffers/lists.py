@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.host_view import Array, check_array, host_view
 from mpidist.buffers.packing import (
     NATIVE,
     OnComplete,
@@ -106,7 +106,7 @@ def check_outputs(arrays: Sequence[Array]) -> None:
     """
     if arrays[0].dtype.hasobject or [array for array in arrays if not _lies_writable(array)]:
         for array in arrays:
-            check_usable(array, write=True)
+            check_array(array, write=True)
     if are_distinct_owners(arrays):
         return
     arrays = [layout_of(array) for array in arrays]

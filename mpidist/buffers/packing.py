@@ -1,4 +1,4 @@
-"""Contiguous memory that MPI can read and write in place of any array."""
+"""Contiguous arrays to pass to MPI for arrays of any strides and dtype."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.host_view import Array, check_array, host_view
 from mpidist.gpu import HostStaging, layout_of
 
 OnComplete = Callable[[], None] | None
 
-# Element types of the arrays that MPI takes without conversion. Type characters would not do: the
-# float8_e4m3b11fnuz of ml_dtypes has that of uint64. Complex long doubles move as bytes, because
-# MPICH 5.0.2 aborts while it gathers them over four ranks.
+# Element types of the arrays that MPI takes without conversion. Type characters are not unique: the
+# float8_e4m3b11fnuz of ml_dtypes has the character of uint64. Complex long doubles move as bytes,
+# because MPICH 5.0.2 aborts while it gathers them over four ranks.
 NATIVE: frozenset[type] = frozenset(np.dtype(char).type for char in "bBhHiIlLqQfdgFD")
 
 
 def with_upload(view: Array, on_complete: OnComplete = None) -> OnComplete:
-    """Return the callback for the time when MPI has written an array.
+    """Return the function to call when MPI has written an array.
 
     Args:
         view: The array, see :func:`host_view`.
-        on_complete: A callback that must run before.
+        on_complete: A function to call before the upload, or None.
 
     Returns:
-        The callback, which also uploads a copy of an array on a GPU; None if there is none.
+        ``on_complete``, followed by the upload if ``view`` is the staging copy of an array on a
+        GPU.
     """
     if view.__class__ is np.ndarray or not isinstance(view, HostStaging):
         return on_complete
@@ -38,7 +39,7 @@ class UploadCallback:
 
     Args:
         view: The copy on the host.
-        before: A callback that must run before.
+        before: A function to call before the copy, or None.
     """
 
     def __init__(self, view: HostStaging, before: OnComplete) -> None:
@@ -72,7 +73,7 @@ def is_contiguous(array: Array) -> bool:
 
 
 def as_mpi_buffer(array: Any, *, write: bool) -> tuple[Array, OnComplete]:
-    """Return a contiguous array that MPI can read or write in place of an array.
+    """Return a contiguous array to pass to MPI for an array.
 
     Args:
         array: An array as :func:`host_view` takes it, of any strides and of any dtype without
@@ -80,7 +81,7 @@ def as_mpi_buffer(array: Any, *, write: bool) -> tuple[Array, OnComplete]:
         write: Whether MPI writes all of the array.
 
     Returns:
-        The array for MPI, and a callback for the time when MPI has ended, or None.
+        The array for MPI, and a function to call when the operation has ended, or None.
 
     Raises:
         TypeError: See :func:`host_view`; also for dtype object.
@@ -91,7 +92,7 @@ def as_mpi_buffer(array: Any, *, write: bool) -> tuple[Array, OnComplete]:
     view = host_view(array, read=not write)
     if is_mpi_array(view) and (not write or view.flags.writeable):
         return view, None
-    check_usable(view, write)
+    check_array(view, write)
     direct = view if view.flags.c_contiguous else np.asarray(view, order="C")
     on_complete = None
     if write and direct is not view:

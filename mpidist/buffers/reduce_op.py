@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.host_view import Array, check_array, host_view
 from mpidist.buffers.packing import NATIVE, OnComplete, copy_back, is_mpi_array, with_upload
 from mpidist.gpu import HostStaging, lies_on_gpu
 
@@ -53,7 +53,7 @@ class ReduceOp(enum.IntEnum):
 
     @classmethod
     def of(cls, op: Reduction | str) -> Reduction:
-        """Return the reduction of a member or a name, in either case of letters.
+        """Return the reduction for a member, or for a name in upper or lower case.
 
         Raises:
             ValueError: The name is unknown.
@@ -76,9 +76,10 @@ NAMED = {
 
 
 class WrappingSum(enum.IntEnum):
-    """The sum of 8- and 16-bit integers modulo 2^n, as in NumPy; its number follows ReduceOp's.
+    """The sum of 8- and 16-bit integers modulo 2^n, as in NumPy.
 
-    MPI_SUM does not serve: the vector instructions of Open MPI saturate. In messages it is SUM.
+    MPI_SUM cannot be used, because Open MPI's vectorized sum saturates. Error messages call this
+    reduction SUM. Its value is the index after the last ReduceOp in the list of MPI_Ops.
     """
 
     SUM = len(ReduceOp)
@@ -124,7 +125,7 @@ ReduceOpLike = Reduction | ReductionName
 """The type of ``op`` arguments."""
 
 MpiReduction = ReduceOp | WrappingSum
-"""The reductions that MPI runs: the predefined ones and a user-defined one."""
+"""The indices of the MPI_Ops: every ReduceOp, and the user-defined wrapping sum."""
 
 _INTEGER = frozenset(np.dtype(char).type for char in "bBhHiIlLqQ")
 _REAL = _INTEGER | {np.float32, np.float64, np.longdouble}
@@ -145,14 +146,14 @@ _LOGICAL = {
 
 
 def is_direct(dtype: np.dtype[Any], op: Reduction | str) -> bool:
-    """Return whether MPI reduces a native dtype by a predefined operation."""
+    """Return whether a predefined MPI_Op reduces a dtype. The dtype must have native byte order."""
     return op.__class__ is ReduceOp and dtype.type in _DIRECT[op]
 
 
 def to_reduce(
     array: Any, op: Reduction | str, count: int, *, write: bool = True
 ) -> tuple[Array, MpiReduction, OnComplete]:
-    """Return a contiguous array that MPI can reduce in place of this one.
+    """Return a contiguous array to pass to MPI for an array that is reduced in place.
 
     Args:
         array: Numbers or bools of any strides, see :func:`host_view`.
@@ -161,7 +162,8 @@ def to_reduce(
         write: Whether the array receives the result.
 
     Returns:
-        The array for MPI, the reduction for MPI, and a function to call after MPI, or None.
+        The array for MPI, the reduction for MPI, and a function to call when the operation has
+        ended, or None.
 
     Raises:
         TypeError: The reduction does not take the dtype.
@@ -182,7 +184,7 @@ def to_reduce(
                 return view, op, None
             if op is ReduceOp.SUM and dtype.type in _SMALL_INTEGERS:
                 return view, WrappingSum.SUM, None
-    check_usable(view, write)
+    check_array(view, write)
     if view.__class__ is HostStaging and view.dtype.isnative and is_direct(view.dtype, op):
         # Staging memory is contiguous and aligned.
         return np.asarray(view), cast("ReduceOp", op), with_upload(view) if write else None
@@ -208,8 +210,8 @@ def to_reduce_into(
         count: The number of ranks, for AVG.
 
     Returns:
-        The arrays to read and to write, the reduction for MPI, and a function to call after MPI,
-        or None.
+        The arrays to read and to write, the reduction for MPI, and a function to call when the
+        operation has ended, or None.
 
     Raises:
         TypeError: The reduction does not take the dtype.
@@ -226,7 +228,7 @@ def to_reduce_into(
         and target.flags.writeable
     ):
         return source, target, cast("ReduceOp", op), None
-    check_usable(target, write=True)
+    check_array(target, write=True)
     if dtype != target.dtype:
         raise ValueError(f"a reduction of {dtype} cannot write into {target.dtype}")
     divisor = count if op is ReduceOp.AVG else None
@@ -279,7 +281,11 @@ def _reducing_dtype(dtype: np.dtype[Any], reduction: Reduction) -> np.dtype[Any]
     else:
         possible = False
     if not possible:
-        hint = "; SUM, and divide, or give a floating dtype" if op is ReduceOp.AVG else ""
+        hint = (
+            "; reduce with SUM and divide, or convert to a floating dtype"
+            if op is ReduceOp.AVG
+            else ""
+        )
         raise TypeError(f"arrays of dtype {name} cannot be reduced with {op.name}{hint}")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return _WIDER.get(native.name, native)

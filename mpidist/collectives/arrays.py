@@ -15,8 +15,8 @@ from mpidist.group import Coalescing
 from mpidist.work import Timeout, Work
 
 # Each function calls the method of the group directly: a shared wrapper would add a Python frame to
-# every call. The first overload knows async_op=True as a keyword only. Every other async_op has the
-# type Work | None: type checkers do not divide a bool into the overloads of True and False.
+# every call. The first overload takes async_op=True as a keyword only. All other calls return
+# Work | None.
 
 
 @overload
@@ -50,7 +50,7 @@ def broadcast(
             objects. It must be writable on all ranks but the source.
         src: World rank of the source. Give ``src`` or ``group_src``.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
         group_src: Group rank of the source.
 
     Returns:
@@ -84,7 +84,7 @@ def all_reduce(
         op: Reduction or its name, by default the sum. AVG and PREMUL_SUM need a floating or complex
             dtype.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -95,8 +95,9 @@ def all_reduce(
             call different collectives.
         DeadlineExceededError: The time limit of the group has passed.
         DistBackendError: MPI, NCCL or CUDA failed.
-        GroupBrokenError: An earlier operation of the group is pending past its limit, failed
-            halfway, or differed between ranks.
+        GroupBrokenError: An earlier blocking collective of the group is still pending past its
+            limit, an operation failed after some of its MPI calls, or the ranks called different
+            collectives.
     """
     pg = group_if_member(group)
     return None if pg is None else pg.all_reduce(tensor, op, async_op)
@@ -182,7 +183,7 @@ def reduce(
         dst: World rank of the destination. Give ``dst`` or ``group_dst``.
         op: Reduction, as in :func:`all_reduce`. The default is the sum.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
         group_dst: Group rank of the destination.
 
     Returns:
@@ -216,7 +217,7 @@ def all_gather(
             shape and dtype of ``tensor``.
         tensor: Array of this rank, with the same shape and dtype on all ranks.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -251,7 +252,7 @@ def all_gather_single(
             rank: both ``(ranks * n, ...)`` and ``(ranks, n, ...)`` serve for ``(n, ...)``.
         input_tensor: Array of this rank, with the same shape and dtype on all ranks.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -348,7 +349,7 @@ def gather(
             ranks, of the shape and dtype of ``tensor``. On the other ranks: None.
         dst: World rank of the destination. The default is the first rank of the group.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
         group_dst: Group rank of the destination, in place of ``dst``.
 
     Returns:
@@ -399,7 +400,7 @@ def scatter(
             shape and dtype of ``tensor``. On the other ranks: None.
         src: World rank of the source. The default is the first rank of the group.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
         group_src: Group rank of the source, in place of ``src``.
 
     Returns:
@@ -446,7 +447,7 @@ def reduce_scatter(
             have the shape and dtype of ``output``.
         op: Reduction, as in :func:`all_reduce`. The default is the sum.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -496,7 +497,7 @@ def reduce_scatter_single(
             ``(ranks * n, ...)`` and ``(ranks, n, ...)`` serve for an output ``(n, ...)``.
         op: Reduction, as in :func:`all_reduce`. The default is the sum.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -543,7 +544,7 @@ def all_to_all(
         input_tensor_list: One array per rank. Sizes may differ. All arrays of both lists have one
             dtype.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -596,7 +597,7 @@ def all_to_all_single(
         output_split_sizes: Number of rows from each rank. The default is equal parts.
         input_split_sizes: Number of rows to each rank. The default is equal parts.
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
 
     Returns:
         A Work if ``async_op``, else None. A rank outside the group gets None, with a warning.
@@ -629,7 +630,7 @@ def barrier(
 
     Args:
         group: Process group, by default the default group.
-        async_op: Return a Work without waiting.
+        async_op: Return a Work without waiting for the result.
         device_ids: Argument of torch without effect: MPI has no devices.
         timeout: Time limit of this barrier, in seconds or as a timedelta. The default is the limit
             of the group.

@@ -14,7 +14,7 @@ from mpidist.mpi import watched, world
 from mpidist.work import Timeout
 
 _default: ProcessGroup | None = None
-_made: list[ProcessGroup] = []  # from the default group; they end with it
+_made: list[ProcessGroup] = []  # groups made from the default group; destroyed with it
 _backend = Backend(Backend.MPI)  # of the default group and of those made from it
 _ELASTIC_RUN = "TORCHELASTIC_RUN_ID"
 
@@ -34,7 +34,7 @@ class _Members(type):
 
 
 class GroupMember(metaclass=_Members):
-    """Names of two groups, as in torch.
+    """The default group, and the marker for ranks outside a group, as in torch.
 
     Attributes:
         WORLD: The default group, or None if it does not exist.
@@ -362,7 +362,7 @@ def group_or_default(group: Group) -> ProcessGroup:
 
 
 def group_if_member(group: Group) -> ProcessGroup | None:
-    """Return a group, by default the default group. Ranks outside it get None and a warning."""
+    """Return a group, by default the default group. On a rank outside it, warn and return None."""
     if group is None and _default is not None:
         return _default
     if group.__class__ is NonGroupMember:
@@ -371,8 +371,8 @@ def group_if_member(group: Group) -> ProcessGroup | None:
     return group_or_default(group)
 
 
-def keep(group: ProcessGroup) -> None:
-    """Destroy a group together with the default group."""
+def destroy_with_default(group: ProcessGroup) -> None:
+    """Register a group, so that the end of the default group destroys it."""
     _made[:] = [made for made in _made if not made.freed]
     _made.append(group)
 

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from mpidist.collectives.backends import Backend, BackendName, check_options
-from mpidist.collectives.default import Group, GroupMember, NonGroupMember, group_or_default, keep
+from mpidist.collectives.default import (
+    Group,
+    GroupMember,
+    NonGroupMember,
+    destroy_with_default,
+    group_or_default,
+)
 from mpidist.group import CartesianGroup, ProcessGroup, make_group
 from mpidist.mpi import watched, world
 from mpidist.work import Timeout
@@ -212,7 +218,7 @@ def new_cartesian_group(
     with watched(f"making group {name!r}", parent.comm.Get_group()):
         comm = parent.comm.Create_cart(lengths, around, reorder)
     made = CartesianGroup(comm, name, timeout, parent.device)
-    keep(made)
+    destroy_with_default(made)
     return made
 
 
@@ -272,7 +278,7 @@ def make_groups(
         make_group(parent, ranks, f"{name}/{number}", timeout) for number, ranks in enumerate(lists)
     ]
     for group in filter(None, groups):
-        keep(group)
+        destroy_with_default(group)
     return groups
 
 
@@ -293,7 +299,7 @@ def _enumerated(
 def _kept(group: ProcessGroup | None) -> ProcessGroup | NonGroupMember:
     if group is None:
         return GroupMember.NON_GROUP_MEMBER
-    keep(group)
+    destroy_with_default(group)
     return group
 
 

@@ -18,13 +18,15 @@ class Backend(Protocol):
     def run(self, op: Op) -> None:
         """Run an operation and return when it has ended on this rank.
 
-        Collective, or point to point. A receive from any peer sets ``op.root`` to the sender.
+        Collective, or point to point. A receive from any peer sets ``op.root`` to the sender. The
+        caller then calls ``op.finish``.
         """
 
     def start(self, op: Op) -> Work:
         """Start an operation and return its Work. Collective, or point to point.
 
-        The backend registers the Work as pending until it has ended.
+        The backend registers the Work as pending until it has ended. The Work calls ``op.finish``
+        before it ends.
         """
 
     def free(self) -> None:

@@ -1,8 +1,9 @@
 """Checks that all members of a group call the same collectives. MPI does not check this.
 
-Every collective leaves a signature in a log. A comparison is an all-reduce with MIN of checksum and
-rank. It yields the lowest and the highest checksum and their ranks. If the checksums differ, these
-two ranks send their logs to all members, and every member raises the same error.
+Every collective leaves a signature in a log. A comparison is an all-reduce with MIN of two
+integers: the checksum of the log with the rank, and the complement of the checksum with the rank.
+The first result contains the lowest checksum, the second the highest. If they differ, these two
+ranks send their logs to all members, and every member raises an error that shows both calls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 COMPARED_AT_FIRST = 100
-"""The number of first collectives of a group that are each compared before they run."""
+"""The number of collectives of a group, from the first, that are each compared.
+
+Blocking ones are compared before they run. Asynchronous ones may start before the comparison ends.
+"""
 ASYNC_WAIT_S = 0.01
 """Seconds that an asynchronous start waits for its comparison, in the first collectives.
 
@@ -116,7 +120,7 @@ class Comparison(Op):
         raise self._difference(lowest & mask, highest & mask)
 
     def _difference(self, one: int, other: int) -> ValueError:
-        """Return the error of all members.
+        """Exchange the logs, and return the error to raise.
 
         Args:
             one: Group rank of a member with the lowest checksum.
@@ -144,17 +148,17 @@ class Comparison(Op):
             f"{place if equal == len(entries) - 1 else ''}"
             for rank, entries, place in ((first, log, line), (second, log_too, line_too))
         )
-        text = f"the members of {here} call different collectives as number {number}: "
+        text = f"the members of {here} call different collectives as collective number {number}: "
         text += "; ".join(calls)
         if number < self.sequence:
             text += (
                 f". The difference was found at number {self.sequence}{self._line}; results since "
-                f"number {number} are wrong. MPIDIST_DEBUG=detail finds it at the call"
+                f"number {number} are wrong. Set MPIDIST_DEBUG=detail to get the error at the call"
             )
         return ValueError(text)
 
     def _exchange_logs(self, first: int, second: int) -> dict[int, tuple[list[Signature], str]]:
-        """Send this member's log to all if it is one of the two, and receive those of both.
+        """Send the log of this rank to all members if it is one of the two. Receive both logs.
 
         Returns:
             Log and line of the script, by group rank. Logs that came too late are missing.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.buffers.host_view import Array, check_usable, host_view
+from mpidist.buffers.host_view import Array, check_array, host_view
 from mpidist.buffers.packing import NATIVE
 from mpidist.buffers.reduce_op import ReduceOp, Reduction, is_direct
 from mpidist.errors import FailedPreconditionError
@@ -177,7 +177,7 @@ def gpu_op(
     reads_only = (name, root == info.rank) in (("broadcast", True), ("reduce", False))
     if any(view.dtype != dtype for view in views) or not _fit(name, headers, info.size):
         return None
-    check_usable(headers[0], write=not reads_only)
+    check_array(headers[0], write=not reads_only)
     on_gpus = [one for one in devices if one is not None]
     if rule.backend == "nccl":
         for one in on_gpus:

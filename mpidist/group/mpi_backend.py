@@ -24,7 +24,8 @@ from mpidist.work import Work
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Negative, unlike the ids that blocking operations use: a thread may wait for a work twice at once.
+# Keys of waits in the registry, a new one for each wait: several threads may wait for one Work.
+# Negative, because blocking operations use their ids.
 _wait_keys = itertools.count(-1, -1)
 _NEIGHBORS_TAG = RESERVED_TAGS[1]  # the first of one tag for each side
 
@@ -186,7 +187,7 @@ class RequestWork(Work):
         self._failure = failure
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended. Tests MPI's requests; never blocks."""
+        """Test MPI's requests. Return whether the operation has ended."""
         if not self._done and self._testing.acquire(blocking=False):
             try:
                 self._advance(wait=False)
@@ -240,7 +241,7 @@ class RequestWork(Work):
         try:
             if self._op.finish is not None:
                 self._op.finish()
-        except Exception as error:  # an array has become read-only, or memory is short
+        except Exception as error:  # a difference between ranks, a read-only array, or no memory
             traceback.clear_frames(error.__traceback__)  # the stored error must not keep arrays
             self._end(error=error)
             return
@@ -263,12 +264,12 @@ class RequestWork(Work):
 
 
 def backend_error(op: Op, error: BaseException) -> DistBackendError:
-    """Return the error of an Op for an error of MPI."""
+    """Return a DistBackendError for the exception that ended an operation."""
     group = op.group
     text = f"{op.describe()} failed on group rank {group.rank} of {group.size}: "
     text += in_one_line(error)
     if op.sequence and config.debug != "detail":
-        text += "; if ranks may call different collectives, MPIDIST_DEBUG=detail shows them"
+        text += "; set MPIDIST_DEBUG=detail to check whether ranks call different collectives"
     return DistBackendError(text)
 
 
@@ -282,7 +283,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _calls(method: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[[Op], Any]]:
-    """Return the call of MPI for each operation.
+    """Return, for each name of an operation, the function that makes the MPI call of an Op.
 
     Args:
         method: Returns the communicator's method of a name, blocking or not.
@@ -322,7 +323,7 @@ def _calls(method: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[[O
 
 @cache
 def _constants() -> tuple[list[MPI.Op], Any, int]:
-    """Return MPI's operations by MpiReduction, MPI_IN_PLACE, and MPI_ANY_SOURCE."""
+    """Return the MPI_Ops, indexed by MpiReduction, then MPI_IN_PLACE and MPI_ANY_SOURCE."""
     from mpi4py import MPI
 
     ops = [MPI.SUM, MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR]

@@ -153,7 +153,8 @@ class PartExchange:
 
         Args:
             op: The Op.
-            requests: Holds the requests under way; not empty after an error.
+            requests: Receives the pending requests. After an exception it has the requests that may
+                be pending.
         """
         if op.name == "all_gather":
             self._gather_in_ring(op, requests)

@@ -45,11 +45,14 @@ Their dtypes are not compared: MPI has no types for some, which move as bytes.
 """
 
 Signature = tuple[object, ...]
-"""The facts of a collective that are equal on all members: name, reduction, root, shape or size,
-type character, and whether MPI's nonblocking call is used.
+"""The facts of a collective that must be equal on all members.
 
-A tuple of basic types, because :mod:`marshal` makes its checksum. For a GPU backend, the fifth
-entry is the dtype name and the sixth the backend name.
+They are name, reduction, root, shape or size, type character, and whether MPI's nonblocking call is
+used.
+
+The size is in bytes for data movement, in elements for reduce_scatter, and -1 if the members may
+have different sizes. A tuple of basic types, because :mod:`marshal` encodes it for the checksum.
+For a GPU backend, the fifth entry is the dtype name and the sixth the backend name.
 """
 _NEIGHBORS = frozenset(("neighbor_all_gather", "neighbor_all_to_all"))
 
@@ -59,7 +62,7 @@ class GroupInfo:
     """The facts about a group that its operations and backends need.
 
     Attributes:
-        name: Used in messages.
+        name: Name of the group in error messages.
         number: Unique, and equal on all members.
         ranks: World rank of each member, by group rank.
         rank: Group rank of this process.
@@ -81,10 +84,11 @@ class Op:
         group: The group.
         send: The array that this rank contributes, or None.
         recv: The array that receives the result, or None. An operation in place has ``recv`` alone.
-        reduce: The reduction that MPI performs.
-        root: Group rank of the root, or of the peer of a message; -1 for any peer.
+        reduce: The reduction; MPI computes AVG and PREMUL_SUM as sums.
+        root: Group rank of the root, or of the peer of a message. -1 if there is no root, or for a
+            receive from any peer.
         tag: Tag of a message.
-        finish: Called after the operation, to copy or divide results.
+        finish: Function to call after the operation, to copy or divide results; or None.
 
     Attributes:
         recv_counts: The number of elements from each member, where the numbers differ.
@@ -93,8 +97,8 @@ class Op:
         recv_parts: The contiguous array that receives from each member, by group rank.
         limit: Time limit in seconds; None for the group's.
         sequence: Number of this collective in its group, from 1; 0 for a message.
-        halfway: True while only some of the messages of the operation may have been sent.
-        late: The Work of this operation, if it is still pending past its time limit.
+        halfway: True if the operation has several MPI calls, and perhaps not all of them were made.
+        late: The Work of a send or receive that is still pending past its time limit.
         segments: The operations that were started in its place, if it exceeds one call of MPI.
         outputs: The caller's arrays that the Work of an asynchronous collective returns.
         signature: The signature of a collective; None if the group does not compare calls.
@@ -149,7 +153,10 @@ class Op:
 
     @property
     def is_blocking(self) -> bool:
-        """True for a blocking collective; see :class:`mpidist.mpi.pending.PendingOp`."""
+        """True for a blocking collective with a signature.
+
+        See :class:`mpidist.mpi.pending.PendingOp`.
+        """
         return self.signature is not None and self.signature[5] is False
 
     def count(self) -> int:
@@ -173,7 +180,7 @@ class Op:
         return f"{self.name}{detail} of group {self.group.name!r}"
 
     def call(self) -> str:
-        """Return the call with its reduction, root and array; "" if there is no signature."""
+        """Return the signature as text; "" if there is none."""
         return "" if self.signature is None else in_words(self.signature, self.group)
 
     def __repr__(self) -> str:
@@ -183,7 +190,10 @@ class Op:
 
 
 def in_words(signature: Signature, group: GroupInfo) -> str:
-    """Return a collective as a call, for messages."""
+    """Return a signature as text, for example ``all_reduce(SUM, float32[3])``.
+
+    The reduction and the dtype are those that MPI uses: a SUM of bools is a BOR of uint8.
+    """
     name, reduction, root, shape, kind, nonblocking = signature
     words = []
     if name in SHAPED or name in ("reduce_scatter", "reduce_scatter_tensor"):

@@ -78,14 +78,15 @@ class ProcessGroup:
     shares memory with an output is copied first.
 
     Without a time limit an operation blocks inside MPI, and the watchdog reports a stall. With a
-    limit it polls, and raises DeadlineExceededError when the limit passes. The operation then stays
-    pending, and the group refuses others until it has completed. All members must make the same
-    choice, of ``async_op`` too: MPI does not match blocking calls with others (MPI 4.1, 6.12).
+    limit it polls, and raises DeadlineExceededError when the limit passes. A collective past its
+    limit stays pending, and the group refuses further collectives until it has completed. Sends and
+    receives are not refused. Either all members set a time limit, or none, and all give the same
+    ``async_op``: MPI does not match blocking with nonblocking collectives (MPI 4.1, 6.12).
 
     Every operation raises:
         DeadlineExceededError: The time limit of the group passed.
         DistBackendError: MPI failed.
-        GroupBrokenError: The group cannot go on after an earlier operation.
+        GroupBrokenError: A collective cannot run after an earlier operation of the group.
         TypeError: An array is of a type or dtype that the operation does not take.
         ValueError: A receiving array is read-only; a shape, size, dtype or root does not fit; or
             the members call different collectives. The first 100 collectives of a group are
@@ -93,12 +94,12 @@ class ProcessGroup:
 
     Args:
         comm: The communicator; the group owns it from now on.
-        name: Used in messages.
+        name: Name of the group in error messages.
         timeout: Time limit of every operation, in seconds or as a timedelta; None for none.
         device: Index of the GPU of this rank. None stages arrays on GPUs through the host.
 
     Attributes:
-        name: Used in messages.
+        name: Name of the group in error messages.
         number: Unique, and equal on all members.
         ranks: World rank of each member, by group rank.
         device: Index of the GPU of this rank, or None.
@@ -131,7 +132,7 @@ class ProcessGroup:
             gpu = None if device is None else (bus_id(device), nccl_problem())
             own = next(_counter) * here.size + here.rank, config.debug, config.gpu_mpi, gpu
             told = comm.allgather(own)
-        number, debug, gpu_mpi, _ = told[0]  # the settings of one rank serve all
+        number, debug, gpu_mpi, _ = told[0]  # all members use the settings of group rank 0
         group, everybody = comm.Get_group(), here.comm.Get_group()
         translated = group.Translate_ranks(list(range(comm.size)), everybody)
         group.Free()

@@ -32,13 +32,13 @@ from mpidist.work import Work, gather_works
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_SWEPT = 4  # number of pending Works that each call polls
+_POLLED = 4  # number of pending Works that each call polls
 # Longest wait in one operation before pending comparisons are tested again, in seconds.
 _SLICE_S = 0.02
 
 
 class Submission:
-    """Runs the operations of one group: collectives one after the other, in submission order.
+    """Runs the operations of one group. Collectives start in the order in which they are submitted.
 
     Args:
         comm: The communicator of the group.
@@ -72,9 +72,9 @@ class Submission:
         self._sequence = 0
         self._refusing = False  # True if ``freed``, ``_broken_by`` or ``_late`` is set
         self._broken_by: str | None = None  # the operation that broke the group, in words
-        self._difference: BaseException | None = None  # the error of its comparison
+        self._difference: BaseException | None = None  # the ValueError of the failed comparison
         self._late: Work | None = None
-        self._state_lock = threading.Lock()  # of these, and of ``_compared``
+        self._state_lock = threading.Lock()  # protects these four, and ``_uncompared``
         # MPI uses the arrays of pending works, whether or not the caller keeps the handles.
         self._pending: OrderedDict[int, Work] = OrderedDict()
         self._backend = MpiBackend(comm, self._waits, self._pending)
@@ -89,8 +89,8 @@ class Submission:
         self._compares_all = debug == "detail"
         self._log: list[Signature] = []  # since the last comparison
         self._next_compared = 1  # number of a collective
-        # Operations that started before their comparisons ended, in order.
-        self._compared: list[_ComparedWork] = []
+        # Works that depend on a pending comparison, in the order of their starts.
+        self._uncompared: list[_UncomparedWork] = []
 
     def submit(self, op: Op, async_op: bool, outputs: Sequence[Any] | None = None) -> Work | None:
         """Collective. Run or start a collective.
@@ -102,7 +102,8 @@ class Submission:
                 ``op.outputs``.
 
         Returns:
-            A Work if ``async_op``, unless this thread collects operations; else None.
+            A Work if ``async_op``, else None. None within a ``with coalesce()`` block, which only
+            records the operation.
 
         Raises:
             DeadlineExceededError: The time limit passed.
@@ -115,13 +116,13 @@ class Submission:
         limit = self.limit if op.limit is None else op.limit
         if fork.unusable:  # the lock may be locked for ever in a forked child
             fork.check_mpi()
-        if self._pending:  # not within the turn: callbacks of works may submit operations
-            self._sweep()
+        if self._pending:  # before the lock is taken: callbacks of works may submit operations
+            self._poll_pending()
         comparison, left = None, limit
-        if self._compared and not async_op:
+        if self._uncompared and not async_op:
             if self._refusing:
                 self._check_usable()
-            left = self._end_comparisons(left)
+            left = self._wait_for_comparisons(left)
         if not self._turn.acquire(False):  # by keyword it takes twice as long
             left = self._wait_for_turn(op, limit, left)
         try:
@@ -158,9 +159,11 @@ class Submission:
             ):
                 self._run(op)
                 return None
-            if comparison is None and self._compared:  # of an earlier operation
-                comparison = self._compared[-1].comparison
-            work = self._start(op) if comparison is None else self._start_compared(op, comparison)
+            # This collective may start while the comparison of an earlier one is pending. Its Work
+            # must not succeed before that comparison.
+            if comparison is None and self._uncompared:
+                comparison = self._uncompared[-1].comparison
+            work = self._start(op) if comparison is None else self._start_uncompared(op, comparison)
         finally:
             self._turn.release()
         work.limit = limit
@@ -216,7 +219,7 @@ class Submission:
 
     def start_message(self, op: Op) -> Work:
         """Start a send or a receive and return its Work."""
-        self._sweep()
+        self._poll_pending()
         work = self._start(op)
         work.limit = self.limit if op.limit is None else op.limit
         return work
@@ -259,13 +262,13 @@ class Submission:
         return bool(self._collecting) and threading.get_ident() in self._collecting
 
     def mark_broken(self, name: str, error: BaseException, *, differs: bool = False) -> None:
-        """Refuse all later collectives, since other ranks may be at another step.
+        """Refuse all later collectives, since other ranks may be in another collective.
 
         Args:
             name: The operation that broke the group. The first one is kept.
             error: Its error. Only the text is kept, because a traceback keeps arrays.
-            differs: Whether it is the error of a comparison, which GroupBrokenError names as its
-                cause.
+            differs: Whether the error comes from a comparison. Later GroupBrokenErrors then have it
+                as their cause.
         """
         if differs:
             reason = "differed between ranks"
@@ -286,19 +289,19 @@ class Submission:
 
         A difference ends all operations that started before their comparisons ended.
         """
-        for work in list(self._compared):
+        for work in list(self._uncompared):
             if not work.comparison.is_completed():
                 return
             error = work.comparison.error
             if error is not None:
                 self.mark_broken(work.name, error, differs=isinstance(error, ValueError))
                 with self._state_lock:
-                    broken, self._compared = self._compared, []
+                    broken, self._uncompared = self._uncompared, []
                 for one in broken:
                     one.complete(error=error)
                 return
             with self._state_lock, suppress(ValueError):  # another thread has removed it
-                self._compared.remove(work)
+                self._uncompared.remove(work)
 
     def forget(self, work: Work) -> None:
         """Remove a work that has ended from the pending works."""
@@ -339,7 +342,7 @@ class Submission:
             else:
                 self._run_by_backend(op)
         except BaseException as error:  # an interrupt between two messages, too
-            self._count_failed(op, error)
+            self._handle_failure(op, error)
             if isinstance(error, self._error):
                 self.check_alive()
                 raise backend_error(op, error) from error
@@ -358,13 +361,13 @@ class Submission:
                 backend = self._backend_for_gpus()
             return backend.start(op)
         except BaseException as error:
-            self._count_failed(op, error)
+            self._handle_failure(op, error)
             if isinstance(error, self._error):
                 raise backend_error(op, error) from error
             raise
 
-    def _count_failed(self, op: Op, error: BaseException) -> None:
-        """Take back the count of a collective in which this rank has not taken full part."""
+    def _handle_failure(self, op: Op, error: BaseException) -> None:
+        """Take back the count of a failed collective. Break the group if it was left halfway."""
         if op.sequence:
             if op.halfway:
                 self.mark_broken(op.name, error)
@@ -392,13 +395,13 @@ class Submission:
                 raise
         return self._gpu_backend
 
-    def _sweep(self) -> None:
+    def _poll_pending(self) -> None:
         """Test some of the pending works, in turn, for callers that do not wait for theirs."""
-        if self._compared:
+        if self._uncompared:
             self.test_comparisons()
         if self._late is not None:
             self._late.is_completed()
-        for key, work in list(itertools.islice(self._pending.items(), _SWEPT)):
+        for key, work in list(itertools.islice(self._pending.items(), _POLLED)):
             if not work.is_completed():
                 with suppress(KeyError):  # another thread has completed it meanwhile
                     self._pending.move_to_end(key)
@@ -423,16 +426,16 @@ class Submission:
             )
         return max(left - (time.monotonic() - began), 0.0)
 
-    def _start_compared(self, op: Op, comparison: Work) -> Work:
-        """Start an operation whose comparison is pending, and return its Work."""
+    def _start_uncompared(self, op: Op, comparison: Work) -> Work:
+        """Start an operation while a comparison is pending, and return its Work."""
         try:
-            work = _ComparedWork(comparison, self._start(op), self)
+            work = _UncomparedWork(comparison, self._start(op), self)
         except BaseException as error:
             self.mark_broken(op.name, error)
             raise
         self._pending[id(work)] = work
         with self._state_lock:
-            self._compared.append(work)
+            self._uncompared.append(work)
         return work
 
     def _compare(
@@ -471,16 +474,17 @@ class Submission:
         left = None if limit is None else max(limit - (time.monotonic() - began), 0.0)
         return pending, left
 
-    def _end_comparisons(self, limit: float | None) -> float | None:
+    def _wait_for_comparisons(self, limit: float | None) -> float | None:
         """Wait for the comparisons of operations that have started. Return the rest of the limit.
 
         A blocking operation would not return from MPI if a comparison failed meanwhile.
         """
         deadline = math.inf if limit is None else time.monotonic() + limit
-        for work in list(self._compared):
-            with work.waiting():  # throughout, because the watchdog counts from its begin
+        for work in list(self._uncompared):
+            # One registration for the whole loop: the watchdog counts from the registration.
+            with work.waiting():
                 while (
-                    work in self._compared
+                    work in self._uncompared
                     and not self._refusing
                     and (now := time.monotonic()) < deadline
                 ):
@@ -528,7 +532,8 @@ class Submission:
         self.check_alive()
         group, rank = f"group {self._info.name!r}", self._info.ranks[self._info.rank]
         late = self._late
-        late_is_pending = late is not None and not late.is_completed()  # may break the group
+        # The test comes first: the end of the Work may break the group.
+        late_is_pending = late is not None and not late.is_completed()
         if self._broken_by is not None:
             raise GroupBrokenError(
                 f"{group} is broken on rank {rank}: its {self._broken_by}, so ranks may be at "
@@ -547,8 +552,11 @@ class Submission:
             self._refusing = self.freed or broken or self._late is not None
 
 
-class _ComparedWork(Work):
-    """The Work of an operation that is compared while it runs. A difference ends it at once.
+class _UncomparedWork(Work):
+    """The Work of an operation that started before its comparison, or an earlier one, had ended.
+
+    If the comparison finds a difference, the Work ends with the error. MPI's operation stays
+    pending.
 
     Args:
         comparison: The Work of the comparison.

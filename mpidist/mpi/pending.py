@@ -47,10 +47,10 @@ class PendingOp(Protocol):
 
     @property
     def is_blocking(self) -> bool:
-        """True for a compared collective that blocks its thread until the collective has ended."""
+        """True for a collective with a signature that blocks its thread until it has ended."""
 
     def call(self) -> str:
-        """Return the call with its arguments, equal on all members; "" if it is not compared."""
+        """Return the signature of the call as text; "" if the group records no signatures."""
 
 
 class PendingOps:
@@ -59,7 +59,8 @@ class PendingOps:
     Attributes:
         current: The pending operations. The blocked thread adds its operation under a key of its
             own and removes it afterwards.
-        counts: Number of collectives begun, by group number.
+        counts: Number of the last collective that this rank has begun and that has not failed, by
+            group number.
     """
 
     def __init__(self) -> None:

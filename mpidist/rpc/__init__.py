@@ -32,11 +32,13 @@ def open_endpoint(
 ) -> Endpoint:
     """Open an endpoint over the transport that a protocol name means here.
 
+    Over mpi the first call of each rank is collective.
+
     Args:
         protocol: ``"mpi"``, ``"tcp"``, ``"inproc"``, a TensorFlow name, or None for the default:
             mpi in a launched world, inproc in a plain process. ``"grpc"`` and ``"grpc+verbs"`` are
             mpi in a launched world and tcp in a plain process, ``"grpc+local"`` is inproc.
-        number: Number of the endpoint; None takes a free one.
+        number: Number of the endpoint; over tcp the port. None takes a free one.
         peer: The endpoint to call, as ``[protocol://]host:port``. If no transport is named, a plain
             process takes inproc for endpoints that it serves itself, and tcp for others.
 

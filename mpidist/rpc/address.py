@@ -1,4 +1,4 @@
-"""Addresses and protocol names. Pure."""
+"""Addresses and protocol names."""
 
 from __future__ import annotations
 

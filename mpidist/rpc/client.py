@@ -32,13 +32,14 @@ logger = logging.getLogger(__name__)
 
 # The longest sleep between polls. Replies mostly come soon, so it is shorter than a server's.
 _POLL_SLEEP_S = 2e-4
-# The longest sleep of a thread that arrivals wake. Other threads may complete the Work, too.
+# The longest sleep of a thread that is woken by arrivals. Other threads may complete the Work, too.
 _WAIT_S = 0.01
 # The period in which a waiting thread checks that the peer can still reply.
 _PEER_CHECK_PERIOD_S = 0.5
 # Flow control counts this for a header.
 _HEADER_BYTES = 64
-# Idle flows are kept up to this number, because most requests are the only one in flight.
+# Idle flows are removed once there are this many flows. Most flows are idle between two requests,
+# and making one for every request takes time.
 _MAX_IDLE_FLOWS = 64
 
 # One sequence for all endpoints of the process. An endpoint number may be used again while replies
@@ -71,7 +72,7 @@ class Call(Work):
     Args:
         client: The endpoint's client.
         message: The request; its id is drawn here.
-        address: Address of the receiver, for messages.
+        address: Address of the receiver, for error messages.
         into: Output buffers; see :meth:`Endpoint.call`.
         limit_s: Time limit in seconds.
 
@@ -79,8 +80,8 @@ class Call(Work):
         nbytes: Size of the request.
         flow: The flow of the receiver; an empty flow before the request is submitted.
         in_flight: True once the request has credit, so that it may be sent.
-        released: True once the request has returned its credit. If the endpoint closes before
-            ``submit``, the request is released first and never sent.
+        released: True once the call has ended. It then holds no credit, and is not sent if it was
+            still queued.
     """
 
     flow = Flow()
@@ -115,7 +116,7 @@ class Call(Work):
         return f"{self.message.method} to {self._address}"
 
     def is_completed(self) -> bool:
-        """Return True once the call has ended; a call ends at its deadline at the latest."""
+        """Return True once the call has ended. After its deadline, this method ends the call."""
         if not self._done:
             now = time.monotonic()
             if now >= self.deadline:
@@ -135,13 +136,13 @@ class Call(Work):
         if now >= self.deadline:
             return DeadlineExceededError(
                 f"{text} within {self._limit_s:g} s; the peer is busy, stuck or gone "
-                "(MPIDIST_CALL_TIMEOUT_S sets the limit)"
+                "(timeout= or MPIDIST_CALL_TIMEOUT_S sets the limit)"
             )
         return None
 
 
 class FlowControl:
-    """Bounds the bytes of requests in flight to each peer, to protect servers from floods.
+    """Bounds the bytes of requests in flight to each endpoint, to protect servers from floods.
 
     Requests are admitted in order while credit is left. The calling thread sends each request that
     these methods return, resets ``flow.sending``, and asks for the next request. A request that is
@@ -222,7 +223,7 @@ class Client:
     def call(
         self, message: Message, address: Any, into: Sequence[Array] | None, limit_s: float
     ) -> Call:
-        """Send a request, at once if credit allows. Arguments as of :class:`Call`."""
+        """Send a request, at once if credit allows. The arguments are those of :class:`Call`."""
         call = Call(self, message, address, into, limit_s)
         self._pending[message.id] = call
         if self._closed is not None:  # close() may have missed the call
@@ -242,7 +243,7 @@ class Client:
         """Complete the call that a reply answers."""
         call = self._pending.pop(message.id, None)
         if call is None:
-            logger.debug("reply %d came after its deadline", message.id)
+            logger.debug("reply %d came after its call had ended", message.id)
             return
         call.message.buffers = ()  # free the buffers even if the caller keeps the Work
         following = self._flow_control.release(call)

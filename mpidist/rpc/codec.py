@@ -2,7 +2,7 @@
 
 The first frame consists of a checksum, a fixed header, the size of each buffer (8 bytes each), the
 method, the body, the failure, the acks (8 bytes each), and the buffers if they are small in total.
-Large buffers follow as frames of their own, so that they are received straight into place. Or they
+Large buffers follow as frames of their own. Or they
 lie in shared memory, and the sizes are followed by their location there. All numbers are
 little-endian. The header is no protobuf message, because creating, writing and reading one took
 1.4 us, twice a request. The checksum covers all sizes, so that a receiver never waits for buffers
@@ -100,15 +100,15 @@ def encode(message: Message, write: Write | None = None) -> tuple[bytes, list[Ar
 
 
 def decode(frame: Frame, peer: Any) -> tuple[Message, Sequence[int], int | None]:
-    """Return the message that a first frame begins.
+    """Decode a first frame.
 
     Args:
         frame: Bytes of the frame. Buffers in it become views.
-        peer: The sender.
+        peer: Value for ``Message.peer``.
 
     Returns:
         The message; the sizes in bytes of the buffers that are not in the frame; and the location
-        of these in shared memory, or None if they follow.
+        of these in shared memory, or None.
 
     Raises:
         BadFrameError: The bytes are not a message.
@@ -183,7 +183,7 @@ def is_inline(buffers: Sequence[Array], nbytes: int = 0) -> bool:
 
 
 def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
-    """Return the buffers.
+    """Check that arrays can be sent, and return them.
 
     Raises:
         TypeError: The argument is not a list of NumPy arrays, or an array holds Python objects.
@@ -204,10 +204,11 @@ def check_buffers(buffers: Sequence[Array]) -> Sequence[Array]:
 
 
 def check_output_buffers(arrays: Sequence[Array]) -> None:
-    """Raise an error, as of :func:`check_buffers`, if an array cannot receive a buffer.
+    """Check that arrays can receive buffers.
 
     Raises:
-        ValueError: An array is read-only.
+        TypeError: See :func:`check_buffers`.
+        ValueError: See :func:`check_buffers`; also if an array is read-only.
     """
     for array in check_buffers(arrays):
         if not array.flags.writeable:

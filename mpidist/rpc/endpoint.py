@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 _EMPTY = Reply()
 
-# The longest sleep between polls. A server that was busy a millisecond ago will be again, so it
-# polls that long. A server that was idle for long may be late by a little more.
+# The longest sleep between polls. Before its first sleep a server polls ``spin_count`` times, about
+# a millisecond, because requests often follow each other.
 _POLL_SLEEP_S = 1.5e-3
-# The period in which a loop that arrivals wake checks whether it should end.
+# The period of the calls of ``until`` in a loop that is woken by arrivals.
 _UNTIL_PERIOD_S = 0.02
 # After this number of sleeps without arrivals the period doubles: a wake-up takes 0.25 ms of CPU.
 _SHORT_SLEEPS = 25
@@ -117,9 +117,10 @@ class Endpoint:
         self._closed = False
         self._address: Address | None = None
         self._handlers: dict[str, Handler] = {}
-        # The inbox in order of arrival. A str is the name of a process that has disconnected: the
-        # entries before it come from that process, later ones from its successor. A SimpleQueue
-        # does not serve: under CPython 3.11 its get() with a short timeout can block for ever.
+        # The inbox in order of arrival. A str is the name of a process that has disconnected. It
+        # comes after the messages of the process. Over inproc the number may be used again: later
+        # messages are from the new endpoint. A SimpleQueue cannot be used: under CPython 3.11 its
+        # get() with a short timeout can block for ever.
         self._inbox: deque[Message | str] = deque()
         self._busy = False
         self._running: Message | None = None  # of the handler that runs now
@@ -135,14 +136,15 @@ class Endpoint:
         self._is_closing = False  # True if a handler has closed the endpoint
         self._draining = False
         self._number = transport.attach(self, number)
-        # For messages only: the real address can open a port when it is first read.
+        # For error messages and logs. Reading ``address`` may open a port.
         self._name = f"{transport.protocol}://{transport.host()}:{self._number}"
 
     @property
     def address(self) -> Address:
         """The address at which other endpoints reach this one.
 
-        Over tcp it is an error (CancelledError) to ask for it first after :meth:`close`.
+        Raises:
+            CancelledError: Over tcp, the address was not read before :meth:`close`.
         """
         if self._address is None or not self._closed:
             port = self._transport.listen(self._number)
@@ -170,24 +172,31 @@ class Endpoint:
             method: ``"service/Method"``.
             body: The method's own message, serialised; over mpi and tcp at most 1 GiB.
             buffers: C-contiguous arrays to send. Without ``copy`` they must stay unchanged until
-                the Work ends. Do not use them again after the deadline: the transport may still
-                read them.
-            into: C-contiguous arrays that receive the reply's buffers, if the sizes match. Do not
-                use them again after the deadline: a late reply may still be written to them.
-            timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
+                the Work ends. If the call fails without a reply (deadline, lost peer, closed
+                endpoint), never change them afterwards: the transport may still read them.
+            into: C-contiguous arrays that receive the reply's buffers, if the sizes match. If the
+                call fails without a reply, never use them afterwards: a late reply may still be
+                written to them.
+            timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``; inf for no
+                limit. No timer runs: the call fails when a thread waits for it, or tests it, after
+                the deadline. The handler at the receiver is not stopped.
             copy: Copy the buffers before the call returns, so that you may change them at once.
-                Buffers that are written to shared memory immediately need no further copy.
+                Over mpi, buffers that fit into shared memory are copied only there.
 
         Returns:
-            A Work with a :class:`Reply` as its result. It fails with the handler's error, with
-            DeadlineExceededError, or with UnavailableError once the receiver's script has ended.
+            A Work with a :class:`Reply` as its result. It fails with the handler's error; with
+            DeadlineExceededError; with UnavailableError if the receiver is closed, has discarded
+            the request or is lost; or with CancelledError if this endpoint is closed.
 
         Raises:
             CancelledError: This endpoint is closed.
-            DistNetworkError: There can be no endpoint at the address, or this one cannot reach it.
-                Over mpi the Work fails with it if the rank has no endpoint of that number.
+            DistNetworkError: The address cannot belong to an endpoint, or belongs to another
+                transport. Over mpi the Work fails with it if the rank has no endpoint of that
+                number.
+            PermissionDeniedError: Over tcp, the address is on another host, and there is no secret.
             TypeError: A buffer is no NumPy array, or holds Python objects.
-            ValueError: A buffer is not contiguous, or an array of ``into`` is read-only.
+            ValueError: A buffer is not contiguous, an array of ``into`` is read-only, the body is
+                larger than 1 GiB, or a text is no address.
         """
         limit = seconds(timeout)
         if limit is None:
@@ -202,13 +211,17 @@ class Endpoint:
     def notify(
         self, peer: Address | str, method: str, body: bytes = b"", buffers: Sequence[Array] = ()
     ) -> None:
-        """Send a notice, which gets no reply. Arguments as of :meth:`call`."""
+        """Send a notice, which gets no reply.
+
+        The arguments are those of :meth:`call`. Never change the buffers afterwards: the transport
+        may read them at any later time.
+        """
         self._transport.send(self._message(NOTICE, peer, method, body, buffers))
 
     def is_connected(self, peer: Address | str) -> bool:
         """Return whether a message to the peer can arrive now. Never blocks, opens no connection.
 
-        Over tcp the connection that earlier messages opened must be in order. Over mpi the script
+        Over tcp earlier messages must have opened a connection that works. Over mpi the script
         of the rank must not have ended. Over inproc there must be an endpoint at the address.
 
         Args:
@@ -225,7 +238,7 @@ class Endpoint:
         of this endpoint whose deadlines pass, or whose peers are lost, fail meanwhile.
 
         Args:
-            name: Name for messages.
+            name: Name for error messages.
         """
         return Work(name, self._client.wait_for_calls)
 
@@ -238,7 +251,8 @@ class Endpoint:
     def register(self, service: str, handlers: Mapping[str, Handler]) -> None:
         """Serve ``service/<name>`` for every handler.
 
-        Handlers run one at a time, on the serving thread, and must not wait.
+        Handlers run one at a time on the serving thread. A handler must not block: no other request
+        is handled meanwhile. If the reply depends on another event, return ``LATER``.
 
         Args:
             service: Name of the service.
@@ -261,13 +275,13 @@ class Endpoint:
             self._handlers.pop(method, None)
 
     def on_peer_lost(self, callback: Callable[[str], None]) -> None:
-        """Call ``callback(process)`` when a process that sent requests has disconnected.
+        """Call ``callback(process)`` when another process has disconnected.
 
-        It runs on the serving thread, as handlers do. Its argument is the name that
-        ``Request.process`` has. Over mpi a process is lost when its script has ended; a rank that
-        dies ends the whole job. Over tcp a process is lost when it closes its connection, or stays
-        away for some seconds. Over inproc each endpoint counts as a process, and is lost when it
-        is closed.
+        The callback runs on the serving thread, as handlers do. Its argument is the name that
+        ``Request.process`` has. Over mpi every rank is reported when its script has ended; a rank
+        that dies ends the whole job. Over tcp the processes that have connected to this endpoint
+        are reported when they close their connections, or stay away for some seconds. Over inproc
+        each endpoint counts as a process, and is reported when it is closed.
         """
         self._loss_callbacks.append(callback)
 
@@ -275,11 +289,13 @@ class Endpoint:
         """Handle requests on this thread; while another thread serves, only wait.
 
         Args:
-            until: Called after every round. Serving ends when it returns True.
+            until: Called after the messages that have arrived are handled, and after each sleep.
+                Serving ends when it returns True.
             deadline: On the clock of ``time.monotonic()``.
 
         Returns:
-            True if ``until`` ended it, False at the deadline or when the endpoint was closed.
+            True if ``until`` has returned True. False at the deadline, or if the endpoint was
+            closed first.
         """
         while not self._serving.acquire(timeout=_UNTIL_PERIOD_S):
             if until():
@@ -337,8 +353,8 @@ class Endpoint:
         """Finish requests and calls in flight before :meth:`close`. Handlers must not call it.
 
         Every request that has arrived gets its reply, also from handlers that reply later, and
-        every call of this endpoint ends. Requests that arrive meanwhile fail with
-        UnavailableError.
+        every call of this endpoint ends. From this call on, new requests fail with
+        UnavailableError, also after it has returned.
 
         Args:
             timeout: Seconds or a timedelta; by default ``MPIDIST_CALL_TIMEOUT_S``.
@@ -361,10 +377,11 @@ class Endpoint:
     def close(self) -> None:
         """Stop serving and fail the pending calls; idempotent.
 
-        Requests without replies fail with UnavailableError. If a handler calls this, it takes
-        effect after the handler's own reply. If a handler of the serving thread does not return
-        within ``MPIDIST_STALL_S`` seconds, an error that names it is logged, and the endpoint
-        closes without it.
+        Requests without replies fail with UnavailableError. If a handler calls this, the endpoint
+        closes once the messages that have arrived are handled. The thread of
+        :meth:`serve_in_thread` has ``MPIDIST_STALL_S`` seconds to return from its handler. Then an
+        error that names the handler is logged, and the endpoint closes. A thread in :meth:`serve`
+        is not awaited.
         """
         if self._closed:
             return
@@ -398,7 +415,7 @@ class Endpoint:
     # The Receiver of its transport
 
     def deliver(self, message: Message) -> None:
-        """Accept a message; see :class:`Receiver`."""
+        """Complete a call, or queue a message for the serving thread; see :class:`Receiver`."""
         if message.kind == REPLY:
             self._client.deliver(message)
             return
@@ -416,7 +433,7 @@ class Endpoint:
         return self._client.output_buffers(message.id, sizes) if message.kind == REPLY else None
 
     def peer_lost(self, process: str) -> None:
-        """Accept the loss of a process; see :class:`Receiver`."""
+        """Queue the loss of a process for the serving thread; see :class:`Receiver`."""
         self._inbox.append(process)
         self._arrived.set()
 
@@ -536,11 +553,12 @@ class Endpoint:
                 message = self._dropped.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            self._refuse(message, "dropped it unanswered")
+            self._refuse(message, "has discarded the request without a reply")
 
     def _refuse(self, message: Message, reason: str) -> None:
         if not message.reply_started:
-            self._reply(message, _EMPTY, UnavailableError(f"the endpoint {self._name} {reason}"))
+            text = f"{message.method}: the endpoint {self._name} {reason}"
+            self._reply(message, _EMPTY, UnavailableError(text))
 
     def _defer(self, request: Request, message: Message) -> None:
         """Keep a request until its handler replies or drops it."""

@@ -54,7 +54,7 @@ class InprocTransport:
         return "localhost"
 
     def serves(self, address: Address) -> bool:
-        """Return True if an address, of any protocol, is that of an endpoint here."""
+        """Return True if an address, of any protocol, belongs to an endpoint of this process."""
         is_here = is_loopback(address.host) or address.host == socket.gethostname()
         return is_here and address.port in self._receivers
 
@@ -107,7 +107,7 @@ class InprocTransport:
         return False
 
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
-        """Return False: the delivery itself wakes waiting threads."""
+        """Return False without sleeping: ``deliver`` wakes waiting threads."""
         return False
 
 

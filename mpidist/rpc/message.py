@@ -26,12 +26,12 @@ HELLO_ACK: Final = 4
 CLOSE: Final = 5
 """The sender closes the tcp connection."""
 ACK: Final = 6
-"""Carries acknowledgements of replies, and nothing else. Used over tcp."""
+"""Carries ids of ended requests (``acks``), and nothing else. Used over tcp."""
 RESUME: Final = 7
 """The first message of a tcp connection that replaces a broken one. Its body is a Hello."""
 
 NO_ENDPOINT: Final = 100
-"""Failure code, beside the canonical ones: the receiver has no endpoint of that number."""
+"""Failure code, beside the canonical ones: the receiving rank has no endpoint of that number."""
 
 
 @dataclass(slots=True)
@@ -47,10 +47,9 @@ class Message:
         body: The method's own message, serialised.
         buffers: C-contiguous arrays. Received buffers have dtype uint8, unless the receiver
             provided the arrays.
-        peer: The other side, in the transport's own terms.
-        failure: The error that a reply carries in place of a result.
-        acks: Used over tcp: ids of requests whose replies have arrived since the last message. In a
-            HELLO or RESUME the ids of the requests without replies.
+        peer: The other side, in the transport's own terms. failure: The error that a reply carries
+            in place of a result. acks: Used over tcp: ids of requests that have ended at the client
+            since its last message. In a HELLO or RESUME the ids of the requests without replies.
         has_output_buffers: True if the caller provides arrays for the buffers of the reply.
         copies_buffers: True if the caller may change the buffers after ``send`` returns. A
             transport that reads the buffers later must copy them.
@@ -87,8 +86,8 @@ class Reply:
     Attributes:
         body: The method's own message, serialised.
         buffers: C-contiguous arrays. Received buffers are flat uint8 arrays, or the arrays that
-            the caller provided as ``into``. The transport may read the arrays of a handler's reply
-            after the handler has returned, so leave them unchanged.
+            the caller provided as ``into``. Never change the arrays of a handler's reply: the
+            transport may read them at any later time.
     """
 
     body: bytes = b""

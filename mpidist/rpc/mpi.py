@@ -1,10 +1,11 @@
 """The transport between ranks: MPI point-to-point messages on a communicator of their own.
 
-A frame holds the header and small buffers. Large buffers go through shared memory within a node.
-Otherwise they follow the frame as messages of their own, which are received straight into place.
-Every operation is nonblocking: a sender never waits for the receiver. Large buffers in transfer do
-not delay other messages. A large body does, because its frame is received alone. Requests and
-notices of one rank are delivered in the order of sending.
+A frame holds the header and small buffers. Large buffers go through shared memory within a node. If
+there is no room, or between nodes, they follow the frame as messages of their own, which are
+received into new arrays or the caller's. A sender never waits for the receiver. Requests and
+notices of one rank are delivered in the order of sending, so a large buffer in transfer delays the
+later ones of its rank, and no other message. A large body delays all messages, because its frame is
+received alone.
 
 All messages are received by matched probes for any source and tag, which find the messages of a
 rank in the order of sending (MPI 4.1, 3.5). So a buffer that no frame has announced, or a frame in
@@ -13,9 +14,9 @@ Memory for announced buffers is allocated when the first one arrives and has the
 Unannounced buffers are received into temporary memory and dropped.
 
 Endpoint number n belongs to rank n modulo the size of the world, so that number r is the first
-endpoint of rank r. Requests for it are kept until it opens, and so are those for numbers from
-:data:`AGREED_NUMBERS` on. A request for another number that is not open fails at once, because such
-a number is mostly a mistaken rank.
+endpoint of rank r. Requests and notices for number r, and for numbers from :data:`AGREED_NUMBERS`
+on, are kept until the endpoint opens, unless it has been closed before. A request for another
+number that is not open fails at once, because such a number is mostly a mistaken rank.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _LAST_REPLY_S = 1.0  # time for the last messages of a rank after the end of its
 # About 10 us of probing, which notices a message sooner than full rounds of progress().
 _PROBES = 100
 _LAST_PROBES = 16  # before a rank sleeps
-# No cache holds larger replies, so the second copy, from shared memory into the caller's arrays,
-# costs more than it saves: MPI copies once.
+# Replies into the caller's arrays need a second copy, out of shared memory. Above this size the two
+# copies take longer than MPI's single one (docs/design.md has the times).
 _MAX_SHARED_REPLY_BYTES = 8 << 20
 _MAX_UNCLAIMED = 10_000  # messages that are kept for endpoints that are not open yet
 _MAX_WAKE_UPS = 64  # datagrams read at once, so that a flood of them keeps no rank busy
@@ -95,7 +96,7 @@ class MpiTransport:
         self._inbox = _Inbox(self._comm, self._output_buffers, shared)
         self._completed: deque[Message] = deque()  # messages to deliver
         self._waker: Waker | None = None
-        if len(shared) == world.size:  # otherwise ranks of other nodes send, and cannot wake
+        if len(shared) == world.size:  # ranks of other nodes could not wake this one
             self._waker = Waker(self._set_idle, self._clear_idle)
             self._waker.watch(peers.socket.fileno())
         self._receivers: dict[int, Receiver] = {}
@@ -251,7 +252,7 @@ class MpiTransport:
         return happened
 
     def wait(self, seconds: float, done: Callable[[], bool]) -> bool:
-        """See :class:`Transport`; MPI itself cannot wake a sleeping thread."""
+        """See :class:`Transport`. The thread sleeps only if all ranks share this node."""
         waker = None if self._outgoing or not self._inbox.is_idle() else self._waker
         if waker is not None:
             waker.wait(seconds, done)
@@ -261,7 +262,7 @@ class MpiTransport:
     # Inside
 
     def _continue_sending(self) -> None:
-        """Let MPI continue its sends, and wake the receivers, which may have to act, too."""
+        """Test MPI's sends, and wake the receiving ranks, because MPI may need their polls."""
         with self._send_lock:
             if self._ended:
                 return
@@ -298,7 +299,7 @@ class MpiTransport:
             is_quiet: True if the poll has found nothing, so that all messages are here.
         """
         for rank, since in list(self._left.items())[self._reported_losses : lost]:
-            # Where other ranks send all the time, no poll finds nothing.
+            # If messages keep coming, every poll finds one. Report the loss after a second then.
             if not is_quiet and time.monotonic() - since <= _LAST_REPLY_S:
                 return
             self._reported_losses += 1
@@ -338,7 +339,10 @@ class MpiTransport:
         if number in self._closed:
             failure.message = f"{address} was closed before {message.method}"
         elif self._is_expected(number):
-            failure.message = f"{address} is not there for {message.method}"
+            failure.message = (
+                f"{message.method}: {address} is not open yet, and {_MAX_UNCLAIMED} messages wait "
+                "for endpoints of this rank already"
+            )
         else:
             failure.code = NO_ENDPOINT
             failure.message = (

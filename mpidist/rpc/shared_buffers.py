@@ -9,7 +9,8 @@ A shared buffer consists of a table with an entry for each page, and the pages. 
 memory of one message. The sender draws a random number for the segment, sets the entry of its first
 page to the number, and names both in the frame. The receiver resets the entry once the last view
 of the segment is gone. So corrupt frames neither read nor free the segments of other messages.
-A segment that is in use when a process forks is never reclaimed, because the child sees it, too.
+If the receiver forks while it uses a segment, the segment is never reclaimed, because the child may
+still read it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from mpidist.rpc.message import Array
 
 _PAGE = mmap.PAGESIZE
 _CHECKS_PER_WRITE = 8  # segments to check for reclaiming
-_MAX_SHARE = 8  # a message takes at most this fraction of the memory
+_MAX_SHARE = 8  # a message takes at most an eighth of the memory
 _ENTRY_BYTES = 4
 _NO_LIMIT = 1 << 62
-_MAX_NUMBER = 1 << 32  # of segments
+_MAX_NUMBER = 1 << 32  # limit of the random numbers of segments
 _MAX_PAGES = 1 << 32
 
 
-_forks = 0  # grows before and after each fork
+_forks = 0  # number of forks, counted before and after each
 
 
 class SharedBuffer:
@@ -98,7 +99,7 @@ class SharedBuffer:
         return number * _MAX_PAGES + start // _PAGE
 
     def read(self, location: int, sizes: Sequence[int]) -> list[Array]:
-        """Return the arrays of a segment, flat uint8. The segment stays theirs until they die.
+        """Return the arrays of a segment, flat uint8. The segment is released with their last view.
 
         Raises:
             BadFrameError: There is no segment with such arrays.
@@ -107,13 +108,15 @@ class SharedBuffer:
         total = sum(sizes)
         inside = page < len(self._entries) and page * _PAGE + total <= self._pages.nbytes
         if not inside or not number or self._entries[page] != number:
-            raise BadFrameError(f"no {total} bytes of it lie at {location:#x} in the shared memory")
+            raise BadFrameError(
+                f"the shared memory has no segment of {total} bytes at {location:#x}"
+            )
         whole = np.frombuffer(self._pages.data, UINT8, total, page * _PAGE)
         self._leases.lend(whole, (page, _forks))
         return split(whole.data, 0, sizes)
 
     def _reclaim(self, checks: int) -> None:
-        """Check the oldest segments, and free the segments that the receiver has released."""
+        """Check the next segments in turn, and free those that the receiver has released."""
         for _ in range(min(len(self._segments), checks)):
             start = self._segments.popleft()
             if self._entries[start // _PAGE]:
@@ -133,5 +136,6 @@ def _count_fork() -> None:
     _forks += 1
 
 
-# In the child as in the parent, and twice, because other threads read segments meanwhile.
+# Counted before and after a fork, in both processes: a segment that another thread reads during the
+# fork then has an old count.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork, after_in_child=_count_fork)

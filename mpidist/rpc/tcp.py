@@ -1,10 +1,11 @@
 """The transport between processes of any hosts: ZeroMQ sockets.
 
-An endpoint that serves has a port of its own, which opens when its address is first read. All
-endpoints of a process share one connection to each peer. Without a shared secret (MPIDIST_SECRET)
+An endpoint that serves has a port of its own. The port opens with the endpoint if its number is
+given, else when the address is first read. All endpoints of a process share one connection to each
+server address. Without a shared secret (MPIDIST_SECRET)
 only this host can be reached. With one, everything is encrypted, and a process without it cannot
 send a message. Connections that break resume by themselves, unless the peer is away for too long.
-Large buffers between processes of one host that see each other go through shared memory.
+Large buffers between processes of one host, user and process namespace go through shared memory.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ the memory, and the HELLO_ACK tells whether the server has done so. One half of 
 client's shared buffer, the other half is the server's.
 
 A Connection replaces a socket that has lost its network connection. The first message of the new
-socket is a RESUME with the ids of the requests without replies, and the client repeats these behind
-it. The server keeps each reply until the client acknowledges it, or resumes without its request, so
-that no request is executed twice. The shared memory ends with the socket, because nothing would
-release the segments that are lost with the network connection.
+socket is a RESUME with the ids of the requests without replies, and the client sends these again.
+The server keeps each reply until the client acknowledges it, or sends a RESUME that does not name
+the request. So no request is executed twice. The shared memory ends with the socket, because
+nothing would release the segments that are lost with the network connection.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ CHUNK_BYTES = 16 << 20
 
 _SHARED = b"shared"  # body of a HELLO_ACK: the server has opened the memory
 _UNKNOWN_SESSION = (
-    "the server was started anew, or has given up the connection after a long break; its requests "
-    "may or may not be done"
+    "the server was started anew, or has given up the connection after a long break; the handlers "
+    "of earlier requests may have run or not"
 )
 _LINGER_MS = 2000
 _HEARTBEAT_MS = 1000
@@ -103,9 +103,10 @@ class TcpContext:
 
 
 class _Socket:
-    """A monitored ZeroMQ socket that detects a silent network, and drops no messages by itself.
+    """A monitored ZeroMQ socket that detects a silent network.
 
-    Its owner holds a lock.
+    It has no limit of queued messages, and drops messages for peers that have disconnected. All
+    methods are called under the lock of the transport.
     """
 
     def __init__(self, context: TcpContext, kind: int, events: int) -> None:
@@ -136,11 +137,12 @@ class _Socket:
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Send frames as one message. Large frames are not copied."""
         last = len(frames) - 1
-        with suppress(zmq.Again):  # the connection was refused, and there is none to send over
+        with suppress(zmq.Again):  # the connection was refused
             for number, frame in enumerate(frames):
                 flags = _NOBLOCK if number == last else _NOBLOCK | _SNDMORE
                 self.zmq.send(frame, flags, copy=False)
-        # Sending reads ZeroMQ's events, and the descriptor does not announce them once more.
+        # ZeroMQ's descriptor is edge-triggered, and sending consumes the edge. So wake the leader
+        # if a message has arrived.
         if self._waker.waiting and self.has_arrived():
             self._waker.wake()
 
@@ -151,7 +153,7 @@ class _Socket:
             yield event["event"], event["value"]
 
     def unbind(self) -> None:
-        """Free the port. Another thread does so; wait, so that the next endpoint can bind it."""
+        """Free the port, and wait until ZeroMQ's I/O thread has closed it."""
         self.zmq.unbind(cast("bytes", self.zmq.getsockopt(zmq.LAST_ENDPOINT)))
         while self._monitor.poll(_UNBIND_MS):
             if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_CLOSED:
@@ -239,7 +241,7 @@ class Connection(_Side):
 
     @property
     def is_open(self) -> bool:
-        """True while a network connection is in order."""
+        """True while the network connection is open."""
         return self._has_connected and self._broken_at is None
 
     def send(self, message: Message) -> None:
@@ -276,11 +278,11 @@ class Connection(_Side):
             if message.kind == HELLO_ACK:
                 self._handle_ack(message)
             elif message.kind == CLOSE:
-                self.loss = "its endpoint was closed"
+                self.loss = "the server's endpoint was closed"
             elif message.kind == REPLY and self._unanswered.pop(message.id, None) is not None:
                 replies.append(message)
                 self._acks.append(message.id)
-                # Until then the server keeps the reply.
+                # The server keeps a large reply until it is acknowledged, so do that at once.
                 if not is_inline(message.buffers, len(message.body)):
                     self.send(Message(ACK))
             if self.loss is not None:
@@ -288,7 +290,7 @@ class Connection(_Side):
         return replies
 
     def check(self) -> None:
-        """Notice a broken connection, its return, and its final loss."""
+        """Read the socket's events. Replace a broken socket, and set ``loss`` after GRACE_S."""
         if self.loss is not None:
             return
         is_broken = False
@@ -305,15 +307,15 @@ class Connection(_Side):
             try:
                 self._socket = self._connect()
             except zmq.ZMQError as error:  # mostly because too many files are open
-                self.loss = f"it was broken, and cannot be opened again: {error}"
+                self.loss = f"the connection was broken, and cannot be opened again: {error}"
                 return
             broken.close(0)
         if self._broken_at is not None and time.monotonic() - self._broken_at > GRACE_S:
             self.loss = (
                 f"the connection has been broken for {GRACE_S:g} s"
                 if self._has_connected
-                else f"every connection was closed there for {GRACE_S:g} s: the secrets "
-                "(MPIDIST_SECRET) differ, or it is no endpoint of mpidist"
+                else f"the server has refused every connection for {GRACE_S:g} s: the secrets "
+                "(MPIDIST_SECRET) differ, or another program listens at the port"
             )
 
     def close(self) -> None:
@@ -380,7 +382,7 @@ class Session(_Side):
         routing_id: Routing id of the client's newest socket (zmq_socket(3), ROUTER).
         number: Number of that socket.
         accepted: Number of its network connection; None if that had ended before the HELLO came.
-        lost_at: Time at which the network connection was found broken; None while it is in order.
+        lost_at: Time at which the network connection was found broken; None while it is open.
         replies: The reply cache: by id, the replies to requests that the client can repeat. None
             stands for a request that has no reply yet.
     """
@@ -422,8 +424,7 @@ class Listener:
     def __init__(self, context: TcpContext, port: int | None) -> None:
         self._sessions: dict[bytes, Session] = {}  # by routing id
         self._ended: set[str] = set()  # processes that have closed a connection
-        # The network connections in order. The system uses descriptors again, so each connection
-        # has a number of its own.
+        # Numbers of the open network connections, by descriptor. The system uses descriptors again.
         self._accepted: dict[int, int] = {}
         self._reported = False
         self._closed = False

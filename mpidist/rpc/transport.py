@@ -13,7 +13,7 @@ class Receiver(Protocol):
     """Accepts incoming messages. Transports call it on any thread."""
 
     def deliver(self, message: Message) -> None:
-        """Accept a message."""
+        """Complete a call by a reply, or queue a message for the serving thread. Do not block."""
 
     def output_buffers(self, message: Message, sizes: Sequence[int]) -> Sequence[Array] | None:
         """Return the caller's arrays for the buffers of a reply; None if there are none that fit.
@@ -24,7 +24,7 @@ class Receiver(Protocol):
         """
 
     def peer_lost(self, process: str) -> None:
-        """Accept the loss of a process, which has disconnected."""
+        """Queue the loss of a process, behind the messages of the process."""
 
     def close(self) -> None:
         """Close the endpoint, because the transport ends."""
@@ -62,13 +62,15 @@ class Transport(Protocol):
         """Return the ``peer`` of messages to an address.
 
         Raises:
-            DistNetworkError: There can be no endpoint at the address.
+            DistNetworkError: The address cannot belong to an endpoint.
+            PermissionDeniedError: Over tcp, the host is another one, and there is no secret.
         """
 
     def send(self, message: Message) -> None:
         """Send a message without waiting for the receiver.
 
-        The buffers must stay unchanged until the reply arrives.
+        The transport may read the buffers after this call. The buffers of a request must stay
+        unchanged until its reply arrives, other buffers for ever.
         """
 
     def forget(self, peer: Any, request_id: int) -> None:
@@ -91,7 +93,8 @@ class Transport(Protocol):
 
         Args:
             seconds: Upper limit.
-            done: Returns True if the thread need not sleep. Only a delivery changes its value.
+            done: Returns True if the thread need not sleep. If something other than a delivery
+                makes it true, the thread may still sleep for ``seconds``.
 
         Returns:
             False if the transport cannot wake a sleeping thread. The call then returns at once.

@@ -150,7 +150,8 @@ def test_different_calls_are_an_error_on_all(group, limit, case, before):
         pytest.skip("with a time limit both are nonblocking calls of MPI")
     call_barriers(group, before)
     said = (
-        f"the members of group 'world' call different collectives as number {before + 1}: rank 0 "
+        f"the members of group 'world' call different collectives as collective number "
+        f"{before + 1}: rank 0 "
         f"calls {says_others}{ENDING} at {HERE}:\\d+; rank 1 calls {says_one}{ENDING} at "
         f"{HERE}:\\d+"
     )
@@ -195,7 +196,9 @@ def test_a_later_difference_is_found_within_a_period(world, limit, case, number)
     try:
         call_barriers(group, number - 1)
         (one if group.rank() == 1 else others)(group)
-        with pytest.raises(ValueError, match=f"different collectives as number {number}: ") as told:
+        with pytest.raises(
+            ValueError, match=f"different collectives as collective number {number}: "
+        ) as told:
             call_barriers(group, PERIOD)
         text = str(told.value)
         assert text.count("all_reduce(") == 2

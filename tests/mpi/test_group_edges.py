@@ -133,7 +133,7 @@ def test_dropped_works_do_not_pile_up_behind_one_that_waits(group):
         group.barrier()
     for _ in range(50):  # as many on both, in which each is looked at
         group.barrier()
-    assert len(group._submission._pending) <= 2 + submission._SWEPT
+    assert len(group._submission._pending) <= 2 + submission._POLLED
     group.isend(np.ones(1), other, tag=7).wait()
     late.wait(30)
 

@@ -280,7 +280,7 @@ def test_grids_and_their_rows(world, dtype):
 @pytest.mark.ranks(2)
 @each_dtype
 def test_means_of_integers_are_refused(group, dtype):
-    with pytest.raises(TypeError, match="cannot be reduced with AVG; SUM, and divide"):
+    with pytest.raises(TypeError, match="cannot be reduced with AVG; reduce with SUM and divide"):
         group.all_reduce(np.zeros(3, dtype), "avg")
     with pytest.raises(TypeError, match="cannot be reduced with PREMUL_SUM"):
         group.all_reduce(np.zeros(3, dtype), ReduceOp.PREMUL_SUM(2))

@@ -459,7 +459,7 @@ def test_a_connection_that_the_server_has_closed_is_not_opened_again(pair):
         time.sleep(0.02)
         connection.check()
     assert connection._socket is socket
-    assert connection.loss == "its endpoint was closed"
+    assert connection.loss == "the server's endpoint was closed"
 
 
 def test_the_server_does_not_keep_the_reply_with_a_large_body(pair):
