@@ -24,6 +24,7 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.reductions import PerReplica, reduced
 from strategy.replicas import get_replica_context
 from strategy.schedules import Schedule
+from strategy.shared.push_message import ONE
 from strategy.shared.shard import FLOATING
 from strategy.slices import IndexedSlices
 from strategy.variable import Variable
@@ -88,12 +89,11 @@ def not_finite(changes: Sequence[Change]) -> list[str]:
 
     Elements that overflow the dtype of the variable count as infinite.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        names = [
-            change.remote.origin.variable
-            for change in changes
-            if not _is_finite(change.data, change.remote.layout.dtype)
-        ]
+    names = [
+        change.remote.origin.variable
+        for change in changes
+        if not _is_finite(change.data, change.remote.layout.dtype)
+    ]
     return list(dict.fromkeys(names))
 
 
@@ -107,9 +107,10 @@ def _is_finite(data: Array, dtype: np.dtype[Any]) -> bool:
         return True
     flat = data.reshape(-1)
     parts = [flat[start : start + _PART] for start in range(0, flat.size, _PART)]
-    if kind in FLOATING:
-        return all(np.isfinite(_largest(part).astype(dtype)) for part in parts)
-    return all(np.isfinite(part.astype(dtype)).all() for part in parts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind in FLOATING:
+            return all(np.isfinite(_largest(part).astype(dtype)) for part in parts)
+        return all(np.isfinite(part.astype(dtype)).all() for part in parts)
 
 
 def _sum_of_products(data: Array) -> Any:
@@ -121,7 +122,8 @@ def _sum_of_products(data: Array) -> Any:
         return np.vdot(data, data)
     flat = data.reshape(-1)
     half = flat.size // 2
-    return np.vdot(flat[:half], flat[half : 2 * half]) + 0 * flat[-1]  # for an odd size
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.vdot(flat[:half], flat[half : 2 * half]) + 0 * flat[-1]  # for an odd size
 
 
 def _largest(part: Array) -> Any:
@@ -272,7 +274,6 @@ class Compressor:
 
 Pairs = Sequence[tuple[Any, Variable]]
 
-_ONE = np.ones((), np.int64)
 _NOTE = "It is the gradient of variable {!r}."
 
 
@@ -368,7 +369,7 @@ class GradientPusher:
         counts = [(var, len(parts)) for (_, var), parts in zip(pairs, divided, strict=True)]
         residuals = self._compressor.apply(changes)
         try:
-            changes.append(Change(self._global_step.remotes[0], pb.ADD, _ONE))
+            changes.append(Change(self._global_step.remotes[0], pb.ADD, ONE))
             work = self._pace.push(changes, lambda: describe_step(optimizer, rate, pairs))
         except BaseException:
             self._compressor.undo(residuals)

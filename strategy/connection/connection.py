@@ -28,6 +28,8 @@ from strategy.proto import parameter_server_pb2 as pb
 from strategy.shared.host import Host
 from strategy.shared.parts import Origin
 from strategy.shared.push_message import (
+    INCREMENT,
+    ONE,
     PLACES,
     ROWS,
     WHOLE,
@@ -178,9 +180,10 @@ def push_all(
     first = next(iter(by_server))
     # Each push carries the sequence number of the last push to every server (a vector clock), so
     # threads must not interleave pushes to several servers.
-    with first.pushing_to_all if len(first.siblings) > 1 else contextlib.nullcontext():
-        for connection in by_server:
-            connection.make_room()
+    with first.pushing_to_all:
+        if len(by_server) > 1:
+            for connection in by_server:
+                connection.make_room()  # may raise, so before the first server gets its part
         sent = [0] * (1 + max(connection.index for connection in first.siblings))
         for connection in first.siblings:
             sent[connection.index] = connection.sequence + (connection in by_server)
@@ -451,8 +454,7 @@ class Connection:
         with self._pushing:
             self._check_open()
             self._make_room()
-            with np.errstate(all="ignore"):  # the server does not report overflow either
-                *slices, last = messages_of(arrays_of(changes))
+            *slices, last = messages_of(arrays_of(changes))
             for index, arrays in enumerate(slices):
                 self._wait_for_credit(arrays)
                 request = pb.SliceRequest(connection=self.number, index=index)
@@ -652,6 +654,8 @@ def _entry_of(change: Change) -> Entry:
         kind = ROWS
     elif change.places is not None:
         kind = PLACES
+    elif change.data is ONE:
+        kind = INCREMENT
     remote = change.remote
     return remote.number, change.rule, remote.seen, change.rate, kind, wire_number(change.wire)
 

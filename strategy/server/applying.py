@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Request, TaskMetrics, errors
@@ -18,6 +19,7 @@ from strategy.server.rules import Rules
 from strategy.server.served import ServedConnection, ServedVariable
 from strategy.server.shard import Scratch, mean_of_blocks
 from strategy.shared.push_message import (
+    INCREMENT,
     PLACES,
     ROWS,
     WHOLE,
@@ -35,7 +37,7 @@ Array = NDArray[Any]
 
 @dataclass(slots=True)
 class ReceivedChange:
-    """A change of one variable, or of adjacent small variables of a bucket.
+    """A change of one variable, or of one or more adjacent variables of a bucket.
 
     Attributes:
         variables: The variable or variables.
@@ -46,6 +48,9 @@ class ReceivedChange:
             slices.
         ids: Unique row numbers, int64; None unless the change is of rows.
         places: Element indices, ascending, int64; None unless the change is of single elements.
+        increments: True if the change adds one to a variable of one element.
+        in_bucket: True if the rule may update the memory of the bucket. False for a variable that
+            must be updated by itself.
     """
 
     variables: Sequence[ServedVariable]
@@ -55,6 +60,8 @@ class ReceivedChange:
     values: Sequence[Array]
     ids: Array | None = None
     places: Array | None = None
+    increments: bool = False
+    in_bucket: bool = False
 
     @property
     def kind(self) -> tuple[list[int], bool]:
@@ -142,7 +149,8 @@ def read_changes(
             end += 1
         values = reader.joined_values(adjacent[0].shard.layout.dtype, size)
         seen = [entry[2] for entry in entries[begin:end]]
-        changes.append(ReceivedChange(adjacent, first[1], first[3], seen, (values,)))
+        change = ReceivedChange(adjacent, first[1], first[3], seen, (values,), in_bucket=True)
+        changes.append(change)
         begin = end
     return changes
 
@@ -164,6 +172,8 @@ def _single(entry: Entry, variable: ServedVariable, reader: ArrayReader) -> Rece
     elif kind == PLACES:
         change.places = reader.numbers()
         change.values = (reader.values(dtype, change.places.size),)
+    elif kind == INCREMENT:
+        change.increments = True
     else:
         change.values = reader.slices(dtype, layout.size)
     return change
@@ -216,17 +226,19 @@ class Applier:
         self._check_alike(batch)
         outcomes = [Outcome() for _ in batch]
         problem: BaseException | None = None
-        for changes in zip(*(push.changes for push in batch), strict=True):
-            try:
-                parts = self._alike(changes)
-            except Exception as error:  # no memory for slots
-                problem = problem or error
-                continue
-            for each in parts:
+        # Overflow gives infinite values without a warning: users do not look at a server's log.
+        with np.errstate(all="ignore"):
+            for changes in zip(*[push.changes for push in batch], strict=True):
                 try:
-                    self._change(each, outcomes)
-                except (Exception, SystemExit) as error:  # a user's function may raise either
+                    parts = self._alike(changes)
+                except Exception as error:  # no memory for slots
                     problem = problem or error
+                    continue
+                for each in parts:
+                    try:
+                        self._change(each, outcomes)
+                    except (Exception, SystemExit) as error:  # a user's function may raise either
+                        problem = problem or error
         if problem is not None:
             raise problem
         return outcomes
@@ -241,13 +253,15 @@ class Applier:
             )
 
     def _alike(self, changes: tuple[ReceivedChange, ...]) -> Sequence[tuple[ReceivedChange, ...]]:
-        """Divide a change of several variables, unless the rule can update them together."""
+        """Divide a change of a bucket, unless the rule can update its variables together."""
         first = changes[0]
-        if len(first.variables) == 1:
+        if not first.in_bucket:
             return [changes]
         name, rule = self._rules.rule_of(first.rule)
         steps = {variable.shard.steps.get(name, 0) for variable in first.variables}
         if len(steps) == 1 and rule.kind in (Kind.PLAIN, Kind.OPTIMIZER):
+            if not rule.slots:
+                return [changes]
             with suppress(errors.ResourceExhaustedError):  # the single changes raise it
                 slots = [
                     variable.shard.slot(f"{name}/{slot}", rule.initial.get(slot, 0.0))
@@ -257,16 +271,18 @@ class Applier:
                 # Slots from a checkpoint may have another dtype, and then lie outside the bucket.
                 if all(slot.dtype == first.values[0].dtype for slot in slots):
                     return [changes]
-        return list(zip(*(change.divided() for change in changes), strict=True))
+        return list(zip(*[change.divided() for change in changes], strict=True))
 
     def _change(self, changes: Sequence[ReceivedChange], outcomes: Sequence[Outcome]) -> None:
         """Apply a change, and record versions and staleness."""
         first = changes[0]
         variables = first.variables
-        found = self._rules.find(first.rule, first.rate, variables[0].shard)
-        self._count(changes, outcomes)
         shard = variables[0].shard
-        if len(variables) > 1:
+        found = self._rules.find(first.rule, first.rate, shard)
+        self._count(changes, outcomes)
+        if first.increments:
+            shard.increment()
+        elif first.in_bucket:
             self._change_bucket(changes, found)
         elif first.ids is not None:
             if found[1].kind is Kind.WHOLE:
@@ -296,8 +312,10 @@ class Applier:
         """Change adjacent variables of a bucket together."""
         shards = [variable.shard for variable in changes[0].variables]
         spans = [shard.span for shard in shards if shard.span is not None]
-        gradients = [iter((change.values[0],)) for change in changes]
-        (gradient,) = mean_of_blocks(gradients, shards[0].layout, self._sums)
+        gradient = changes[0].values[0]
+        if len(changes) > 1:
+            gradients = [iter(change.values) for change in changes]
+            (gradient,) = mean_of_blocks(gradients, shards[0].layout, self._sums)
         try:
             spans[0].bucket.change(*joined(spans), found, gradient)
         finally:

@@ -79,11 +79,10 @@ class Bucket:
         versions += 1
         self.sync()
         try:
-            with np.errstate(all="ignore"):
-                for start in range(0, param.size, step):
-                    here = slice(start, start + step)
-                    parts = [slot[here] for slot in slots]
-                    rule.on_host(Update(param[here], gradient[here], parts, numbers))
+            for start in range(0, param.size, step):
+                here = slice(start, start + step)
+                parts = [slot[here] for slot in slots]
+                rule.on_host(Update(param[here], gradient[here], parts, numbers))
         finally:
             self.sync()
             versions += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -272,13 +273,14 @@ class Pushes:
 
     def _apply(self, batch: Sequence[ReceivedPush]) -> None:
         """Apply the pushes of several workers as one change, and reply to them."""
+        begin = time.time()
+        result: Sequence[Outcome] | BaseException
         try:
-            with self._metrics.timed("apply", "busy_s"):
-                outcomes = self._applier.apply(batch)
+            result = self._applier.apply(batch)
         except (Exception, SystemExit) as error:
-            self._end(batch, error)
-        else:
-            self._end(batch, outcomes)
+            result = error
+        self._metrics.note("apply", begin, "busy_s")
+        self._end(batch, result)
 
     def _end(
         self, batch: Sequence[ReceivedPush], result: Sequence[Outcome] | BaseException

@@ -23,9 +23,6 @@ from strategy.shared.shard import BLOCK_BYTES, WIDE, Array, Bytes, Layout, Share
 End = Callable[[], object]
 """Waits until the update of a block has ended. Raises the error of the update."""
 
-# Overflow gives infinite values without a warning: users do not look for one in a server's log.
-_quiet = partial(np.errstate, all="ignore")
-
 
 class Scratch:
     """Temporary arrays of one block, shared by the shards of a server.
@@ -311,8 +308,7 @@ class OwnedShard(SharedShard):
                 end: End | None = None
                 try:
                     if problem is None:
-                        with _quiet():
-                            end = update(start, gradient)
+                        end = update(start, gradient)
                 except (Exception, SystemExit) as error:  # a user's function may raise either
                     problem = error
                 if end is None:
@@ -328,6 +324,14 @@ class OwnedShard(SharedShard):
             self.steps[name] = step
         if problem is not None:
             raise problem
+
+    def increment(self) -> None:
+        """Add one to a variable of one element."""
+        self._version_of[0] += 1
+        self._sync()
+        self.flat[0] += 1
+        self._sync()
+        self._version_of[0] += 1
 
     def _end_blocks(self, odd: deque[tuple[int, End]], left: int) -> BaseException | None:
         """End updates of blocks until ``left`` remain. Return the last error, if any."""
@@ -396,8 +400,7 @@ class OwnedShard(SharedShard):
         self.versions += 1
         self._sync()
         try:
-            with _quiet():
-                change()
+            change()
         finally:
             self._sync()
             self.versions += 1

@@ -35,16 +35,21 @@ SLICE_BYTES = 16 << 20
 
 _INT64 = np.dtype(np.int64)
 
+ONE: Array = np.ones((), np.int64)
+"""The data of a change that adds one to a variable of one element. It is not sent."""
+
 
 def arrays_of(changes: Sequence[Change]) -> list[Array]:
     """Return the C-contiguous arrays of a push. Some may share memory with the given values."""
     arrays: list[Array | list[Change]] = []
     joined: dict[np.dtype[Any], list[Change]] = {}
     for change in changes:
+        if change.data is ONE:
+            continue
         arrays += [numbers for numbers in (change.ids, change.places) if numbers is not None]
         dtype = change.travels_in
         if change.data.size * dtype.itemsize >= JOINED_BYTES:
-            values = _as_sent(change)
+            values = _joined([change])
             arrays += slices_of(values) if change.is_whole else [values]
         elif dtype in joined:
             joined[dtype].append(change)
@@ -73,29 +78,27 @@ def slices_of(flat: Array) -> list[Array]:
     return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
-def _as_sent(change: Change) -> Array:
-    """Return the flat values in the dtype that is sent, without a copy if possible."""
-    data, dtype = change.data, change.travels_in
-    if data.dtype == dtype and change.scale == 1.0 and data.flags.c_contiguous:
-        return data.reshape(-1)
-    return _joined([change])
-
-
 def _joined(changes: Sequence[Change]) -> Array:
-    """Copy the values of changes that are sent in one dtype into one flat array."""
+    """Return the values of changes that are sent in one dtype as one flat array.
+
+    The values of a single change are not copied if they can be sent as they are.
+    """
     dtype, scale = changes[0].travels_in, changes[0].scale
-    sizes = [change.data.size for change in changes]
-    flat = np.empty(sum(sizes), dtype)
-    if all(change.data.dtype == dtype and change.scale == scale for change in changes):
-        np.concatenate([change.data.reshape(-1) for change in changes], out=flat)
-        if scale != 1.0:
-            copy_scaled(flat, flat, scale)
-        return flat
-    begin = 0
-    for change, size in zip(changes, sizes, strict=True):
-        part = flat[begin : begin + size].reshape(change.data.shape)
-        copy_scaled(part, change.data, change.scale)
-        begin += size
+    is_alike = all(change.data.dtype == dtype and change.scale == scale for change in changes)
+    if is_alike:
+        parts = [change.data.reshape(-1) for change in changes]
+        if scale == 1.0:
+            # A reversed array stays a view with negative strides.
+            return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+    flat, begin = np.empty(sum([change.data.size for change in changes]), dtype), 0
+    with np.errstate(all="ignore"):  # the server does not report overflow either
+        if is_alike:
+            copy_scaled(np.concatenate(parts, out=flat), flat, scale)
+            return flat
+        for change in changes:
+            part = flat[begin : begin + change.data.size].reshape(change.data.shape)
+            copy_scaled(part, change.data, change.scale)
+            begin += part.size
     return flat
 
 
@@ -178,7 +181,7 @@ def _checked(values: Array, size: int) -> Array:
 _HEADER = struct.Struct("<IIQQIII")
 _ENTRY = struct.Struct("<IIQdBB")
 
-WHOLE, ROWS, PLACES = 0, 1, 2
+WHOLE, ROWS, PLACES, INCREMENT = 0, 1, 2, 3
 """Kinds of changes: the whole variable, some rows, or some elements."""
 
 _WIRES = {dtype: number for number, dtype in enumerate(DTYPES, 1)}
