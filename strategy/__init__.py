@@ -1,26 +1,28 @@
 """Parameter-server training: workers pull variables from ps tasks and push gradients."""
 
 from strategy import initializers, optimizers, partitioners, schedules
-from strategy.aggregation import VariableAggregation, VariableSynchronization
-from strategy.ahead import to_host_ahead
+from strategy.array_like import IndexedSlices
 from strategy.bags import Bags
-from strategy.device_setter import (
+from strategy.base import Strategy
+from strategy.compat.device_setter import (
     GreedyLoadBalancingStrategy,
     RandomStrategy,
     byte_size_load_fn,
     replica_device_setter,
 )
-from strategy.inputs import InputContext, InputOptions, ValueContext
 from strategy.parameter_server_strategy import ParameterServerStrategy
-from strategy.reading import read_values
-from strategy.reductions import PerReplica
-from strategy.replicas import ReplicaContext, get_replica_context, in_cross_replica_context
-from strategy.replicated import Strategy
-from strategy.scopes import AUTO_REUSE, get_variable_scope, variable_scope
-from strategy.sharded_variable import ShardedVariable
-from strategy.slices import IndexedSlices
-from strategy.variable import Variable
-from strategy.variable_creation import get_variable
+from strategy.replicas.context import ReplicaContext, get_replica_context, in_cross_replica_context
+from strategy.replicas.gpu import to_host_ahead
+from strategy.replicas.input import InputContext, InputOptions, ValueContext
+from strategy.replicas.reduce import PerReplica
+from strategy.variable import (
+    ShardedVariable,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    read_values,
+)
+from strategy.variable_creation import AUTO_REUSE, get_variable, get_variable_scope, variable_scope
 
 __all__ = [
     "AUTO_REUSE",

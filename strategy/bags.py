@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategy.array_like import on_host
-from strategy.gpus import brought
-from strategy.replicas import get_replica_context
-from strategy.shared.rows import distinct, sums
-from strategy.shared.shard import HALVES
-from strategy.slices import IndexedSlices
+from strategy.array_like import IndexedSlices, on_host
+from strategy.protocol.layout import HALVES
+from strategy.protocol.rows import distinct, sums
+from strategy.replicas.context import get_replica_context
+from strategy.replicas.gpu import brought
 from strategy.variable import Variable
 
 Array = NDArray[Any]

@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import Work, errors
-from strategy.connection.connection import Change, Connection, converted, global_norm
-from strategy.connection.pace import Pace
+from strategy.array_like import IndexedSlices
+from strategy.client.connection import Change, Connection, converted, global_norm
+from strategy.client.sync_modes import Pace
 from strategy.described import described
-from strategy.gpus import leaving, usable_elsewhere
 from strategy.optimizers import Applied, Function, Optimizer
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.reductions import PerReplica, reduced
-from strategy.replicas import get_replica_context
+from strategy.protocol.layout import FLOATING
+from strategy.protocol.push_message import ONE
+from strategy.replicas.context import current_replica
+from strategy.replicas.gpu import leaving, usable_elsewhere
+from strategy.replicas.reduce import PerReplica, reduced
 from strategy.schedules import Schedule
-from strategy.shared.push_message import ONE
-from strategy.shared.shard import FLOATING
-from strategy.slices import IndexedSlices
 from strategy.variable import Variable
 
 logger = logging.getLogger(__name__)
@@ -277,12 +277,12 @@ Pairs = Sequence[tuple[Any, Variable]]
 _NOTE = "It is the gradient of variable {!r}."
 
 
-@dataclass(frozen=True)
 class _ReplicaGradients:
-    """The gradients of one replica. A merge call would unpack a tuple, so this is a class."""
+    """The gradients of one replica, as a leaf: a merge call combines trees leaf by leaf."""
 
-    optimizer: Optimizer
-    pairs: Pairs
+    def __init__(self, optimizer: Optimizer, pairs: Pairs) -> None:
+        self.optimizer = optimizer
+        self.pairs = pairs
 
 
 class GradientPusher:
@@ -294,6 +294,7 @@ class GradientPusher:
         nan: The policy for gradients with NaN or infinite elements.
         compressor: The gradient compression.
         pace: The synchronization mode, which decides when a push waits for other workers.
+        before_first: Called before the first push.
     """
 
     def __init__(
@@ -303,8 +304,10 @@ class GradientPusher:
         nan: NanPolicy,
         compressor: Compressor,
         pace: Pace,
+        before_first: Callable[[], None],
     ) -> None:
         self._strategy = strategy
+        self._before_first: Callable[[], None] | None = before_first
         self._global_step = global_step
         self._nan = nan
         self._compressor = compressor
@@ -320,13 +323,16 @@ class GradientPusher:
         Returns:
             A Work with an :class:`Applied` as its result.
         """
+        if self._before_first is not None:
+            begin, self._before_first = self._before_first, None
+            begin()
         if any(var.strategy is not self._strategy for _, var in pairs):
             raise ValueError("all variables of one apply_gradients must belong to one strategy")
         names = [var.name for _, var in pairs]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"variables come twice: {twice}; add their gradients first")
-        context = get_replica_context()
+        context = current_replica.get()
         if context is not None and context.strategy is not self._strategy:
             raise ValueError(
                 f"variable {names[0]!r} does not belong to the strategy that runs this step: was "

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategy.array_like import in_dtype
-from strategy.shared.parts import Part, Shape
+from strategy.protocol.partition import Part, Shape
 
 _MODES = ("fan_in", "fan_out", "fan_avg")
 _DISTRIBUTIONS = ("normal", "truncated_normal", "uniform")

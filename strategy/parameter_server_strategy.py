@@ -1,34 +1,36 @@
-"""ParameterServerStrategy: variables on ps tasks, shared by all workers."""
+"""The strategy: a worker's variables, its connections to ps tasks, training and checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NoReturn, Self
 from weakref import finalize
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpidist import ClusterSpec, Server, Work, launched
+from mpidist import ClusterSpec, Server, Work, errors, gather_works, launched
 from mpidist.cluster_resolver import ClusterResolver, SimpleClusterResolver
-from strategy.checkpoints.lock import checkpoint_lock_of
-from strategy.connection.connection import Connection
-from strategy.connection.pace import checked_mode, pace_of
-from strategy.connection.reach import TRANSPORTS
-from strategy.durable import Durable
-from strategy.extended import StrategyExtended
-from strategy.gpus import chosen_gpus
+from mpidist.config import config as settings
+from strategy.base import Strategy, current_strategy
+from strategy.checkpoints import checkpoint, saved
+from strategy.checkpoints.checkpoint import CheckpointLock, checkpoint_lock_of
+from strategy.checkpoints.cut import targets_of
+from strategy.client.connection import LOOK_S, TRANSPORTS, Connection
+from strategy.client.sync_modes import Pace, checked_mode, pace_of
+from strategy.compat.extended import StrategyExtended
 from strategy.gradients import Compressor, GradientPusher, NanPolicy, parse
-from strategy.local import LocalHost, local_host
-from strategy.membership import Member
-from strategy.optimizers import Optimizer
 from strategy.placement import Place, Placement
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.replicated import Strategy, current_strategy
-from strategy.shared.host import (
+from strategy.protocol.checks import whole_number
+from strategy.protocol.cluster import (
     Host,
     check_alone,
     check_task,
@@ -38,10 +40,424 @@ from strategy.shared.host import (
     needs_no_server,
     workers_of,
 )
-from strategy.shared.numbers import whole_number
-from strategy.shared.parts import Partitioner
+from strategy.protocol.partition import Origin, Partitioner, origin_of
+from strategy.replicas.gpu import chosen_gpus
+from strategy.server.parameter_server import LocalHost, local_host
 from strategy.variable import Variable
 from strategy.variables import Use, Variables
+
+
+class Member(ABC):
+    """The part of a strategy that joins and leaves a cluster."""
+
+    pace: Pace
+    _checkpoint_lock: CheckpointLock
+    _connections: list[Connection]
+    _variables: Variables
+    _host: Host
+    _own_host: LocalHost | None = None
+    _stop_draining: Callable[[], None]
+    _closed = False
+
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Join a cluster after the strategy was created, but before it has variables.
+
+        Args:
+            session_config: A ConfigProto whose device filters are set.
+            cluster_spec: The cluster, whose Server must have been started. A cluster without jobs
+                is not joined.
+            task_type: Job of this task, checked against the Server if given.
+            task_id: Index of this task, checked against the Server if given.
+
+        Raises:
+            RuntimeError: The strategy has variables.
+            FailedPreconditionError: No Server has been started, or the strategy was closed.
+            ValueError: The cluster or the task differs from the Server's.
+        """
+        self._check_open()
+        spec = given_spec(None, cluster_spec)
+        if spec:
+            if len(self._variables.by_name) > 1:  # one is the global step
+                raise RuntimeError("configure comes too late: the strategy has variables already")
+            server = Server.current()
+            if server is not None and server is self._host:  # the strategy has joined already
+                check_task(server, spec, task_type, task_id)
+            else:
+                before = self._own_host
+                self._connect(server, spec, task_type, task_id)
+                if before is not None:
+                    before.close()
+        if session_config is not None:
+            session_config.CopyFrom(self.update_config_proto(session_config))
+
+    def update_config_proto(self, config_proto: Any) -> Any:
+        """Return a copy of a ConfigProto with filters for the devices that this task needs.
+
+        A worker needs itself and the ps tasks. An evaluator needs itself. Without a Server there
+        are no filters.
+
+        Args:
+            config_proto: TensorFlow's message, or another message with ``device_filters``.
+        """
+        updated = type(config_proto)()
+        updated.CopyFrom(config_proto)
+        del updated.device_filters[:]
+        server = Server.current()
+        if server is not None:
+            own = f"/job:{server.job_name}/task:{server.task_index}"
+            alone = server.job_name == "evaluator"
+            updated.device_filters.extend([own] if alone else [own, "/job:ps"])
+        return updated
+
+    def finish(self) -> None:
+        """End the training of this worker, so that other workers do not wait for its steps.
+
+        The call returns when all pushes of the strategy have been applied. In mode ``"async"`` the
+        call does nothing else. The end of the Server's context also finishes the strategy. Call
+        this method before this worker waits for others in another way, such as in a barrier. The
+        call waits for saves and restores of other threads of this process; in local mode, only for
+        saves and restores of this strategy.
+        """
+        with self._checkpoint_lock.held("finish()"):
+            self._finish()
+
+    def close(self) -> None:
+        """Finish and release the strategy; idempotent. The end of a ``with`` block also closes it.
+
+        Neither the strategy nor its variables can be used afterwards. Its name can be used again.
+        Let all workers close theirs, and meet in a barrier, before they make the next one.
+        In a cluster the ps tasks keep the variables. In local mode the variables, their memory and
+        the thread of the ps task are released, so save the variables before. The call waits for
+        saves and restores of other threads of this process, as :meth:`finish` does.
+        """
+        with self._checkpoint_lock.held("close()"):
+            try:
+                self._finish()
+            finally:
+                self._give_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            # The first error is raised, since it often is the cause of this one.
+            error.add_note(f"Closing the strategy failed too: {late!r}")
+
+    # Internals
+
+    @abstractmethod
+    def _connect(
+        self,
+        host: Host | None,
+        spec: ClusterSpec | None,
+        task_type: str | None,
+        task_id: int | None,
+    ) -> None:
+        """Become a worker of a cluster, or of local mode."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed_error()
+
+    def _finish(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._drain()
+        finally:
+            self.pace.leave()
+
+    def _drain(self) -> None:
+        problem: BaseException | None = None
+        for connection in self._connections:
+            try:
+                connection.drain()
+            except Exception as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _give_up(self) -> None:
+        """Release the connections. In local mode, end the server and release its memory.
+
+        In a cluster only the mapped views of the variables are dropped.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_draining()
+        for connection in self._connections:
+            connection.detach()
+        for remote in list(self._variables.remotes.values()):  # threads may still create some
+            remote.connection, remote.shared = _CLOSED, None
+        self._connections[:] = [_CLOSED] * len(self._connections)
+        if self._own_host is not None:
+            self._own_host.close()
+
+
+class _Closed:
+    """The replacement for a connection of a closed strategy. Every use raises an error."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _closed_error()
+
+
+_CLOSED: Any = _Closed()
+
+
+def _closed_error() -> errors.FailedPreconditionError:
+    return errors.FailedPreconditionError(
+        "the strategy has been closed, and its variables with it: use them before close(), or in "
+        "the strategy's with block; what it has saved can be restored by another strategy"
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+class Durable(ABC):
+    """The checkpoints of a strategy."""
+
+    global_step: Variable
+    _checkpoint_lock: CheckpointLock
+    _worker: int
+    _host: Host
+    _restores: int  # completed restores of this worker
+    _connections: list[Connection]
+    _variables: Variables
+
+    def save(self, directory: str, keep: int = 3, extra: Mapping[str, Any] | None = None) -> str:
+        """Write a checkpoint. One worker calls it, usually the chief.
+
+        The checkpoint is a consistent cut: a push to several ps tasks is in all of its parts or in
+        none. Training goes on, but each ps task holds pushes from the start of the save until the
+        task has written its part. While a ps task writes, pulls by message from the task wait, too.
+        Saves and restores by several threads of a process run one after the other.
+
+        Args:
+            directory: Folder of all checkpoints. A ps task that does not see the folder, on another
+                host without a shared file system, sends its part to this worker.
+            keep: Number of checkpoints to keep, at least 1. Older ones are removed, by the time of
+                their save.
+            extra: More files for the folder, by name without ``/``: bytes, such as the state of a
+                data iterator, or an object that is written as JSON.
+
+        Returns:
+            The folder of the checkpoint. It is complete, or does not exist.
+
+        Raises:
+            FailedPreconditionError: A ps task or this worker cannot write into the folder, another
+                worker is saving, or this thread is saving already, as in a signal handler. The
+                earlier checkpoints are unchanged.
+            ValueError: ``keep`` is less than 1, or a name in ``extra`` is not valid. Nothing has
+                been written.
+        """
+        with self._checkpoint_lock.held("save()"):
+            self._drain()
+            step, files = int(self.global_step), extra or {}
+            names = list(self._variables.by_name)
+            count = len(self._connections)
+            with checkpoint.Writing(directory, step, count, keep, files, names) as writing:
+                for name, content in files.items():
+                    writing.add(name, content)
+                self._save_parts(writing.paths)
+                writing.take_step(self.global_step.name)
+            return writing.path
+
+    def restore(self, path: str | None) -> int:
+        """Restore all variables and optimizer slots from a checkpoint. Every worker calls it.
+
+        All workers restore the same checkpoints in the same order, before they train. The chief
+        reads the checkpoint and sends the values to the ps tasks. The other workers wait, and need
+        not see the checkpoint. The number of ps tasks, the partitioners and the placement may
+        differ from those of the save.
+
+        The chief restores every variable of the checkpoint that exists on the ps tasks when it
+        calls ``restore``, whichever worker created the variable. A variable created later keeps its
+        initial value.
+
+        Shapes and dtypes of all variables are compared before anything changes. A damaged file may
+        be noticed later, when some variables have changed. A restore that failed may be repeated,
+        or another checkpoint restored in its place.
+
+        Args:
+            path: Folder of the checkpoint.
+
+        Returns:
+            The global step.
+
+        Raises:
+            NotFoundError: The path is None or no checkpoint, or a variable of this worker is
+                missing in it. Or this worker does not see it, and the chief has not restored it.
+            AbortedError: The chief failed while this worker waited for the same path.
+            DataLossError: The checkpoint is damaged.
+            InvalidArgumentError: A variable has another shape or dtype in the checkpoint, or the
+                chief restored another checkpoint in its place.
+            ResourceExhaustedError: A ps task has no memory for a slot.
+        """
+        if path is None:
+            raise errors.NotFoundError(
+                "there is no checkpoint to restore: latest_checkpoint() gives None for a folder "
+                "without one"
+            )
+        with self._checkpoint_lock.held("restore()"):
+            return self._restore(os.path.abspath(path))
+
+    def _restore(self, path: str) -> int:
+        self._drain()
+        index = checkpoint.index_of(path)
+        first = self._connections[0].snapshots
+        number = self._restores + 1
+        if self._worker:
+            if index is not None:
+                remotes = self._variables.remotes.copy()
+                known = {name: (one.origin, one.layout.dtype) for name, one in remotes.items()}
+                self._check_fits(path, _files_of(path, index), known)
+            work = first.await_restore(path, index or b"", number)
+            self._watch_chief(work, path)
+            try:
+                work.wait()
+            except errors.DeadlineExceededError as error:
+                raise errors.NotFoundError(
+                    f"{path!r} cannot be read by worker {self._worker}, and the chief has not "
+                    f"restored it in time: {error.message}"
+                ) from error
+        else:
+            problem = "it was interrupted"
+            try:
+                self._perform_restore(path, index)
+                problem = ""
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                with suppress(errors.Error) if problem else nullcontext():
+                    first.end_restore(path, index or b"", problem)
+        self._restores = number
+        return int(self.global_step)
+
+    def _watch_chief(self, work: Work, path: str) -> None:
+        """Wait for the chief. Log a warning once, and raise AbortedError if it has left."""
+        chief = workers_of(self._host.cluster_spec)[0]
+        warn_at = time.monotonic() + settings.stall_s
+        while not work.is_completed():
+            work.block(min(time.monotonic() + LOOK_S, max(warn_at, time.monotonic() + 1e-3)))
+            if not work.is_completed() and self._host.has_left(*chief):
+                raise errors.AbortedError(
+                    f"worker {self._worker} cannot restore {path!r}: the chief, {chief[0]} "
+                    f"{chief[1]}, has left the cluster and has not restored it"
+                )
+            if not work.is_completed() and time.monotonic() >= warn_at:
+                warn_at = float("inf")
+                logger.warning(
+                    "worker %d has waited %g s for the chief (worker 0) to restore %s: all workers "
+                    "must call restore, on strategies of one name", self._worker, settings.stall_s,
+                    path,
+                )  # fmt: skip
+
+    def _perform_restore(self, path: str, index: bytes | None) -> None:
+        """Send the arrays of a checkpoint to the servers, for the variables of all workers."""
+        files = _files_of(path, index)
+        servers = [(one.snapshots, one.snapshots.variables()) for one in self._connections]
+        known = {
+            one.name: (origin_of(one), np.dtype(one.dtype)) for _, own in servers for one in own
+        }
+        self._check_fits(path, files, known)
+        for snapshots, variables in servers:
+            numbers = {one.name: one.number for one in variables}
+            wanted = {name: known[name][0] for name in numbers}
+            for name, found in saved.read_shards(files, wanted):
+                snapshots.restore(numbers[name], found)
+        if checkpoint.index_of(path) != index:
+            raise errors.DataLossError(
+                f"the checkpoint {path!r} is gone, or another one is in its place; restore the "
+                "newest one"
+            )
+        made = {origin.variable for origin, _ in known.values()}
+        left = [name for name in checkpoint.variables_in(index or b"") if name not in made]
+        if left:
+            logger.warning(
+                "the checkpoint %s has variables that the program has not made before restore(), "
+                "and that later checkpoints will not have: %s", path, left,
+            )  # fmt: skip
+
+    def _check_fits(
+        self, path: str, files: Sequence[str], known: Mapping[str, tuple[Origin, np.dtype[Any]]]
+    ) -> None:
+        """Raise an error unless the checkpoint has this worker's variables, and all known ones fit.
+
+        Args:
+            path: Folder of the checkpoint.
+            files: Its files.
+            known: The variables of the program by name, each with its dtype.
+        """
+        found = saved.read_layouts(files, {name: origin for name, (origin, _) in known.items()})
+        missing = [name for name in self._variables.remotes.copy() if name not in found]
+        if missing:
+            raise errors.NotFoundError(f"the checkpoint {path!r} does not have {missing}")
+        for name, (shape, dtype) in found.items():
+            saved.check_fits(name, shape, dtype, *known[name])
+
+    @staticmethod
+    def latest_checkpoint(directory: str) -> str | None:
+        """Return the complete checkpoint of a folder that was saved last, or None."""
+        found = checkpoint.checkpoints(directory)
+        return found[-1] if found else None
+
+    # Inside
+
+    def _save_parts(self, paths: Sequence[str]) -> None:
+        """Let all ps tasks write their parts, which contain the same pushes."""
+        try:
+            said = {
+                connection.index: connection.snapshots.hold(path).result()
+                for connection, path in zip(self._connections, paths, strict=True)
+            }
+            targets = targets_of(said)
+            works = [
+                connection.snapshots.save(path, targets[connection.index])
+                for connection, path in zip(self._connections, paths, strict=True)
+            ]
+            sizes = gather_works("save", works).result()
+        except BaseException:  # Ctrl-C too: servers must not hold pushes for ever
+            works = []
+            for connection, path in zip(self._connections, paths, strict=True):
+                works.append(connection.snapshots.release(path))
+                works.append(connection.snapshots.forget(path))  # no worker fetches this part
+            for work in works:
+                with suppress(errors.Error):  # the first error is the cause
+                    work.wait()
+            raise
+        elsewhere = [
+            (connection.snapshots, path, nbytes)
+            for connection, path, nbytes in zip(self._connections, paths, sizes, strict=True)
+            if nbytes
+        ]
+        try:
+            for snapshots, path, nbytes in elsewhere:
+                snapshots.fetch(path, nbytes)
+        finally:
+            for snapshots, path, _ in elsewhere:
+                snapshots.forget(path).wait()
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """Wait until all pushes have been applied."""
+
+
+def _files_of(path: str, index: bytes | None) -> list[str]:
+    return [os.path.join(path, name) for name in checkpoint.names_in(path, index)]
 
 
 class ParameterServerStrategy(Strategy, Member, Durable):
@@ -184,7 +600,6 @@ class ParameterServerStrategy(Strategy, Member, Durable):
         super().__init__(replicas)
         self.name = name
         self._transport = transport
-        self._has_pushed = False
         self._mode = (mode, backup_workers, staleness)
         self._placement = placement
         self._partitioner = variable_partitioner
@@ -249,9 +664,15 @@ class ParameterServerStrategy(Strategy, Member, Durable):
             _detach(self._connections)
             raise
         self._stop_draining = host.on_drain(self.finish)
-        self._gradients = GradientPusher(
-            self, self.global_step, self.nan, self.compressor, self.pace
-        )
+        # A bound method, because a method here would add a Python frame to every push.
+        self.push_gradients = GradientPusher(
+            self,
+            self.global_step,
+            self.nan,
+            self.compressor,
+            self.pace,
+            self._variables.warn_if_uneven,
+        ).push
 
     def _become_worker(self, host: Host, alone: bool) -> pb.Mode:
         """Set the index, GPUs and policies of this worker. Return the synchronization mode."""
@@ -339,13 +760,6 @@ class ParameterServerStrategy(Strategy, Member, Durable):
     def find_variable(self, name: str) -> Variable | None:
         """Return the variable that this strategy has created under a name, or None."""
         return self._variables.by_name.get(name)
-
-    def push_gradients(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Variable]]) -> Work:
-        """Push gradients; see :meth:`Optimizer.apply_gradients`, which calls this method."""
-        if not self._has_pushed:
-            self._has_pushed = True
-            self._variables.warn_if_uneven()
-        return self._gradients.push(optimizer, pairs)
 
     def placing_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Create the variables of the block, undivided, on the ps task of a given variable."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from strategy.shared.numbers import whole_number
-from strategy.shared.parts import Shape
+from strategy.protocol.checks import whole_number
+from strategy.protocol.partition import Shape
 
 _Counts = Callable[[Shape, np.dtype[Any]], list[int]]
 

@@ -1,29 +1,139 @@
-"""Variables on ps tasks, as training scripts use them."""
+"""Variables that live on ps tasks, whole or in parts, and pulls of several variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpidist import host_view
-from strategy.array_like import ArrayLike, in_dtype, on_host, read
-from strategy.assigned import Version, check_first_only, of_all_replicas
-from strategy.connection.connection import Change, check_change, push_all
-from strategy.connection.remote import Remote, pull
-from strategy.gpus import pulled
+from strategy.array_like import ArrayLike, IndexedSlices, in_dtype, on_host, read, row_numbers
+from strategy.client.connection import Change, check_change, push_all
+from strategy.client.pull import Remote, pull, pull_all, pull_into
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.replicas import get_replica_context
-from strategy.shared.rows import merged
-from strategy.shared.shard import HALVES, Layout
-from strategy.slices import IndexedSlices, row_numbers
+from strategy.protocol.layout import HALVES, Layout
+from strategy.protocol.partition import Part, Rows
+from strategy.protocol.rows import merged
+from strategy.replicas.context import get_replica_context
+from strategy.replicas.gpu import landing, pulled
+from strategy.replicas.reduce import reduced
 
 if TYPE_CHECKING:
-    from strategy.connection.connection import Connection
+    from strategy.client.connection import Connection
     from strategy.parameter_server_strategy import ParameterServerStrategy
     from strategy.variables import Use
+
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class VariableAggregation(enum.Enum):
+    """The way to combine the values that all replicas of a worker assign to a variable."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+class VariableSynchronization(enum.Enum):
+    """The time at which copies of a variable are synchronized.
+
+    The option has no effect on values, because a variable has one copy. ON_READ makes the variable
+    not trainable.
+    """
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+def member(kind: type[E], value: Any) -> E:
+    """Return a member of an enum.
+
+    Args:
+        kind: The enum.
+        value: A member, its name in upper or lower case, or None for the first member.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if value is None:
+        return next(iter(kind))
+    if isinstance(value, kind):
+        return value
+    try:
+        # Members of TensorFlow's enums have the same names.
+        return kind[str(getattr(value, "name", value)).upper()]
+    except KeyError:
+        known = ", ".join(kind.__members__)
+        raise ValueError(f"unknown {kind.__name__} {value!r}; the known ones are {known}") from None
+
+
+Version = int | tuple[int, ...]
+"""The number of changes of a variable; for a divided variable, a tuple with one per part."""
+
+
+def check_first_only(variable: Variable, what: str) -> None:
+    """Raise ValueError if a change by several replicas would have to be added up.
+
+    Args:
+        variable: The variable that the replicas change.
+        what: The change, for the message.
+    """
+    context = get_replica_context()
+    several = context is not None and context.num_replicas_in_sync > 1
+    if several and variable.aggregation not in (
+        VariableAggregation.NONE,
+        VariableAggregation.ONLY_FIRST_REPLICA,
+    ):
+        raise ValueError(
+            f"{what} of variable {variable.name!r} on several replicas needs aggregation "
+            f"ONLY_FIRST_REPLICA, not {variable.aggregation.name}: rows can only be added up for "
+            "scatter_add and scatter_sub"
+        )
+
+
+def of_all_replicas(variable: Variable, push: Callable[[Any], Version], value: Any) -> Version:
+    """Push a value. On several replicas, aggregate their values and push the result once.
+
+    Args:
+        variable: The variable to assign to.
+        push: Pushes one value.
+        value: Value of this replica, in host memory: other replicas would not wait for its GPU.
+
+    Raises:
+        ValueError: Several replicas assign to a variable with aggregation NONE.
+        RuntimeError: The replicas assign to different variables.
+    """
+    context = get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return push(value)
+    if variable.aggregation is VariableAggregation.NONE:
+        raise ValueError(
+            f"variable {variable.name!r} is assigned to on several replicas, and has aggregation "
+            "NONE: give it SUM, MEAN or ONLY_FIRST_REPLICA, or assign in a merge_call"
+        )
+    given = (push, value, variable.name, variable.aggregation)
+    version: Version = context.merge_call(_aggregate, given)
+    return version
+
+
+def _aggregate(_: Any, pushes: Any, values: Any, names: Any, aggregations: Any) -> Version:
+    if len(set(names.values)) > 1:
+        raise RuntimeError(
+            f"replicas assign to different variables at a time: {list(names.values)}"
+        )
+    push: Callable[[Any], Version] = pushes.values[0]
+    aggregation = aggregations.values[0]
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return push(values.values[0])
+    return push(reduced(aggregation.name, values))
+
 
 Array = NDArray[Any]
 RuleOf = Callable[["Connection"], int]
@@ -246,7 +356,7 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
             value: Any array, another variable, a number for all elements, or
                 :class:`IndexedSlices`, whose values for the same row are added.
             rule_of: Returns the rule for a connection; see
-                :class:`strategy.connection.connection.Change`.
+                :class:`strategy.client.connection.Change`.
         """
         if (
             value.__class__ is np.ndarray
@@ -361,3 +471,129 @@ class Variable(ArrayLike, metaclass=_MadeByStrategies):  # type: ignore[metaclas
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} {self.dtype}{list(self.shape)}>"
+
+
+class ShardedVariable(Variable):
+    """A variable in parts: ranges along one axis, or ranges of the flattened elements.
+
+    :func:`get_variable` creates a sharded variable if the partitioner returns more than one part. A
+    sharded variable is used like any other :class:`Variable`. The pulled value of each part belongs
+    to one version of the part. Every change changes all parts, so without concurrent changes all
+    parts have the same version.
+
+    Args:
+        parts: The part of the variable for each of ``remotes``.
+        arguments: Arguments of :class:`Variable`.
+
+    Attributes:
+        parts: The parts of the variable. Part i is named ``<name>/part_<i>``.
+    """
+
+    def __init__(self, parts: Sequence[Part], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.parts = tuple(parts)
+
+    def version_of(self, versions: Sequence[int]) -> Version:
+        """Return the versions of the parts as a tuple."""
+        return tuple(versions)
+
+    def places_in(self, out: Array) -> list[tuple[Remote, Array]]:
+        """Return the view of an array into which to pull each part. Columns are not contiguous."""
+        return [(r, part.of(out)) for part, r in zip(self.parts, self.remotes, strict=True)]
+
+    def _pull(self, out: Array, consistent: bool) -> None:
+        pull_into(self.places_in(out), consistent)
+
+    def _pull_rows(self, ids: Array, out: Array) -> None:
+        rows = Rows(self.parts, ids)
+        pulls = []
+        for number, remote in enumerate(self.remotes):
+            target = np.empty(rows.shape_inside(number), self.dtype)
+            pulls.append((remote, target, rows.inside(number)))
+        pull_all(pulls)
+        for number, (_, target, _) in enumerate(pulls):
+            rows.put(out, number, target)
+
+    def _divided(self, data: Array, rule_of: RuleOf) -> list[Change]:
+        if self.parts[0].axis is None:
+            data = np.ascontiguousarray(data)  # one copy for all parts
+        return [
+            Change(remote, rule_of(remote.connection), part.of(data))
+            for part, remote in zip(self.parts, self.remotes, strict=True)
+        ]
+
+    def _divided_rows(self, ids: Array, rows: Array, rule_of: RuleOf) -> list[Change]:
+        places = Rows(self.parts, ids)
+        return [
+            Change(
+                remote,
+                rule_of(remote.connection),
+                places.take(rows, number),
+                ids=np.array(places.inside(number)),
+            )
+            for number, remote in enumerate(self.remotes)
+        ]
+
+    def __repr__(self) -> str:
+        return f"<{super().__repr__()[1:-1]} in {len(self.parts)} parts>"
+
+
+def read_values(
+    variables: Iterable[Variable], out: Sequence[Any] | None = None, *, consistent: bool = True
+) -> list[Any]:
+    """Pull several variables at once.
+
+    Variables in memory that this process cannot read are pulled by messages at the same time. Small
+    variables come in one message from each server. Each value has a version of its own, as in a
+    separate pull. Afterwards the ``version`` of each variable is the version of its value. With
+    ``consistent=False``, only pulls by message update ``version``.
+
+    Args:
+        variables: The variables.
+        out: One output array or None for each variable; see :meth:`Variable.read_value`.
+        consistent: See :meth:`Variable.read_value`.
+
+    Returns:
+        The values, in order. On a replica with a GPU, fresh arrays are CuPy arrays on that GPU.
+
+    Raises:
+        ValueError: ``out`` has another length, or one of its arrays does not fit.
+        TypeError: An argument is not a variable, or a value would be on a GPU, but CuPy has no such
+            dtype.
+    """
+    wanted = list(variables)
+    for variable in wanted:
+        if not isinstance(variable, Variable):
+            raise TypeError(f"read_values takes variables, not {variable!r}")
+    given = [None] * len(wanted) if out is None else list(out)
+    if len(given) != len(wanted):
+        raise ValueError(f"out has {len(given)} arrays for {len(wanted)} variables")
+    context = get_replica_context()
+    gpu = None if context is None else context.gpu
+    places = [
+        landing(f"variable {one.name!r}", one.shape, one.dtype, where, gpu)
+        for one, where in zip(wanted, given, strict=True)
+    ]
+    arrays: list[Any] = [None] * len(wanted)
+    for group in _groups(wanted, gpu):
+        targets = [
+            place for number in group for place in wanted[number].places_in(places[number][0])
+        ]
+        pull_into(targets, consistent)
+        for number in group:
+            arrays[number] = places[number][1]()
+    return arrays
+
+
+def _groups(variables: Sequence[Variable], gpu: int | None) -> list[list[int]]:
+    """Return groups of variables to pull together, as lists of positions.
+
+    With a GPU, each variable in memory that this process can read is a group, so that its upload
+    overlaps the next copy. The other variables are one group.
+    """
+    numbers = list(range(len(variables)))
+    if gpu is None:
+        return [numbers]
+    near = [all(remote.shared is not None for remote in one.remotes) for one in variables]
+    far = [number for number in numbers if not near[number]]
+    return [[number] for number in numbers if near[number]] + [far]

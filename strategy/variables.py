@@ -15,16 +15,20 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpidist import errors
-from strategy.aggregation import VariableAggregation, VariableSynchronization, member
-from strategy.connection.connection import Change, Connection, push_all
-from strategy.connection.remote import Remote
+from strategy.client.connection import Change, Connection, push_all
+from strategy.client.pull import Remote
 from strategy.initializers import InitialValue
 from strategy.placement import Placement
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.sharded_variable import ShardedVariable
-from strategy.shared.parts import Origin, Part, Partitioner, divided, part_of, whole
-from strategy.shared.shard import DTYPES, Layout
-from strategy.variable import Variable
+from strategy.protocol.layout import DTYPES, Layout
+from strategy.protocol.partition import Origin, Part, Partitioner, divided, part_of, whole
+from strategy.variable import (
+    ShardedVariable,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    member,
+)
 
 if TYPE_CHECKING:
     from strategy.parameter_server_strategy import ParameterServerStrategy

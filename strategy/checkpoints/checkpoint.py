@@ -1,11 +1,4 @@
-"""Checkpoints on disk: a safetensors file for each server, and an index file.
-
-A checkpoint is a folder ``step-<step>``. The folder is written under a temporary name and renamed
-at the end, so a folder ``step-<step>`` is complete even if processes were killed. An earlier
-checkpoint of the same step is first renamed to ``step-<step>.old-...``. The old checkpoint counts
-until the new one is in place. Temporary folders, which are being written or removed, have
-``.partial-`` in their names.
-"""
+"""Checkpoints in folders: written atomically, found, locked and removed."""
 
 from __future__ import annotations
 
@@ -16,20 +9,69 @@ import re
 import secrets
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mpidist import errors
+from strategy.protocol.cluster import Host
 
 if TYPE_CHECKING:
     from strategy.server.shard import OwnedShard
+
+
+class CheckpointLock:
+    """A mutex for saves and restores. A second acquisition by the same thread is an error.
+
+    A server refuses concurrent saves by two workers, but not by two threads of one worker.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    @contextmanager
+    def held(self, call: str) -> Iterator[None]:
+        """Hold the lock in the ``with`` block.
+
+        Args:
+            call: The method that needs the lock, for the message.
+
+        Raises:
+            FailedPreconditionError: This thread holds the lock.
+        """
+        me = threading.get_ident()
+        if self._holder == me:
+            raise errors.FailedPreconditionError(
+                f"{call} was called in the middle of a save or restore by the same thread, "
+                f"probably in a signal handler: set a flag there, and call {call} when the save "
+                "or restore has returned"
+            )
+        with self._lock:
+            try:
+                self._holder = me
+                yield
+            finally:
+                self._holder = None
+
+
+_locks: WeakKeyDictionary[Host, CheckpointLock] = WeakKeyDictionary()
+_finding = threading.Lock()
+
+
+def checkpoint_lock_of(host: Host) -> CheckpointLock:
+    """Return the lock that all strategies of a host share."""
+    with _finding:
+        return _locks.setdefault(host, CheckpointLock())
+
 
 Array = NDArray[Any]
 

@@ -1,21 +1,107 @@
-"""The variables of a server and the connections to it."""
+"""The variables and connections of a server."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpidist import LATER, Reply, Request, errors
+from strategy.checkpoints.cut import Key
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server.bucket import DATA_BYTES, VERSIONS_BYTES, Bucket, Span, is_small
-from strategy.server.memory import Memory
-from strategy.server.on_gpus import Gpus
-from strategy.server.served import ServedConnection, ServedVariable, gpu_in_words, mode_in_words
-from strategy.server.shard import OwnedShard, Scratch
-from strategy.shared.host import Host
-from strategy.shared.parts import origin_of
-from strategy.shared.shard import Layout
+from strategy.protocol.cluster import Host
+from strategy.protocol.layout import Layout
+from strategy.protocol.partition import origin_of
+from strategy.server.gpus import Gpus, gpu_in_words
+from strategy.server.memory import Memory, Place
+from strategy.server.shard import (
+    DATA_BYTES,
+    VERSIONS_BYTES,
+    Bucket,
+    OwnedShard,
+    Scratch,
+    Span,
+    is_small,
+)
+
+Training = tuple[str, str, int, int]
+"""Name, mode, backup workers and staleness bound, shared by strategies that train together."""
+
+
+@dataclass
+class ServedVariable:
+    """A variable of a server.
+
+    Attributes:
+        identity: Number of the variable.
+        creator: Number of the connection that must push the initial value.
+        creating_worker: Index of the worker of that connection.
+        shard: Values, versions and optimizer slots.
+        place: Location of the versions and the values.
+        waiting: Requests of workers that wait for the initial value.
+        abandoned: True if the next worker that creates the variable must push the initial value.
+    """
+
+    identity: int
+    creator: int
+    creating_worker: int
+    shard: OwnedShard
+    place: Place
+    waiting: list[Request] = field(default_factory=list)
+    abandoned: bool = False
+
+
+@dataclass
+class ServedConnection:
+    """The connection of a worker's strategy.
+
+    Attributes:
+        worker: Index of the worker.
+        strategy: Name of the strategy.
+        mode: The synchronization mode.
+        gpu: Index of the GPU of the server for floating-point variables; None for the host.
+        is_closed: True after the worker has closed the strategy.
+        sequence: Sequence number of the last push.
+        slices: Arrays of each PushSlice message whose push has not arrived yet.
+        unfinished: Pushes that have not been applied, in order.
+        applied: Sequence number of the last applied push.
+        sent: Vector clock in the last applied push: sequence numbers of the worker's last pushes to
+            all servers.
+    """
+
+    worker: int
+    strategy: str
+    mode: pb.Mode
+    gpu: int | None = None
+    is_closed: bool = False
+    sequence: int = 0
+    slices: list[Sequence[np.ndarray]] = field(default_factory=list)
+    unfinished: deque[Any] = field(default_factory=deque)
+    applied: int = 0
+    sent: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """Index of the worker, and name of the strategy."""
+        return (self.worker, self.strategy)
+
+    @property
+    def training(self) -> Training:
+        """The properties shared by strategies that train together."""
+        return self.strategy, self.mode.name, self.mode.backup_workers, self.mode.staleness
+
+
+def mode_in_words(mode: pb.Mode) -> str:
+    """Return the text for a mode, with its options and the compression, for messages."""
+    details = {
+        "sync": f" with backup_workers={mode.backup_workers}",
+        "ssp": f" with staleness={mode.staleness}",
+    }
+    compression = f", compression {mode.compression}" if mode.compression else ""
+    return f"{mode.name!r}{details.get(mode.name, '')}{compression}"
 
 
 class Catalogue:

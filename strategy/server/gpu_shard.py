@@ -1,29 +1,195 @@
-"""A variable whose values and slots lie on a GPU of its server.
-
-The memory that workers read has a host copy of the values. It is written after each change, under
-the same versions as variables on the host, so readers see no difference.
-
-An optimizer updates a variable block by block. It uploads the gradient, updates values and slots on
-the GPU, and downloads the new values to the host copy. The blocks take turns on the lanes of the
-GPU, so the upload of a block overlaps the kernels and the downloads of earlier blocks. A plain rule
-needs only the values. It changes the host copy, then uploads it: one transfer instead of two.
-"""
+"""Variables on the GPUs of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mpidist.buffers.copying import put_rows, take_rows
 from mpidist.gpu import Pinned, StagingStream
-from strategy.rules import Kind, Rule, Update
-from strategy.server.gpu import LANES, Gpu
-from strategy.server.gpu_rows import Tables, rows_of
+from strategy.protocol.layout import BLOCK_BYTES, WIDE, Bytes
+from strategy.protocol.push_message import in_blocks
+from strategy.protocol.rows import grouped
+from strategy.rules import Array, Kind, Rule, Update
+from strategy.server.gpu import LANES, Gpu, convert_text, merge_text, rows_text
 from strategy.server.shard import End, OwnedShard
-from strategy.shared import gpu_kernels
-from strategy.shared.push_message import in_blocks
-from strategy.shared.shard import WIDE, Array, Bytes
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Gradients of rows of a variable, by one worker or several.
+
+    Attributes:
+        ids: Unique row numbers.
+        starts: Index of the first gradient of each row number among the ordered ``rows``. The
+            last element is the number of gradients.
+        rows: The gradients, shape ``(n, width)``, in the order of the workers.
+        order: Indices that sort ``rows`` by row number, stably. None if ``rows`` is sorted.
+        divisor: The number by which the sum of the gradients of each row is divided.
+    """
+
+    ids: Array
+    starts: Array
+    rows: Array
+    order: Array | None = None
+    divisor: int = 1
+
+    def pieces(self) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield row numbers, starts and gradients of pieces of about one block.
+
+        The starts of a piece count from its first gradient.
+        """
+        limit = max(BLOCK_BYTES // max(self.rows[:1].nbytes, 1), 1)
+        begin = 0
+        while begin < len(self.ids):
+            first = self.starts[begin]
+            end = int(np.searchsorted(self.starts, first + limit, "right")) - 1
+            end = max(end, begin + 1)
+            here: Any = slice(first, self.starts[end])
+            if self.order is not None:
+                here = self.order[here]
+            yield self.ids[begin:end], self.starts[begin : end + 1] - first, self.rows[here]
+            begin = end
+
+
+def rows_of(each: Sequence[tuple[Array, Array]], width: int) -> GivenRows:
+    """Join the gradients of several workers.
+
+    Args:
+        each: Unique row numbers and flat gradients of each worker.
+        width: Number of elements of a row.
+    """
+    if len(each) == 1:
+        ((ids, rows),) = each
+        return GivenRows(ids, np.arange(len(ids) + 1), rows.reshape(len(ids), width))
+    ids, order, starts = grouped(np.concatenate([ids for ids, _ in each]))
+    together = np.concatenate([rows.reshape(len(own), width) for own, rows in each])
+    return GivenRows(ids, starts, together, order, len(each))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The arrays of a variable on a GPU, for changes of its rows.
+
+    Attributes:
+        gpu: The GPU.
+        dtype: Dtype of the variable.
+        width: Number of elements of a row.
+        values: The values; halves as their bits.
+        param: The array that the rule updates: ``values``, or the float32 copy of halves.
+        slots: The optimizer slots.
+        copy: The values in the memory that workers read, shape ``(n, width)``; halves as their
+            bits.
+    """
+
+    gpu: Gpu
+    dtype: np.dtype[Any]
+    width: int
+    values: Any
+    param: Any
+    slots: Sequence[Any]
+    copy: Array
+
+    def change(self, rule: Rule, numbers: Sequence[float], given: GivenRows) -> Callable[[], None]:
+        """Return the function that updates rows by an optimizer on the GPU and in the host copy.
+
+        The kernels that move rows are compiled when this method returns.
+
+        Args:
+            rule: The update rule.
+            numbers: The numbers of this step.
+            given: The gradients.
+        """
+        divisor = self.param.dtype.type(given.divisor)
+        begin = self._by_rule(rule, numbers)
+
+        def change() -> None:
+            under_way: deque[tuple[StagingStream, Array]] = deque()
+            try:
+                for ids, starts, rows in given.pieces():
+                    lane, room = self.gpu.lane(), len(ids) * self.width * self.dtype.itemsize
+                    with lane.working("changing rows") as package, lane.current():
+                        *places, changed = lane.place(ids, starts, rows, room=room)
+                        size = len(ids) * self.width
+                        begin(package, size, [place.ptr for place in places], divisor, changed.ptr)
+                        lane.fetch(changed.ptr, room)
+                    under_way.append((lane, ids))
+                    if len(under_way) == LANES:
+                        self._put_down(*under_way.popleft())
+            finally:  # workers must see rows changed before an error
+                while under_way:
+                    self._put_down(*under_way.popleft())
+
+        return change
+
+    def bringing_up(self, ids: Array) -> Callable[[], None]:
+        """Return the function that uploads rows of the host copy after they have changed.
+
+        The kernel and the device memory are ready when this method returns. If they were missing
+        after the change, the GPU would keep the old rows.
+        """
+        put = self.gpu.kernel(rows_text(self.dtype.itemsize, put=True))
+        pieces = [one for one, *_ in GivenRows(ids, np.arange(len(ids) + 1), self.copy).pieces()]
+        longest = max(map(len, pieces), default=0)
+        self.gpu.reserve(np.empty(longest, ids.dtype), self.copy[:longest])
+
+        def bring_up() -> None:
+            for here in pieces:
+                rows = np.empty((len(here), self.width), self.copy.dtype)
+                take_rows(self.copy, here, rows)
+                lane = self.gpu.lane()
+                with lane.working("bringing rows up"), lane.current():
+                    places, source = (place.ptr for place in lane.place(here, rows)[:2])
+                    put(rows.size, self.width, places, self.values.data.ptr, source)
+            self.gpu.settle()
+
+        return bring_up
+
+    def _put_down(self, lane: StagingStream, ids: Array) -> None:
+        changed = lane.finish().view(self.copy.dtype)
+        put_rows(self.copy, ids, changed.reshape(len(ids), self.width))
+
+    def _by_rule(self, rule: Rule, numbers: Sequence[float]) -> _BeginRows:
+        """Return the function that gathers rows, starts their update, and scatters them back."""
+        wide, tables = self.param.dtype, [self.param, *self.slots]
+        merge = self.gpu.kernel(merge_text(self.dtype))
+        take, put = (self.gpu.kernel(rows_text(wide.itemsize, put=way)) for way in (False, True))
+        narrow = None
+        if self.values is not self.param:
+            narrow = self.gpu.kernel(convert_text(wide, self.dtype))
+        put_values = self._kernel(put=True)
+
+        def begin(
+            package: Any, size: int, places: Sequence[int], divisor: np.generic, changed: int
+        ) -> None:
+            ids, starts, rows = places
+            grad, *taken = [package.empty(size, wide) for _ in range(1 + len(tables))]
+            merge(size, self.width, ids, starts, divisor, rows, grad.data.ptr)
+            for table, part in zip(tables, taken, strict=True):
+                take(size, self.width, ids, table.data.ptr, part.data.ptr)
+            rule.apply(Update(taken[0], grad, taken[1:], numbers))
+            for table, part in zip(tables, taken, strict=True):
+                put(size, self.width, ids, table.data.ptr, part.data.ptr)
+            if narrow is None:
+                take(size, self.width, ids, self.param.data.ptr, changed)
+            else:
+                narrow(size, taken[0].data.ptr, changed)
+                put_values(size, self.width, ids, self.values.data.ptr, changed)
+
+        return begin
+
+    def _kernel(self, *, put: bool) -> Any:
+        return self.gpu.kernel(rows_text(self.dtype.itemsize, put))
+
+
+_BeginRows = Callable[[Any, int, Sequence[int], np.generic, int], None]
+"""Starts an update of rows. Called with CuPy, the number of elements, the addresses of row numbers,
+starts and gradients, the divisor of the sums, and the address for the new rows."""
+
 
 _Begin = Callable[[Any, int, Array, Any], None]
 """Starts the update of at most a block of the values. Called with CuPy, the index of the first
@@ -107,7 +273,7 @@ class GpuShard(OwnedShard):
         if key not in self.slots:
             wide = np.dtype(np.float32)
             copy, size = self._room_for(key, wide), self.layout.size
-            widen = self._gpu.kernel(gpu_kernels.convert_text(self.layout.dtype, wide))
+            widen = self._gpu.kernel(convert_text(self.layout.dtype, wide))
             lane = self._gpu.lane()
             with lane.working("widening halves"), lane.current():
                 widen(size, self._values.data.ptr, copy.data.ptr)
@@ -165,8 +331,8 @@ class GpuShard(OwnedShard):
         param, slots = self._arrays(name, rule, self._values)
         dtype, wide = self.layout.dtype, param.dtype
         if self.layout.is_half:
-            widen = self._gpu.kernel(gpu_kernels.convert_text(dtype, wide))
-            narrow = self._gpu.kernel(gpu_kernels.convert_text(wide, dtype))
+            widen = self._gpu.kernel(convert_text(dtype, wide))
+            narrow = self._gpu.kernel(convert_text(wide, dtype))
 
         def begin(package: Any, start: int, gradient: Array, grad: Any) -> None:
             size = gradient.size
@@ -198,7 +364,7 @@ class GpuShard(OwnedShard):
             with lane.working(f"changing variable {self.name!r}"), lane.current():
                 rule.apply(Update(param, gradient, slots, numbers))
                 if self.layout.is_half:
-                    text = gpu_kernels.convert_text(param.dtype, self.layout.dtype)
+                    text = convert_text(param.dtype, self.layout.dtype)
                     self._gpu.kernel(text)(size, _address(param, 0), _address(self._values, 0))
             lane.finish()
             start = 0

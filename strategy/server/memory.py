@@ -9,7 +9,7 @@ from mpidist import errors
 from mpidist.arena import Arena
 from mpidist.host_memory import check_free
 from mpidist.ps_memory import PsMemory, Segment
-from strategy.shared.host import Bytes
+from strategy.protocol.cluster import Bytes
 
 _ALIGNMENT = 64
 _MIN_SEGMENT_BYTES = 16 << 20

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from mpidist import LATER, Reply, Request, errors
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.server.catalogue import Catalogue
-from strategy.server.served import ServedConnection, Training
-from strategy.shared.host import Host, workers_of
-from strategy.shared.rounds import Clocks, Decision, Rounds
+from strategy.protocol.cluster import Host, workers_of
+from strategy.protocol.rounds import Clocks, Decision, Rounds
+from strategy.server.catalogue import Catalogue, ServedConnection, Training
 
 
 class Timekeeper:

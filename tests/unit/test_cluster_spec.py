@@ -12,7 +12,7 @@ from mpidist.cluster import normalize_cluster_spec
 from mpidist.cluster_resolver import SimpleClusterResolver, UnionResolver
 from mpidist.errors import NotFoundError
 from mpidist.proto.mpidist_pb2 import ClusterDef, ConfigProto, JobDef, ServerDef
-from strategy.shared.host import given_spec
+from strategy.protocol.cluster import given_spec
 
 SPARSE = {"ps": ["a:1", "b:2"], "worker": {3: "d:4", 1: "c:3"}}
 

@@ -195,7 +195,7 @@ def test_a_plain_process_without_groups_needs_no_mpi():
         "        strategy.get_variable('v', 2, initializer='zeros').assign_add(1)\n"
         "print(*sys.modules)"
     )
-    assert "strategy.shared.push_message" in loaded
+    assert "strategy.protocol.push_message" in loaded
     assert "mpi4py.MPI" not in loaded
 
 

@@ -18,7 +18,7 @@ from strategy import (
     optimizers,
     partitioners,
 )
-from strategy.shared import host
+from strategy.protocol import cluster as protocol_cluster
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -117,7 +117,7 @@ def test_values_of_replicas_are_no_handle():
 def test_a_server_that_was_forgotten_under_the_launcher(monkeypatch):
     def launched_with(layout):
         changed = replace(settings, jobs=layout)
-        monkeypatch.setattr(host, "settings", changed)
+        monkeypatch.setattr(protocol_cluster, "settings", changed)
         monkeypatch.setattr(mpi, "config", changed)
 
     launched_with("ps=1,worker=2")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from mpidist import errors
 from strategy import optimizers, schedules
-from strategy.connection.connection import Change, push_all
+from strategy.client.connection import Change, push_all
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server import catalogue, rules, shard
-from strategy.server.bucket import Bucket
+from strategy.server.shard import Bucket
 
 OPTIMIZERS = {
     "sgd": lambda: optimizers.SGD(0.1),

@@ -7,11 +7,10 @@ import pytest
 from mpidist import LATER, errors, host_memory
 from mpidist.ps_memory import PsMemory
 from strategy import ParameterServerStrategy, get_variable
-from strategy.local import local_host
 from strategy.proto import parameter_server_pb2 as pb
 from strategy.server.catalogue import Catalogue
-from strategy.server.directory import Directory
 from strategy.server.memory import Memory
+from strategy.server.parameter_server import Directory, local_host
 
 MIB = 1 << 20
 
@@ -68,7 +67,7 @@ def test_other_workers_wait_for_the_initial_value(server):
 
 @pytest.mark.parametrize("elements", [1 << 45, 1 << 57])
 def test_more_memory_than_the_host_has(server, elements):
-    match = rf"ps 0 has no room for variable 'v' of {4 * elements} bytes: its host has \d+ MiB"
+    match = rf"ps 0 has no room for variable 'v' of {4 * elements} bytes: the host has \d+ MiB"
     with pytest.raises(errors.ResourceExhaustedError, match=match):
         server.create(0, shape=[elements])
     assert server.create(0).must_initialize  # smaller
@@ -77,7 +76,7 @@ def test_more_memory_than_the_host_has(server, elements):
 def test_memory_that_is_just_enough(server, monkeypatch):
     monkeypatch.setattr(host_memory, "free_memory", lambda: (12 * MIB, "host"))
     with pytest.raises(
-        errors.ResourceExhaustedError, match="its host has 12 MiB of memory left: divide"
+        errors.ResourceExhaustedError, match="the host has 12 MiB of memory left: divide"
     ):
         server.create(0)
     versions = 8 * 12
@@ -110,7 +109,7 @@ def test_the_memory_is_exhausted_beside_a_full_segment(monkeypatch):
     memory = Memory(PsMemory())
     memory.carve(15 * MIB)
     monkeypatch.setattr(host_memory, "free_memory", lambda: (MIB, "host"))
-    with pytest.raises(errors.ResourceExhaustedError, match="its host has 1 MiB"):
+    with pytest.raises(errors.ResourceExhaustedError, match="the host has 1 MiB"):
         memory.carve(2 * MIB)
     assert memory.carve(MIB // 2).offsets == (15 * MIB,)
 

@@ -20,10 +20,10 @@ from mpidist.errors import (
 )
 from strategy.checkpoints import checkpoint, saved
 from strategy.checkpoints.checkpoint import Writing, checkpoints, index_of, names_in
+from strategy.protocol.layout import Layout
+from strategy.protocol.partition import Origin, whole
 from strategy.rules import ASSIGN
 from strategy.server.shard import OwnedShard
-from strategy.shared.parts import Origin, whole
-from strategy.shared.shard import Layout
 
 VALUES = {
     "scalar": np.array(7, np.int64),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mpidist import errors
 from strategy import IndexedSlices, get_variable, optimizers
 from strategy.partitioners import FlatPartitioner
-from strategy.shared.push_message import scattered
+from strategy.protocol.push_message import scattered
 
 # One element, one message's worth, one that is staged whole and as halves, several blocks.
 SIZES = [1, 1000, 40_000, 700_001]

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from mpidist import errors
 from strategy import optimizers
 from strategy.checkpoints.cut import Cut, targets_of
-from strategy.server import served_checkpoints
+from strategy.server import checkpoints
 
 SIZES = {"small": 3, "other": 5, "large": 600_000, "largest": 700_000}
 
@@ -229,7 +229,7 @@ def test_a_save_that_fails_keeps_no_parts(make, tmp_path, monkeypatch):
     # Servers that do not see the folder, one of which has no room.
     path = SimpleNamespace(isdir=lambda folder: False, dirname=os.path.dirname, join=os.path.join)
     hidden = SimpleNamespace(path=path, fstat=os.fstat)
-    monkeypatch.setattr(served_checkpoints, "os", hidden)
+    monkeypatch.setattr(checkpoints, "os", hidden)
     second = cluster.parameter_servers[1]._checkpoints
 
     def refuse(asked):

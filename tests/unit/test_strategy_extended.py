@@ -22,9 +22,9 @@ from strategy import (
     optimizers,
     variable_scope,
 )
-from strategy.devices import Device, parse
-from strategy.local import local_host
 from strategy.partitioners import FixedShardsPartitioner
+from strategy.placement import Device, parse
+from strategy.server.parameter_server import local_host
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 
@@ -294,10 +294,9 @@ class TestInput:
             differences = strategy.run(lambda x, y: (x - y).tolist(), args=(x, y))
             assert strategy.reduce("sum", differences) == [2.0]
         (named,) = strategy.experimental_distribute_dataset([Named(np.arange(4), [np.ones(4)])])
-        assert [(type(own), own.x.tolist()) for own in named.values] == [
-            (Named, [0, 1]),
-            (Named, [2, 3]),
-        ]
+        assert type(named) is Named
+        assert [part.tolist() for part in named.x.values] == [[0, 1], [2, 3]]
+        assert [part.tolist() for part in named.y[0].values] == [[1, 1], [1, 1]]
         assert list(make(1).experimental_distribute_dataset([3, 4])) == [3, 4]
         with pytest.raises(ValueError, match="3 has none: batch the dataset first"):
             next(iter(strategy.experimental_distribute_dataset([3])))

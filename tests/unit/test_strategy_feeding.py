@@ -16,7 +16,8 @@ from _cases.gpu_calls import device_bytes
 
 from dataservice import Dataset
 from mpidist import errors
-from strategy import InputOptions, ParameterServerStrategy, feeding, get_replica_context
+from strategy import InputOptions, ParameterServerStrategy, get_replica_context
+from strategy.replicas import input as feeding
 
 Pair = collections.namedtuple("Pair", "image label")
 LAYOUTS = {"one": (1, 1), "sharing": (1, 3), "two": (2, 2)}

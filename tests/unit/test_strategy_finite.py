@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.connection.connection import Change
+from strategy.client.connection import Change
 from strategy.gradients import _PART, not_finite
-from strategy.shared.shard import Layout
+from strategy.protocol.layout import Layout
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 LARGE = [1e-300, 3.3e38, 3.5e38, 65519.0, 65520.0, 1e200, np.inf, -np.inf, np.nan, -0.0, 0.0, -1.0]

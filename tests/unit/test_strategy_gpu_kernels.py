@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpidist.gpu import kernel
-from strategy.shared import gpu_kernels
+from strategy.server import gpu
 
 HALVES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
@@ -43,7 +43,7 @@ class Device:
         return self.xp.asnumpy(there).view(dtype)
 
     def run(self, text, size, *given):
-        work = kernel(text, gpu_kernels.NAME)
+        work = kernel(text, gpu.NAME)
         work.compile(0)
         work(size, *(one.data.ptr if isinstance(one, self.xp.ndarray) else one for one in given))
         self.xp.cuda.get_current_stream().synchronize()
@@ -55,8 +55,8 @@ def test_all_halves_become_wide_and_come_back(compiling_xp, dtype):
     halves = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     wide, back = device.put(np.zeros(1 << 16, SINGLE)), device.put(np.zeros(1 << 16, dtype))
     there = device.put(halves)
-    device.run(gpu_kernels.convert_text(dtype, SINGLE), 1 << 16, there, wide)
-    device.run(gpu_kernels.convert_text(SINGLE, dtype), 1 << 16, wide, back)
+    device.run(gpu.convert_text(dtype, SINGLE), 1 << 16, there, wide)
+    device.run(gpu.convert_text(SINGLE, dtype), 1 << 16, wide, back)
     np.testing.assert_array_equal(device.get(wide), halves.astype(SINGLE))
     np.testing.assert_array_equal(device.get(back).astype(SINGLE), halves.astype(SINGLE))
 
@@ -73,7 +73,7 @@ def test_numbers_are_rounded_to_halves_as_numpy_rounds_them(compiling_xp, dtype)
     numbers = np.concatenate([between, *near, random_bits])
     numbers = numbers[~(abs(numbers) < np.finfo(SINGLE).tiny)]  # which count as zero
     there, back = device.put(numbers), device.put(np.zeros(len(numbers), dtype))
-    device.run(gpu_kernels.convert_text(SINGLE, dtype), len(numbers), there, back)
+    device.run(gpu.convert_text(SINGLE, dtype), len(numbers), there, back)
     with np.errstate(all="ignore"):
         expected = numbers.astype(dtype).astype(SINGLE)
     np.testing.assert_array_equal(device.get(back).astype(SINGLE), expected)
@@ -85,15 +85,15 @@ def test_rows_are_taken_put_and_added_up(compiling_xp, dtype):
     table, ids = random(3, (40, width), dtype), np.array([39, 2, 7])
     there, taken = device.put(table), device.put(np.zeros((3, width), dtype))
     places, rows = device.put(ids), random(4, (3, width), dtype)
-    device.run(gpu_kernels.rows_text(dtype.itemsize, put=False), 15, width, places, there, taken)
+    device.run(gpu.rows_text(dtype.itemsize, put=False), 15, width, places, there, taken)
     np.testing.assert_array_equal(device.get(taken), table[ids])
     given = device.put(rows)
-    device.run(gpu_kernels.rows_text(dtype.itemsize, put=True), 15, width, places, there, given)
+    device.run(gpu.rows_text(dtype.itemsize, put=True), 15, width, places, there, given)
     table[ids] = rows
     np.testing.assert_array_equal(device.get(there), table)
-    wide = gpu_kernels.wide_dtype(dtype)
+    wide = gpu.wide_dtype(dtype)
     sums, starts = device.put(np.zeros((2, width), wide)), device.put(np.array([0, 2, 3]))
-    device.run(gpu_kernels.merge_text(dtype), 10, width, places, starts, wide.type(2), given, sums)
+    device.run(gpu.merge_text(dtype), 10, width, places, starts, wide.type(2), given, sums)
     expected = np.stack([rows[0].astype(wide) + rows[1].astype(wide), rows[2].astype(wide)])
     np.testing.assert_array_equal(device.get(sums), expected / wide.type(2))
 
@@ -108,12 +108,12 @@ def test_a_text_that_is_wrong_is_told(compiling_xp):
 def texts():
     """All texts that servers can ask for."""
     for dtype in DTYPES:
-        yield gpu_kernels.merge_text(dtype)
+        yield gpu.merge_text(dtype)
     for half in HALVES:
-        yield gpu_kernels.convert_text(half, SINGLE)
-        yield gpu_kernels.convert_text(SINGLE, half)
+        yield gpu.convert_text(half, SINGLE)
+        yield gpu.convert_text(SINGLE, half)
     for itemsize, put in itertools.product((2, 4, 8), (False, True)):
-        yield gpu_kernels.rows_text(itemsize, put)
+        yield gpu.rows_text(itemsize, put)
 
 
 def nvrtc():

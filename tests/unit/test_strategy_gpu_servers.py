@@ -14,8 +14,8 @@ from mpidist.errors import InvalidArgumentError
 from mpidist.gpu import staging_stream
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
 from strategy.partitioners import FixedShardsPartitioner
+from strategy.protocol.layout import BLOCK_BYTES
 from strategy.server import memory
-from strategy.shared.shard import BLOCK_BYTES
 
 GPU = ["/job:ps/task:0/device:GPU:0"]
 HALVES = ["float16", ml_dtypes.bfloat16]

@@ -5,11 +5,11 @@ import pytest
 
 from mpidist.gpu import pin
 from strategy import optimizers
+from strategy.protocol.layout import BLOCK_BYTES, Layout
 from strategy.rules import ASSIGN, Kind, Rule, on_arrays
 from strategy.server.gpu import LANES, Gpu
 from strategy.server.gpu_shard import GpuShard
 from strategy.server.memory import paged_bytes
-from strategy.shared.shard import BLOCK_BYTES, Layout
 
 BLOCK = BLOCK_BYTES // 4
 BLOCKS = LANES + 3

@@ -19,7 +19,7 @@ from strategy import (
     read_values,
     to_host_ahead,
 )
-from strategy.gpus import chosen_gpus
+from strategy.replicas.gpu import chosen_gpus
 
 
 def made(xp, gpus, **options):

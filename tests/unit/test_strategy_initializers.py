@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strategy import initializers
 from strategy.initializers import InitialValue
-from strategy.shared.parts import whole
+from strategy.protocol.partition import whole
 
 FLOAT = np.dtype(np.float32)
 

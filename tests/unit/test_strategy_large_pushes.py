@@ -18,8 +18,8 @@ from mpidist.config import config as settings
 from mpidist.rpc import endpoint
 from strategy import IndexedSlices, optimizers
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shared import push_message
-from strategy.shared.push_message import WHOLE, PushMessage, pack_reply, unpack_reply
+from strategy.protocol import push_message
+from strategy.protocol.push_message import WHOLE, PushMessage, pack_reply, unpack_reply
 
 SLICE = 1 << 20
 SIZE = 3 * SLICE // 8 + 5  # float64: four messages
@@ -286,7 +286,7 @@ def test_memory_of_messages_under_way_is_bounded(make, monkeypatch, busy):
 
     monkeypatch.setattr(endpoint, "call", watched)
     monkeypatch.setattr(
-        "strategy.connection.connection.settings", replace(settings, credit_bytes=6 * SLICE)
+        "strategy.client.connection.settings", replace(settings, credit_bytes=6 * SLICE)
     )
     busy.apply_gradients([(np.ones(4), small)])
     assert started.wait(LIMIT_S)

@@ -14,7 +14,7 @@ from _cases.servers import Cluster
 
 from mpidist import errors
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers, schedules
-from strategy.connection import pace
+from strategy.client import sync_modes
 from strategy.gradients import describe_step
 from strategy.partitioners import FixedShardsPartitioner
 
@@ -319,7 +319,7 @@ def test_what_is_seen_on_a_short_leash(make):
 @pytest.mark.parametrize("options", [{"mode": "sync"}, {"mode": "ssp", "staleness": 0}], ids=str)
 def test_who_is_missing_is_said(make, options, monkeypatch, caplog):
     cluster = make(workers=3)
-    monkeypatch.setattr(pace, "settings", SimpleNamespace(stall_s=0.05))
+    monkeypatch.setattr(sync_modes, "settings", SimpleNamespace(stall_s=0.05))
     strategies = [cluster.worker(index, **options) for index in range(3)]
     made = [variables(strategy, [2], np.float64) for strategy in strategies]
 
@@ -330,7 +330,7 @@ def test_who_is_missing_is_said(make, options, monkeypatch, caplog):
         until(lambda: len(caplog.records) >= 2)
         step(1)
 
-    with caplog.at_level(logging.WARNING, "strategy.connection.pace"):
+    with caplog.at_level(logging.WARNING, "strategy.client.sync_modes"):
         together([lambda: step(0), late, lambda: step(2)])
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if "worker 0 has waited" in text and "for worker 1" in text]
@@ -517,7 +517,7 @@ def test_an_interrupt_while_a_worker_waits(make):
 
 @pytest.mark.parametrize("options", [{"mode": "sync"}, {"mode": "ssp", "staleness": 0}], ids=str)
 def test_a_worker_that_leaves_the_cluster_is_not_waited_for(make, options, monkeypatch):
-    monkeypatch.setattr(pace, "LOOK_S", 0.01)
+    monkeypatch.setattr(sync_modes, "LOOK_S", 0.01)
     cluster = make(workers=3)
     strategy = cluster.worker(0, **options)
     (v,) = variables(strategy, [2], np.float64)

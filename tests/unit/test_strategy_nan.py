@@ -8,7 +8,7 @@ import pytest
 
 from mpidist.errors import InvalidArgumentError
 from strategy import IndexedSlices, ParameterServerStrategy, get_variable, optimizers
-from strategy.local import local_host
+from strategy.server.parameter_server import local_host
 
 BAD = [np.nan, np.inf, -np.inf]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy import partitioners
-from strategy.shared.parts import Part, Rows, divided, whole
+from strategy.protocol.partition import Part, Rows, divided, whole
 
 FLOAT = np.dtype(np.float32)
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)

@@ -19,7 +19,7 @@ from strategy import (
     replica_device_setter,
 )
 from strategy.placement import PLACEMENTS, Placement
-from strategy.shared.shard import Layout
+from strategy.protocol.layout import Layout
 
 sizes = st.lists(st.integers(0, 1 << 30), max_size=60)
 

@@ -11,7 +11,7 @@ from _cases.servers import Cluster, variable
 
 from mpidist import Reply, Work, errors
 from strategy import optimizers
-from strategy.connection import remote
+from strategy.client import pull as client_pull
 from strategy.proto import parameter_server_pb2 as pb
 
 SIZE = 1000
@@ -20,8 +20,8 @@ SIZE = 1000
 @pytest.fixture
 def make(monkeypatch):
     """Clusters where more than 100 bytes are large, and go in pieces of 64."""
-    monkeypatch.setattr(remote, "LARGE_BYTES", 100)
-    monkeypatch.setattr(remote, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(client_pull, "LARGE_BYTES", 100)
+    monkeypatch.setattr(client_pull, "_PIECE_BYTES", 64)
     with ExitStack() as stack:
         yield lambda **options: Cluster(stack, near=False, **options)
 
@@ -189,7 +189,7 @@ def test_nothing_is_written_any_more_when_a_reader_begins_again_or_fails(make, f
             asked.append(work)
             return work
 
-    read, one = remote.Pulls(Connection()).in_pieces, SimpleNamespace(number=0)
+    read, one = client_pull.Pulls(Connection()).in_pieces, SimpleNamespace(number=0)
     with pytest.raises(errors.ResourceExhaustedError, match="a piece"):
         read(one, np.empty(SIZE))
     assert all(work.is_completed() for work in asked)

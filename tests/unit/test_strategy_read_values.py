@@ -10,11 +10,11 @@ from _cases.servers import Cluster, variable
 
 from mpidist import errors
 from strategy import get_variable, optimizers, read_values
-from strategy.connection import remote
+from strategy.client import pull as client_pull
 from strategy.partitioners import fixed_size_partitioner
 from strategy.proto import parameter_server_pb2 as pb
 
-LARGE = remote.SMALL_BYTES // 8  # elements of 8 bytes that are no longer small
+LARGE = client_pull.SMALL_BYTES // 8  # elements of 8 bytes that are no longer small
 SHAPES = [(), (0, 3), (5,), (3, 4), (LARGE - 1,), (LARGE,), (3, 7)]
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, np.bool_]
 
@@ -44,7 +44,7 @@ def some(strategy):
 def asked(make, monkeypatch):
     """The methods that are asked of servers."""
     methods = []
-    start = remote.Pulls.start, remote.Pulls.start_many
+    start = client_pull.Pulls.start, client_pull.Pulls.start_many
 
     def one(self, *arguments):
         methods.append("Read")
@@ -54,8 +54,8 @@ def asked(make, monkeypatch):
         methods.append(f"ReadMany {len(wanted)}")
         return start[1](self, wanted)
 
-    monkeypatch.setattr(remote.Pulls, "start", one)
-    monkeypatch.setattr(remote.Pulls, "start_many", many)
+    monkeypatch.setattr(client_pull.Pulls, "start", one)
+    monkeypatch.setattr(client_pull.Pulls, "start_many", many)
     return methods
 
 

@@ -18,7 +18,7 @@ from strategy import (
     in_cross_replica_context,
     optimizers,
 )
-from strategy.reductions import reduced
+from strategy.replicas.reduce import reduced
 
 BF16, FP16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 # Sums of these in their own dtype are 256, 0.25 times 3, and infinite.

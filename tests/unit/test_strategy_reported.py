@@ -11,7 +11,7 @@ from _cases.servers import Cluster
 
 from mpidist import errors
 from strategy import get_variable, optimizers
-from strategy.server.bucket import Bucket
+from strategy.server.shard import Bucket
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from _cases.servers import Cluster, variable
 from mpidist import errors
 from mpidist.config import config as settings
 from strategy import ParameterServerStrategy, optimizers
-from strategy.checkpoints import saved, stored
+from strategy.checkpoints import saved
 
 SIZES = {"a": 1000, "b": 10, "c": 5, "d": 3000}
 
@@ -151,7 +151,7 @@ def test_one_that_failed_half_way_can_be_repeated(make, tmp_path, monkeypatch, a
 
 @pytest.mark.parametrize("slices", [0, 1, 2])
 def test_a_file_that_is_damaged_while_it_is_read(make, tmp_path, monkeypatch, slices):
-    monkeypatch.setattr(stored, "SLICE_BYTES", 1 << 20)
+    monkeypatch.setattr(saved, "SLICE_BYTES", 1 << 20)
     strategy = make(workers=1).worker(0)
     v = variable(strategy, "v", 300_000)
     path = strategy.save(str(tmp_path))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import errors
-from strategy.server.restores import CheckpointId, Restores
+from strategy.server.checkpoints import CheckpointId, Restores
 
 A, B = CheckpointId("a", b"1"), CheckpointId("b", b"2")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategy.protocol.layout import Layout
+from strategy.protocol.rounds import Clocks, Decision, Rounds
 from strategy.server.shard import Scratch, mean_of_blocks, mean_of_rows
-from strategy.shared.rounds import Clocks, Decision, Rounds
-from strategy.shared.shard import Layout
 
 
 def test_a_step_is_made_when_all_have_come():

@@ -18,8 +18,8 @@ from strategy import (
     optimizers,
 )
 from strategy.proto import parameter_server_pb2 as pb
-from strategy.shared import rows as shared_rows
-from strategy.shared.rows import merged
+from strategy.protocol import rows as shared_rows
+from strategy.protocol.rows import merged
 
 CLUSTER = {"ps": ["localhost:0"], "worker": ["localhost:0"]}
 KINDS = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Ftrl")

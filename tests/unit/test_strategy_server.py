@@ -11,7 +11,7 @@ from _cases.servers import Cluster, variable
 from mpidist import errors, host_memory
 from mpidist.ps_memory import Segment
 from strategy import get_variable, optimizers
-from strategy.connection.connection import definition
+from strategy.client.connection import definition
 from strategy.partitioners import FixedShardsPartitioner
 from strategy.proto import parameter_server_pb2 as pb
 
@@ -311,7 +311,7 @@ def test_no_memory_for_what_an_optimizer_keeps(make, monkeypatch, size, dtype):
     adam, ones = optimizers.Adam(1.0), np.ones(size, dtype)
     with monkeypatch.context() as patch:
         patch.setattr(host_memory, "free_memory", lambda: (0, "container or batch job"))
-        with pytest.raises(errors.ResourceExhaustedError, match="beside variable 'v': its contai"):
+        with pytest.raises(errors.ResourceExhaustedError, match="beside variable 'v': the contai"):
             adam.apply_gradients([(ones, weight)]).wait()
     np.testing.assert_array_equal(weight, np.ones(size))
     adam.apply_gradients([(ones, weight)]).wait()

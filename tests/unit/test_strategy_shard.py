@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import optimizers
+from strategy.protocol.layout import BLOCK_BYTES, Layout, SharedShard
 from strategy.rules import ADD, ASSIGN, Kind, Rule, on_arrays
 from strategy.server.shard import OwnedShard
-from strategy.shared.shard import BLOCK_BYTES, Layout, SharedShard
 
 sizes_near_blocks = st.builds(
     lambda blocks, off: max(blocks * BLOCK_BYTES // 4 + off, 0),

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from mpidist import errors
 from strategy import IndexedSlices, ShardedVariable, get_variable, optimizers
-from strategy.connection.connection import push_all
+from strategy.client.connection import push_all
 from strategy.gradients import gradient_changes
 from strategy.partitioners import FixedShardsPartitioner, FlatPartitioner, fixed_size_partitioner
-from strategy.shared import push_message
+from strategy.protocol import push_message
 
 PARTITIONERS = {
     "whole": None,

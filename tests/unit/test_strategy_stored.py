@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist import errors
-from strategy.checkpoints import checkpoint, saved, stored
+from strategy.checkpoints import checkpoint, saved
+from strategy.protocol.layout import Layout
+from strategy.protocol.partition import Origin, Part, whole
 from strategy.rules import ASSIGN
-from strategy.server.served_checkpoints import _SavedPart
+from strategy.server.checkpoints import _SavedPart
 from strategy.server.shard import OwnedShard
-from strategy.shared.parts import Origin, Part, whole
-from strategy.shared.shard import Layout
 
 SHAPE = (6, 5, 7)
 VALUES = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
@@ -67,8 +67,8 @@ def test_parts_are_read_from_other_parts(tmp_path_factory, written, read, slice_
     files = [os.path.join(path, name) for name in names]
     found = dict(saved.read_shards(files, {name: origin for name, origin, _ in parts(*read)}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "BLOCK_BYTES", block)
-        patch.setattr(stored, "SLICE_BYTES", slice_bytes)
+        patch.setattr(saved, "BLOCK_BYTES", block)
+        patch.setattr(saved, "SLICE_BYTES", slice_bytes)
         for name, _, values in parts(*read):
             for array, more in ((found[name].data, 0), (found[name].slots["Adam/m"], 1)):
                 slices = [array.part(*one) for one in array.slices()]

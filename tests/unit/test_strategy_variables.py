@@ -160,7 +160,7 @@ def test_a_variable_as_first_value(parts):
 
 @pytest.mark.parametrize("elements", [1 << 45, 1 << 60, 1 << 62])  # which no process can address
 def test_a_variable_that_is_far_too_large(elements):
-    match = rf"ps 0 has no room for variable 'h' of {4 * elements} bytes: its host has"
+    match = rf"ps 0 has no room for variable 'h' of {4 * elements} bytes: the host has"
     with pytest.raises(ResourceExhaustedError, match=match):
         get_variable("h", (elements,))
     np.testing.assert_array_equal(get_variable("h", 3, initializer=1.0), np.ones(3))

@@ -1,0 +1,731 @@
+"""A worker's connection to a ps task: variables, pushes, and access to shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import Reply, Work, errors, gather_works, task_metrics
+from mpidist.config import config as settings
+from strategy.client.pull import Pulls, Remote
+from strategy.client.snapshots import Snapshots
+from strategy.optimizers import Function, Optimizer
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.protocol.checks import check_range
+from strategy.protocol.cluster import Host
+from strategy.protocol.layout import Layout, OneSidedShard, SharedShard
+from strategy.protocol.partition import Origin
+from strategy.protocol.push_message import (
+    INCREMENT,
+    ONE,
+    PLACES,
+    ROWS,
+    WHOLE,
+    Entry,
+    PushMessage,
+    arrays_of,
+    copy_scaled,
+    messages_of,
+    unpack_reply,
+    wire_number,
+)
+from strategy.protocol.rounds import Decision
+
+TRANSPORTS = ("auto", "shared", "rma", "p2p")
+
+
+class Reach:
+    """Access of a worker to the memory of a ps task.
+
+    Args:
+        host: The process of the worker.
+        index: Index of the ps task.
+        transport: One of :data:`TRANSPORTS`.
+
+    Attributes:
+        one_sided: Whether the worker reads the memory by MPI's Get. True only for ps tasks on other
+            nodes with transport ``"rma"``.
+
+    Raises:
+        FailedPreconditionError: The transport is ``"shared"``, but the ps task is on another node.
+    """
+
+    def __init__(self, host: Host, index: int, transport: str) -> None:
+        self._memory = host.memory
+        self._index = index
+        self._transport = transport
+        self._task = f"{host.job_name} {host.task_index}"
+        self.one_sided = transport == "rma" and not host.memory.is_near(index)
+        if transport == "shared" and not host.memory.is_near(index):
+            raise errors.FailedPreconditionError(
+                f"ps {index} is on another node than {self._task}, so transport 'shared' cannot "
+                "read its memory; use 'auto'"
+            )
+
+    def shard(self, layout: Layout, reply: pb.CreateReply) -> SharedShard | OneSidedShard | None:
+        """Return a new variable's shard; None if the worker must read the variable by messages.
+
+        Raises:
+            FailedPreconditionError: The transport is ``"shared"``, but the memory is not shared.
+        """
+        offsets = (reply.versions_offset, reply.data_offset)
+        if self._transport == "p2p":
+            return None
+        memory = self._memory.map(self._index, reply.segment)
+        if memory is not None:
+            return SharedShard(memory, layout, *offsets, self._memory.sync)
+        if self.one_sided:
+            addresses = [reply.address + offset for offset in offsets]
+            return OneSidedShard(self._memory, self._index, layout, *addresses)
+        if self._transport == "shared":
+            raise errors.FailedPreconditionError(
+                f"{self._task} cannot map the memory of ps {self._index} (a warning gives the "
+                "reason), as transport 'shared' requires; use 'auto'"
+            )
+        return None
+
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Change:
+    """One change of one variable.
+
+    Attributes:
+        remote: The variable.
+        rule: A ``Rule`` of ``parameter_server.proto``, or a number of :meth:`Connection.rule_of`.
+        data: The values, with any strides, in the shape of the variable, rows or elements. They are
+            converted when they are sent.
+        scale: A factor for the values.
+        ids: Unique row numbers of ``data``, int64; None for the whole variable.
+        wire: The dtype in which the values are sent; None for the dtype of the variable.
+        places: Indices of the elements of ``data`` in the flattened variable, ascending, int64. The
+            other elements are 0. None if ``data`` has all elements.
+        rate: The learning rate. 0 if the rule is not an optimizer, or if it has a schedule.
+    """
+
+    remote: Remote
+    rule: int
+    data: Array
+    scale: float = 1.0
+    ids: Array | None = None
+    wire: np.dtype[Any] | None = None
+    places: Array | None = None
+    rate: float = 0.0
+
+    @property
+    def travels_in(self) -> np.dtype[Any]:
+        """The dtype in which the values are sent."""
+        return self.remote.layout.dtype if self.wire is None else self.wire
+
+    @property
+    def is_whole(self) -> bool:
+        """True if ``data`` has all elements of the variable."""
+        return self.ids is None and self.places is None
+
+
+def check_change(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, rows: int | None = None
+) -> None:
+    """Check that an array can change a variable.
+
+    Args:
+        name: Name of the variable.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        data: The array.
+        rows: Number of rows that the array changes; None for all.
+
+    Raises:
+        ValueError: The shape differs, or a value does not fit the dtype.
+        TypeError: The dtype cannot be converted.
+    """
+    shape = shape if rows is None else (rows, *shape[1:])
+    if data.shape != shape:
+        what = "the variable" if rows is None else f"{rows} rows of the variable"
+        raise ValueError(
+            f"the change of variable {name!r} has shape {data.shape}, and {what} {shape}"
+        )
+    # np.can_cast lets complex numbers become bfloat16.
+    if data.dtype.kind == "c" or not np.can_cast(data.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"the change of variable {name!r} has dtype {data.dtype}, which cannot become {dtype}"
+        )
+    check_range(data, dtype, f"variable {name!r}")
+
+
+def converted(change: Change) -> Array:
+    """Return a flat, scaled copy of the values in the dtype in which they are sent."""
+    flat = np.empty(change.data.size, change.travels_in)
+    copy_scaled(flat.reshape(change.data.shape), change.data, change.scale)
+    return flat
+
+
+def global_norm(changes: Sequence[Change]) -> float:
+    """Return the Euclidean norm of all changes together.
+
+    Raises:
+        ValueError: The norm of a change is infinite or NaN.
+    """
+    norms = [_norm(np.ravel(change.data)) for change in changes]
+    for change, norm in zip(changes, norms, strict=True):
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"the gradient of variable {change.remote.name!r} cannot be clipped: its norm is "
+                f"{norm}"
+            )
+    return math.hypot(*norms)
+
+
+def _norm(flat: Array) -> float:
+    if flat.dtype not in (np.float32, np.float64):
+        wide = flat.dtype.kind in "iu" or flat.itemsize > 4
+        flat = flat.astype(np.float64 if wide else np.float32)
+    square = float(np.vdot(flat, flat))
+    # The sum of squares may overflow or underflow.
+    if 1e-30 < square < math.inf or not flat.any():
+        return math.sqrt(square)
+    largest = float(np.abs(flat).max())
+    if not 0 < largest < math.inf:
+        return largest
+    scaled = flat / flat.dtype.type(largest)
+    return largest * math.sqrt(float(np.vdot(scaled, scaled)))
+
+
+def push_all(
+    changes: Sequence[Change],
+    to: Sequence[Connection] = (),
+    decision: Decision | None = None,
+) -> Work:
+    """Push changes to the servers of their variables; see :meth:`Connection.push`.
+
+    Args:
+        changes: Changes of variables on any servers.
+        to: Connections that get a push even without changes. They come first, in this order.
+        decision: See :meth:`Connection.push`.
+
+    Returns:
+        A Work. Its result is the list of (version, staleness) after each change, in order.
+    """
+    by_server: dict[Connection, list[int]] = {connection: [] for connection in to}
+    for position, change in enumerate(changes):
+        by_server.setdefault(change.remote.connection, []).append(position)
+    order = [position for positions in by_server.values() for position in positions]
+    first = next(iter(by_server))
+    # Each push carries the sequence number of the last push to every server (a vector clock), so
+    # threads must not interleave pushes to several servers.
+    with first.pushing_to_all:
+        if len(by_server) > 1:
+            for connection in by_server:
+                connection.make_room()  # may raise, so before the first server gets its part
+        sent = [0] * (1 + max(connection.index for connection in first.siblings))
+        for connection in first.siblings:
+            sent[connection.index] = connection.sequence + (connection in by_server)
+        works = []
+        try:
+            for connection, positions in by_server.items():
+                own = [changes[position] for position in positions]
+                works.append(connection.push(own, decision, sent))
+        except BaseException as error:  # Ctrl-C too
+            _pass_by(first, by_server, sent)
+            for work in works:
+                work.add_done_callback(partial(_attach, error))
+            raise
+    if len(works) == 1:
+        return works[0]
+    whole = gather_works("push", works)
+    whole.add_done_callback(lambda _: _tell_once(works))
+    return whole.then(
+        lambda results: _in_order([pair for result in results for pair in result], order)
+    )
+
+
+def _pass_by(first: Connection, to: Iterable[Connection], sent: Sequence[int]) -> None:
+    """After a failed push, send an empty push to each server that did not receive its part.
+
+    So the sequence numbers of all servers agree. If no server received a part, nothing is sent.
+    """
+    pairs = [(one, sent[one.index]) for one in first.siblings if one in to]
+    if any(one.sequence >= last for one, last in pairs):
+        for one, last in pairs:
+            if one.sequence < last:
+                one.pass_by(sent)
+
+
+def _attach(cause: BaseException, work: Work) -> None:
+    """Mark the error of a part of a push as caused by an error that was raised already."""
+    if work.error is not None:
+        work.error.__context__ = cause
+
+
+def _tell_once(works: Sequence[Work]) -> None:
+    """Combine the errors of several servers: the first error gets the others as notes."""
+    problems = [error for error in (work.error for work in works) if error is not None]
+    for other in problems[1:]:
+        problems[0].add_note(f"Another server says: {other}")
+        other.__context__ = problems[0]
+
+
+def _in_order(pairs: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """Return results sorted by their positions in ``order``."""
+    result = [None] * len(pairs)
+    for position, pair in zip(order, pairs, strict=True):
+        result[position] = pair
+    return result
+
+
+_MAX_PUSHES = 16  # pushes in flight
+
+# Calls of these methods have no deadline: they wait for other workers or for a disk of the server,
+# as long as the server is alive.
+_PATIENT = (
+    *("CreateVariable", "Read", "ReadMany", "PushSlice", "Push", "Await", "Missing"),
+    *("Attach", "Define", "Undefine", "Hold", "Save", "Variables", "RestoreArray", "EndRestore"),
+)
+
+LOOK_S = 1.0
+"""Seconds between two checks whether the other processes of a wait are alive."""
+
+
+class Connection:
+    """The connection of a worker's strategy to one ps task.
+
+    Args:
+        host: The place of this process in the cluster.
+        index: Index of the ps task.
+        worker: Index of this worker.
+        transport: ``"auto"``, ``"shared"``, ``"rma"`` or ``"p2p"``.
+        mode: The synchronization mode.
+        strategy: Name of the strategy.
+        gpu: Index of the GPU of the ps task that holds the variables; None for the host.
+
+    Attributes:
+        address: Address of the endpoint of the ps task.
+        index: Index of the ps task.
+        number: Number of this connection on the server.
+        strategy: Name of the strategy.
+        metrics: The metrics of the worker.
+        pulls: Pulls by message.
+        snapshots: Messages about checkpoints.
+        first_step: Number of the worker's first step. Valid for the first server.
+        restores: Number of restores that this worker has completed. Valid for the first server.
+        siblings: The connections of the strategy to all ps tasks, in order, this one included.
+        pushing_to_all: Lock that a push to several ps tasks holds.
+
+    Raises:
+        FailedPreconditionError: ``"shared"`` was requested, but the worker cannot map the memory
+            of the ps task. Or the ps task has no CuPy or no GPU.
+        AlreadyExistsError: This worker has an open strategy of this name.
+        InvalidArgumentError: The ps task has no such GPU, or other workers use another GPU or mode.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        index: int,
+        worker: int,
+        transport: str,
+        mode: pb.Mode,
+        strategy: str,
+        gpu: int | None = None,
+    ) -> None:
+        self._host = host
+        self.address = host.task_address("ps", index)
+        self.index = index
+        self._worker = worker
+        self.metrics = task_metrics(host.job_name, host.task_index)
+        self._reach = Reach(host, index, transport)
+        self.siblings: Sequence[Connection] = (self,)
+        self.pushing_to_all = threading.RLock()
+        self._rules: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._sequence = 0
+        self._closed = False
+        self._pushing = threading.Lock()
+        self._under_way: list[Work] = []
+        self._sent: deque[tuple[Work, int]] = deque()  # requests of pushes, and their bytes
+        asked = pb.AttachRequest(worker=worker, strategy=strategy, mode=mode, gpu=gpu)
+        asked.one_sided = self._reach.one_sided
+        reply = pb.AttachReply.FromString(self.call("Attach", asked).body)
+        self.number = reply.connection
+        self.first_step, self.restores = reply.step, reply.restores
+        self.strategy = strategy
+        self.pulls = Pulls(self)
+        self.snapshots = Snapshots(self)
+
+    def call(self, method: str, message: Any) -> Reply:
+        """Call a method of the server, and wait for the reply; see :meth:`start`."""
+        reply: Reply = self.start(method, message).result()
+        return reply
+
+    def start(
+        self,
+        method: str,
+        message: Any,
+        buffers: Sequence[Array] = (),
+        into: Sequence[Array] | None = None,
+        timeout: float | None = None,
+        *,
+        copy: bool = False,
+    ) -> Work:
+        """Call a method of the server.
+
+        Args:
+            method: Name of the method.
+            message: A protobuf message, or its bytes.
+            buffers: See :meth:`mpidist.Endpoint.call`.
+            into: See :meth:`mpidist.Endpoint.call`.
+            timeout: Seconds; by default none for methods that wait for other workers or a disk.
+            copy: See :meth:`mpidist.Endpoint.call`.
+        """
+        body = message if isinstance(message, bytes) else message.SerializeToString()
+        if timeout is None and method in _PATIENT:
+            timeout = float("inf")
+        return self._host.endpoint.call(
+            self.address, f"ps/{method}", body, buffers, timeout=timeout, into=into, copy=copy
+        )
+
+    def define(self, definition: pb.Definition) -> pb.Definition:
+        """Return the definition of a variable in the directory.
+
+        The first call with a name stores its definition. Later calls return the stored definition.
+        Only for the first server, which keeps the directory.
+
+        Args:
+            definition: The definition of this worker. The method sets the worker.
+
+        Raises:
+            InvalidArgumentError: Another worker has defined another shape or dtype.
+        """
+        definition.worker, definition.connection = self._worker, self.number
+        return pb.Definition.FromString(self.call("Define", definition).body)
+
+    def undefine(self, name: str) -> None:
+        """Tell the directory that this strategy could not create any part of a variable."""
+        self.call("Undefine", pb.Definition(name=name, connection=self.number))
+
+    def create(self, name: str, layout: Layout, origin: Origin) -> tuple[Remote, bool]:
+        """Create a variable, or find the variable if another worker has created it.
+
+        Args:
+            name: Name of the variable, or of a part of one.
+            layout: Shape and dtype.
+            origin: The whole variable, and the part of it.
+
+        Returns:
+            The variable, and True if this worker must push the initial value.
+
+        Raises:
+            FailedPreconditionError: Transport ``"shared"`` cannot read the variable.
+            InvalidArgumentError: Another worker created a different variable of this name.
+            ResourceExhaustedError: The server has no memory for the variable.
+        """
+        part = origin.part
+        asked = pb.CreateRequest(
+            name=name,
+            shape=layout.shape,
+            dtype=layout.dtype.name,
+            worker=self._worker,
+            connection=self.number,
+            variable=origin.variable,
+            whole=part.whole,
+            part=pb.PartOf(axis=part.axis, start=part.start, stop=part.stop),
+        )
+        reply = pb.CreateReply.FromString(self.call("CreateVariable", asked).body)
+        try:
+            shared = self._reach.shard(layout, reply)
+        except errors.FailedPreconditionError:
+            if reply.must_initialize:
+                self.abandon(reply.variable)
+            raise
+        gpu = reply.gpu if reply.HasField("gpu") else None
+        remote = Remote(name, origin, layout, self, reply.variable, shared, gpu, reply.version)
+        return remote, reply.must_initialize
+
+    def abandon(self, variable: int) -> None:
+        """Let another worker push the initial value of a variable in place of this worker.
+
+        Args:
+            variable: Number of the variable.
+        """
+        self.call("Abandon", pb.AbandonRequest(variable=variable, connection=self.number))
+
+    def rule_of(self, optimizer: Optimizer) -> int:
+        """Return the number of an optimizer in pushes. The first call registers the optimizer."""
+        rule = self._rules.get(optimizer)
+        if rule is None:
+            reply = self.call("Configure", definition(optimizer))
+            rule = self._rules[optimizer] = pb.ConfigureReply.FromString(reply.body).rule
+        return rule
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the last push."""
+        return self._sequence
+
+    def push(
+        self,
+        changes: Sequence[Change],
+        decision: Decision | None = None,
+        sent: Sequence[int] = (),
+    ) -> Work:
+        """Push changes to variables of this server, which applies the changes in order.
+
+        Large pushes are sent in several messages. The server applies a push after it has received
+        all messages. The arrays may be changed when the call returns.
+
+        Args:
+            changes: The changes. Synchronous workers push an empty list to servers without changes,
+                because servers count the steps.
+            decision: The step of the changes, and the members of the step. None for a push that
+                belongs to no step.
+            sent: Sequence number of the last push to each server, this push included, by index of
+                the ps task. Empty if there is one server.
+
+        Returns:
+            A Work. Its result is the list of (version, staleness) after each change.
+        """
+        begin = time.time()
+        with self._pushing:
+            self._check_open()
+            self._make_room()
+            *slices, last = messages_of(arrays_of(changes))
+            for index, arrays in enumerate(slices):
+                self._wait_for_credit(arrays)
+                request = pb.SliceRequest(connection=self.number, index=index)
+                self._send("PushSlice", request, arrays)
+            push = PushMessage(self.number, slices=len(slices), sent=sent)
+            push.entries = [_entry_of(change) for change in changes]
+            if decision is not None:
+                push.step, push.members = decision.step, decision.members
+            self._wait_for_credit(last)  # an interrupt up to here loses no push
+            try:
+                self._sequence = push.sequence = self._sequence + 1
+                call = self._send("Push", push.pack(), last)
+            except BaseException:  # Ctrl-C: the push may have been sent
+                self._pass_by(sent)
+                raise
+            for change in changes:
+                change.remote.seen += 1
+            remotes = [change.remote for change in changes]
+            gradients = [change.rule >= pb.FIRST_OPTIMIZER for change in changes]
+            work = call.then(lambda reply: self._applied(reply, remotes, gradients))
+            self._under_way.append(work)
+        self.metrics.note("push", begin)
+        return work
+
+    def send_array(self, method: str, message: Any, slices: Iterable[Array]) -> None:
+        """Call a method with an array in slices, which no push may interleave.
+
+        Args:
+            method: Name of the method.
+            message: The message, which travels with the last slice.
+            slices: The slices, at least one. PushSlice messages carry all but the last.
+        """
+        with self._pushing:
+            last: Array | None = None
+            for index, array in enumerate(slices, -1):
+                if last is not None:
+                    request = pb.SliceRequest(connection=self.number, index=index)
+                    self.start("PushSlice", request, (last,)).wait()
+                last = array
+            assert last is not None
+            self.start(method, message, (last,)).wait()
+
+    def pass_by(self, sent: Sequence[int]) -> None:
+        """Send an empty push in place of the part of a failed push.
+
+        After a failed push to several servers, call this method for each server that did not
+        receive its part, so that the sequence numbers agree.
+
+        Args:
+            sent: See :meth:`push`.
+        """
+        with self._pushing:
+            self._pass_by(sent)
+
+    def _pass_by(self, sent: Sequence[int]) -> None:
+        self._sequence += 1
+        with contextlib.suppress(errors.Error):  # the server has ended
+            push = PushMessage(self.number, self._sequence, sent=sent)
+            # Later reads wait for it, and so for the push that may have been sent before.
+            self._under_way.append(self.start("Push", push.pack()))
+
+    def detach(self) -> None:
+        """Tell the server that the strategy was closed. All pushes must have ended."""
+        with self._pushing:
+            self._closed = True
+            deadline = time.monotonic() + settings.call_timeout_s
+            for call, _ in self._sent:  # of an interrupted push; a notice might overtake them
+                call.block(deadline)
+        with contextlib.suppress(errors.Error):  # the server has ended
+            body = pb.AttachReply(connection=self.number).SerializeToString()
+            self._host.endpoint.notify(self.address, "ps/Detach", body)
+
+    def make_room(self) -> None:
+        """Wait until another push may be sent. This may raise the error of an earlier push."""
+        with self._pushing:
+            self._check_open()
+            self._make_room()
+
+    def enter(self, step: int, description: str | None) -> Work:
+        """Ask the first server to count this worker in a synchronous step.
+
+        Args:
+            step: Number of the step.
+            description: The variables and the optimizer of the changes; None without changes.
+
+        Returns:
+            A Work with a :class:`Decision` as its result. Its call has no deadline.
+        """
+        asked = pb.EnterRequest(connection=self.number, step=step)
+        if description is not None:
+            asked.gives, asked.description = True, description
+        return self.start("Enter", asked, timeout=float("inf")).then(_decision)
+
+    def wait_for(self, step: int) -> Work:
+        """Ask the server to reply when all earlier steps have been applied or have failed."""
+        return self.start("Await", pb.AwaitRequest(connection=self.number, step=step))
+
+    def fail(self, step: int) -> Work:
+        """Tell the server that this worker cannot push its part of a step."""
+        return self.start("Fail", pb.AwaitRequest(connection=self.number, step=step))
+
+    def tick(self, clock: int) -> Work:
+        """Tell the first server how many steps this worker has made.
+
+        Returns:
+            A Work that ends when the worker may go on. Its call has no deadline.
+        """
+        asked = pb.ClockRequest(connection=self.number, clock=clock)
+        return self.start("Clock", asked, timeout=float("inf"))
+
+    def missing(self) -> list[int]:
+        """Return the workers for which others wait, as the first server knows."""
+        reply = self.call("Missing", pb.AttachReply(connection=self.number))
+        return list(pb.MissingReply.FromString(reply.body).workers)
+
+    def leave(self) -> None:
+        """Tell the first server that others must not wait for this worker any more."""
+        self.call("Leave", pb.AttachReply(connection=self.number))
+
+    def drain(self) -> None:
+        """Wait like :meth:`settle`, also for pushes that other threads are sending."""
+        with self._pushing:
+            pass
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until all pushes over this connection have been applied, from any thread.
+
+        Raises:
+            Exception: The error of a push, unless the Work of the push has raised it already.
+        """
+        self._check_open()
+        if self._under_way:
+            with self._pushing:
+                waiting = list(self._under_way)
+            with self.metrics.timed("wait for pushes", "waited_s"):
+                for work in waiting:
+                    work.block(float("inf"))
+            # Remove the pushes after the wait, since other threads may wait for them, too. Keep
+            # pushes that were sent meanwhile: their errors have not been raised.
+            with self._pushing:
+                self._under_way = [work for work in self._under_way if work not in waiting]
+            for work in waiting:
+                if _needs_attention(work):
+                    work.wait()
+
+    def _check_open(self) -> None:
+        if self._closed:  # another thread has closed the strategy during this push
+            raise errors.FailedPreconditionError("the strategy was closed during a push")
+
+    def _send(self, method: str, message: Any, arrays: Sequence[Array]) -> Work:
+        """Send one message of a push. The arrays may be changed when the call returns."""
+        call = self.start(method, message, arrays, copy=True)
+        nbytes = sum([array.nbytes for array in arrays])
+        self._sent.append((call, nbytes))
+        self.metrics.values["out_bytes"] += nbytes
+        return call
+
+    def _wait_for_credit(self, arrays: Sequence[Array]) -> None:
+        """Wait until a message fits into half of the credit, so that pushes take bounded memory."""
+        self._sent = deque(one for one in self._sent if not one[0].is_completed())
+        left = settings.credit_bytes // 2 - sum([array.nbytes for array in arrays])
+        while self._sent and sum([nbytes for _, nbytes in self._sent]) > left:
+            self._sent[0][0].block(float("inf"))
+            self._sent.popleft()
+
+    def _applied(
+        self,
+        reply: Reply,
+        remotes: Sequence[Remote],
+        gradients: Sequence[bool],
+    ) -> list[tuple[int, int]]:
+        """Record the reply to a push. Return the version and the staleness of each change."""
+        versions, staleness = unpack_reply(reply.body)
+        pairs = list(zip(versions, staleness, strict=True))
+        for remote, (version, _) in zip(remotes, pairs, strict=True):
+            remote.known = max(remote.known, version)
+        values = self.metrics.values
+        values["changes"] += sum(gradients)
+        values["staleness"] += sum(itertools.compress([late for _, late in pairs], gradients))
+        return pairs
+
+    def _make_room(self) -> None:
+        self._under_way = [work for work in self._under_way if _needs_attention(work)]
+        while len(self._under_way) >= _MAX_PUSHES:
+            self._under_way.pop(0).wait()
+
+
+def _decision(reply: Reply) -> Decision:
+    answer = pb.EnterReply.FromString(reply.body)
+    return Decision(answer.step, tuple(answer.members), answer.problem)
+
+
+def _entry_of(change: Change) -> Entry:
+    kind = WHOLE
+    if change.ids is not None:
+        kind = ROWS
+    elif change.places is not None:
+        kind = PLACES
+    elif change.data is ONE:
+        kind = INCREMENT
+    remote = change.remote
+    return remote.number, change.rule, remote.seen, change.rate, kind, wire_number(change.wire)
+
+
+def definition(optimizer: Optimizer) -> pb.OptimizerDef:
+    """Return the definition of an optimizer for the server, without a constant learning rate."""
+    definition = pb.OptimizerDef(
+        kind=type(optimizer).__name__,
+        name=optimizer.name,
+        values=optimizer.hyperparameters,
+        slots=optimizer.slots(),
+    )
+    if callable(optimizer.learning_rate):
+        definition.schedule = cloudpickle.dumps(optimizer.learning_rate)
+    if isinstance(optimizer, Function):
+        definition.function = cloudpickle.dumps(optimizer.update)
+    return definition
+
+
+def _needs_attention(work: Work) -> bool:
+    """Return whether a push is in flight, or has failed with an error that nothing has raised."""
+    if not work.is_completed():
+        return True
+    # An error with a context belongs to another error, which is raised in its place.
+    return work.error is not None and not work.is_seen and work.error.__context__ is None

@@ -1,0 +1,261 @@
+"""A variable on a ps task, and its pulls."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import Reply, Work
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.protocol.layout import Layout, OneSidedShard, SharedShard
+from strategy.protocol.partition import Origin
+
+if TYPE_CHECKING:
+    from strategy.client.connection import Connection
+
+
+Array = NDArray[Any]
+
+SMALL_BYTES = 64 << 10
+"""Smaller variables are pulled together in one message, which costs one more copy."""
+
+LARGE_BYTES = 16 << 20
+"""Larger variables are pulled in pieces: whole copies would fill the memory of the server."""
+
+_PIECE_BYTES = 4 << 20
+_AHEAD = 4
+_TRIES = 3
+
+
+def is_large(out: Array, ids: Array | None) -> bool:
+    """Return whether a pull is divided into pieces. Pulls of rows are not."""
+    return ids is None and out.nbytes > LARGE_BYTES
+
+
+class Pulls:
+    """Pulls by message over a connection.
+
+    Args:
+        connection: The connection to the server.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def start(self, remote: Remote, out: Array, ids: Array | None = None) -> Work:
+        """Request a consistent copy of a variable or of some rows.
+
+        Args:
+            remote: The variable.
+            out: C-contiguous array with the shape and dtype of the variable or of the rows.
+            ids: Row numbers; None for all rows.
+
+        Returns:
+            A Work whose result is the version of the copy.
+        """
+        asked = pb.ReadRequest(variable=remote.number)
+        buffers = () if ids is None else (ids,)
+        work = self._connection.start("Read", asked, buffers, into=(out,))
+        return work.then(lambda reply: pb.ReadReply.FromString(reply.body).version)
+
+    def start_many(self, wanted: Sequence[tuple[Remote, Array]]) -> Work:
+        """Request consistent copies of several small variables in one message.
+
+        Args:
+            wanted: Pairs of a variable and a C-contiguous array of the same shape and dtype.
+
+        Returns:
+            A Work whose result is the list of the versions of the copies.
+        """
+        asked = pb.ReadManyRequest(variables=[remote.number for remote, _ in wanted])
+        memory = np.empty(sum([out.nbytes for _, out in wanted]), np.uint8)
+
+        def put(reply: Reply) -> list[int]:
+            begin = 0
+            for _, out in wanted:
+                end = begin + out.nbytes
+                out.reshape(-1).view(np.uint8)[:] = memory[begin:end]
+                begin = end
+            return list(pb.ReadManyReply.FromString(reply.body).versions)
+
+        return self._connection.start("ReadMany", asked, into=(memory,)).then(put)
+
+    def in_pieces(self, remote: Remote, out: Array) -> int:
+        """Pull a consistent copy of a large variable.
+
+        The variable is pulled in pieces, so that the server needs no whole copy for each reader. If
+        pushes change the variable between the pieces in three attempts, the server copies the whole
+        variable.
+
+        Args:
+            remote: The variable.
+            out: C-contiguous array with the shape and dtype of the variable.
+
+        Returns:
+            The version of the copy.
+        """
+        for _ in range(_TRIES):
+            version = self._read_pieces(remote, out.reshape(-1))
+            if version is not None:
+                return version
+        whole: int = self.start(remote, out).result()
+        return whole
+
+    def _read_pieces(self, remote: Remote, flat: Array) -> int | None:
+        """Pull all pieces. Return their version, or None if a push came between two pieces."""
+        step = max(_PIECE_BYTES // flat.itemsize, 1)
+        versions: set[int] = set()
+        asked: deque[Work] = deque()
+        try:
+            for start in range(0, flat.size, step):
+                piece = flat[start : start + step]
+                request = pb.ReadRequest(
+                    variable=remote.number, start=start, stop=start + piece.size
+                )
+                asked.append(self._connection.start("Read", request, into=(piece,)))
+                if len(asked) > _AHEAD:
+                    versions.add(_version(asked.popleft()))
+                if len(versions) > 1:
+                    break
+            while asked:
+                versions.add(_version(asked.popleft()))
+        finally:
+            for work in asked:  # late replies would still be written into the array
+                work.block(float("inf"))
+        return versions.pop() if len(versions) == 1 else None
+
+
+def _version(work: Work) -> int:
+    return pb.ReadReply.FromString(work.result().body).version
+
+
+_PULL_TRIES = 3
+
+
+@dataclass(slots=True)
+class Remote:
+    """A worker's handle of a variable, or of a part of a partitioned variable.
+
+    Attributes:
+        name: Name of the variable or of the part.
+        origin: The whole variable, and the part of it.
+        layout: Shape and dtype.
+        connection: The connection to the server.
+        number: Number of the variable on the server.
+        shared: The memory of the variable; None if the worker must read it by messages.
+        gpu: Index of the server's GPU that holds the variable, with a copy of it in ``shared``;
+            None for the host.
+        seen: Version of the last pull plus the number of this worker's pushes since. The version
+            will have this value if no other worker pushes.
+        known: Version after the last completed pull or push.
+    """
+
+    name: str
+    origin: Origin
+    layout: Layout
+    connection: Connection
+    number: int
+    shared: SharedShard | OneSidedShard | None
+    gpu: int | None = None
+    seen: int = 0
+    known: int = 0
+
+
+def pull(remote: Remote, out: Array, ids: Array | None = None, *, consistent: bool = True) -> None:
+    """Copy a variable after all earlier pushes over its connection have been applied.
+
+    Args:
+        remote: The variable. ``seen`` and ``known`` become the version of a consistent copy.
+        out: C-contiguous array with the shape and dtype of the variable or of the rows.
+        ids: Row numbers; None for all rows.
+        consistent: Whether the copy must have one version. Otherwise each block of 1 MiB may have
+            its own version. Must be True for rows.
+    """
+    metrics = remote.connection.metrics
+    metrics.values["in_bytes"] += out.nbytes
+    if not _copied(remote, out, ids, consistent):
+        with metrics.timed("pull by message", "waited_s"):
+            if is_large(out, ids):
+                version = remote.connection.pulls.in_pieces(remote, out)
+            else:
+                version = remote.connection.pulls.start(remote, out, ids).result()
+            remote.seen = remote.known = version
+
+
+def pull_all(pulls: Sequence[tuple[Remote, Array, Array | None]], consistent: bool = True) -> None:
+    """Pull several variables at once; see :func:`pull`.
+
+    Pulls by message are in flight together, and the small variables of a server share one message.
+    Large variables are pulled one after the other.
+
+    Args:
+        pulls: The variable, output array and row numbers of each pull.
+        consistent: See :func:`pull`. Different variables may have copies of different times.
+    """
+    left = [one for one in pulls if not _copied(*one, consistent)]
+    for remote, out, _ in pulls:
+        remote.connection.metrics.values["in_bytes"] += out.nbytes
+    if left:
+        with left[0][0].connection.metrics.timed("pulls by message", "waited_s"):
+            _ask_for(left)
+
+
+def pull_into(places: Sequence[tuple[Remote, Array]], consistent: bool = True) -> None:
+    """Pull several variables at once into arrays of any strides; see :func:`pull_all`.
+
+    Args:
+        places: Pairs of a variable and an output array with its shape and dtype.
+        consistent: See :func:`pull_all`.
+    """
+    targets = [  # pull needs contiguous arrays
+        view if view.flags.c_contiguous else np.empty(view.shape, view.dtype) for _, view in places
+    ]
+    pulls = [(remote, target, None) for (remote, _), target in zip(places, targets, strict=True)]
+    pull_all(pulls, consistent)
+    for (_, view), target in zip(places, targets, strict=True):
+        if target is not view:
+            view[...] = target
+
+
+def _ask_for(pulls: Sequence[tuple[Remote, Array, Array | None]]) -> None:
+    small: dict[Connection, list[tuple[Remote, Array]]] = {}
+    large: list[tuple[Remote, Array]] = []
+    asked: list[tuple[Remote, Work]] = []
+    for remote, out, ids in pulls:
+        connection = remote.connection
+        if is_large(out, ids):
+            large.append((remote, out))
+        elif ids is None and out.nbytes < SMALL_BYTES:
+            small.setdefault(connection, []).append((remote, out))
+        else:
+            asked.append((remote, connection.pulls.start(remote, out, ids)))
+    together = [(wanted, one.pulls.start_many(wanted)) for one, wanted in small.items()]
+    for remote, out in large:
+        remote.seen = remote.known = remote.connection.pulls.in_pieces(remote, out)
+    for remote, work in asked:
+        remote.seen = remote.known = work.result()
+    for wanted, work in together:
+        for (remote, _), version in zip(wanted, work.result(), strict=True):
+            remote.seen = remote.known = version
+
+
+def _copied(remote: Remote, out: Array, ids: Array | None, consistent: bool) -> bool:
+    """Copy a variable without messages, if possible. Return whether it was copied."""
+    remote.connection.settle()
+    shared = remote.shared
+    if shared is None:
+        return False
+    if not consistent:
+        shared.read_blocks(out)
+        return True
+    for _ in range(_PULL_TRIES):
+        version = shared.try_read(out, ids)
+        if version is not None:
+            remote.seen = remote.known = version
+            return True
+    return False

@@ -1,0 +1,268 @@
+"""Synchronization modes: when a step of a worker waits for other workers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mpidist import Work, errors
+from mpidist.config import config as settings
+from strategy.client.connection import LOOK_S, Change, Connection, push_all
+from strategy.proto import parameter_server_pb2 as pb
+from strategy.protocol.checks import whole_number
+from strategy.protocol.rounds import Decision
+
+logger = logging.getLogger(__name__)
+
+MODES = ("async", "sync", "ssp")
+
+
+class Pace(ABC):
+    """Base class of the synchronization modes.
+
+    Args:
+        connections: The connections to all ps tasks. The first ps task decides about steps.
+        worker: Index of this worker.
+    """
+
+    def __init__(self, connections: Sequence[Connection], worker: int) -> None:
+        self._connections = connections
+        self._worker = worker
+        self._steps = connections[0].first_step
+        self._left = False
+        # Threads of a worker make steps one after the other.
+        self._turn = threading.Lock()
+
+    @abstractmethod
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """Make a step: push gradients when the mode allows it.
+
+        Args:
+            changes: The gradients.
+            describe: Returns the variables and the optimizer as text that is equal on all workers.
+
+        Returns:
+            A Work whose result is the list of (version, staleness) after each change, or None if
+            the gradients came too late for their step.
+        """
+
+    @abstractmethod
+    def pass_over(self) -> Work:
+        """Make a step without changes, so that other workers do not wait for this worker."""
+
+    def leave(self) -> None:
+        """Make no more steps, so that other workers do not wait for this worker any more."""
+        with self._turn:
+            if not self._left:
+                self._left = True
+                self._connections[0].leave()
+
+    def _check_here(self) -> None:
+        if self._left:
+            raise errors.FailedPreconditionError(
+                f"worker {self._worker} has finished its training, and others do not wait for it "
+                "any more: it cannot push gradients"
+            )
+
+    def _wait(self, work: Work) -> Any:
+        """Return the result of a call that waits for other workers. Report a long wait once."""
+        if work.is_completed():
+            return work.result()
+        with self._connections[0].metrics.timed("wait for workers", "waited_s"):
+            self._wait_for_others(work)
+        return work.result()
+
+    def _wait_for_others(self, work: Work) -> None:
+        since = time.monotonic()
+        said = False
+        while not work.is_completed():
+            work.block(time.monotonic() + min(LOOK_S, settings.stall_s))
+            if work.is_completed() or time.monotonic() < since + min(LOOK_S, settings.stall_s):
+                continue
+            names = self._connections[0].missing()  # also ends waits for workers that have left
+            if said or time.monotonic() < since + settings.stall_s:
+                continue
+            if not work.is_completed() and names:
+                said = True
+                logger.warning(
+                    "worker %d has waited %.3g s at its step %d for worker %s, which makes no "
+                    "step in strategy %r; if it never will, it should call the strategy's finish()",
+                    self._worker,
+                    time.monotonic() - since,
+                    self._steps,
+                    ", ".join(map(str, names)),
+                    self._connections[0].strategy,
+                )
+
+
+class Asynchronous(Pace):
+    """The mode ``"async"``: workers do not wait for each other."""
+
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """See :meth:`Pace.push`."""
+        return push_all(changes)
+
+    def pass_over(self) -> Work:
+        """Return a completed Work."""
+        return _nothing()
+
+    def leave(self) -> None:
+        """Do nothing: no worker waits for another."""
+
+
+class Synchronous(Pace):
+    """The mode ``"sync"``: a step averages the gradients of all workers, or of the first N."""
+
+    # The pending Enter call, if this worker was interrupted while it waited.
+    _entering: Work | None = None
+
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """See :meth:`Pace.push`."""
+        with self._turn:
+            self._check_here()
+            for connection in self._connections:
+                connection.make_room()  # raises earlier errors before others wait for this push
+            decision = self._enter(describe())
+            if not decision.members:
+                return self._follow(decision)
+            try:
+                work = push_all(changes, self._connections, decision)
+            except BaseException:
+                self._fail(decision)
+                raise
+            self._steps = decision.step + 1
+            return work
+
+    def pass_over(self) -> Work:
+        """See :meth:`Pace.pass_over`."""
+        with self._turn:
+            self._check_here()
+            decision = self._enter(None)
+            if decision.members:  # an interrupted step had announced gradients
+                self._fail(decision)
+                decision = replace(decision, step=decision.step + 1)
+            return self._follow(decision)
+
+    def leave(self) -> None:
+        """Make no more steps, so that other workers do not wait for this worker any more."""
+        super().leave()
+        with self._turn:
+            entering, self._entering = self._entering, None
+            if entering is None:
+                return
+            # The server has replied if it has counted this worker in a step. Else it never replies.
+            entering.block(time.monotonic() + settings.call_timeout_s)
+            if entering.is_success() and entering.result().members:
+                self._fail(entering.result())
+
+    def _enter(self, description: str | None) -> Decision:
+        if self._entering is None:
+            self._entering = self._connections[0].enter(self._steps, description)
+        decision: Decision = self._wait(self._entering)
+        self._entering = None
+        if decision.problem:
+            raise errors.InvalidArgumentError(decision.problem)
+        return decision
+
+    def _follow(self, decision: Decision) -> Work:
+        """Continue with a later step, after all steps before it have been applied."""
+        for work in [c.wait_for(decision.step) for c in self._connections]:
+            work.wait()
+        self._steps = decision.step
+        return _nothing()
+
+    def _fail(self, decision: Decision) -> None:
+        """Tell the servers that this worker will not push its part of a step."""
+        self._steps = decision.step + 1
+        for work in [c.fail(decision.step) for c in self._connections]:
+            work.wait()
+
+
+class StaleSynchronous(Pace):
+    """The mode ``"ssp"``: a worker is at most ``staleness`` steps ahead of the slowest."""
+
+    def push(self, changes: Sequence[Change], describe: Callable[[], str]) -> Work:
+        """See :meth:`Pace.push`."""
+        with self._turn:
+            self._check_here()
+            work = push_all(changes)
+            work.block(float("inf"))  # the clock counts pushes that were applied or have failed
+            self._tick()
+            return work
+
+    def pass_over(self) -> Work:
+        """See :meth:`Pace.pass_over`."""
+        with self._turn:
+            self._check_here()
+            self._tick()
+            return _nothing()
+
+    def _tick(self) -> None:
+        self._steps += 1
+        self._wait(self._connections[0].tick(self._steps))
+
+
+def _nothing() -> Work:
+    work = Work("push")
+    work.complete()
+    return work
+
+
+_PACES: dict[str, type[Pace]] = {
+    "async": Asynchronous,
+    "sync": Synchronous,
+    "ssp": StaleSynchronous,
+}
+
+
+def checked_mode(
+    name: str,
+    workers: int | None,
+    backup_workers: int,
+    staleness: int | None,
+    compression: str,
+) -> pb.Mode:
+    """Check a mode and return it as a message to the servers.
+
+    Args:
+        name: One of :data:`MODES`.
+        workers: Number of workers; None in local mode, which has no backup workers.
+        backup_workers: Number of backup workers, less than ``workers``; for ``"sync"`` only.
+        staleness: Steps that a worker may be ahead of the slowest; for ``"ssp"`` only, which
+            requires it.
+        compression: Description of the gradient compression.
+
+    Raises:
+        TypeError: A number is not an integer.
+        ValueError: The name is unknown, or a number does not fit the mode.
+    """
+    if name not in MODES:
+        raise ValueError(f"unknown mode {name!r}; the known ones are {MODES}")
+    backup_workers = whole_number(backup_workers=backup_workers)
+    if backup_workers and name != "sync":
+        raise ValueError(f"backup_workers are for mode 'sync', not {name!r}")
+    if backup_workers < 0 or (workers is not None and backup_workers >= workers):
+        most = "" if workers is None else f" to {workers - 1}, one less than there are workers"
+        raise ValueError(f"backup_workers must be from 0{most}, not {backup_workers}")
+    if name == "ssp" and staleness is None:
+        raise ValueError("mode 'ssp' needs staleness: how many steps ahead a worker may be")
+    if name != "ssp" and staleness is not None:
+        raise ValueError(f"staleness is for mode 'ssp', not {name!r}")
+    if staleness is not None and not 0 <= whole_number(staleness=staleness) < 1 << 31:
+        raise ValueError(f"staleness must be a number of steps from 0 to 2^31, not {staleness}")
+    return pb.Mode(
+        name=name,
+        compression=compression,
+        backup_workers=0 if workers is None else backup_workers,
+        staleness=staleness or 0,
+    )
+
+
+def pace_of(mode: pb.Mode, connections: Sequence[Connection], worker: int) -> Pace:
+    """Return the synchronization of a worker in a mode."""
+    return _PACES[mode.name](connections, worker)

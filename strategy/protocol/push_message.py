@@ -1,0 +1,316 @@
+"""The messages of pushes: the arrays, and the message with one entry for each change.
+
+The message has numbers of fixed size, little-endian, because small pushes are frequent: a header,
+the members of the step, the sequence numbers of the worker's last pushes to all servers, and an
+entry for each change. The reply has the versions after the changes, then their staleness.
+
+Workers write and servers read the arrays in the order of the changes. Row numbers and element
+indices are separate arrays. Values below :data:`JOINED_BYTES` are joined in one array for each
+dtype, so a push of many small variables costs little more than a push of one. Larger values are
+separate arrays. The values of whole variables are divided into slices of at most
+:data:`SLICE_BYTES`, so that each message fits into the shared memory of a node.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpidist import errors
+from strategy.protocol.layout import BLOCK_BYTES, DTYPES
+
+if TYPE_CHECKING:
+    from strategy.client.connection import Change
+
+
+Array = NDArray[Any]
+
+JOINED_BYTES = 16 << 10
+SLICE_BYTES = 16 << 20
+
+_INT64 = np.dtype(np.int64)
+
+ONE: Array = np.ones((), np.int64)
+"""The data of a change that adds one to a variable of one element. It is not sent."""
+
+
+def arrays_of(changes: Sequence[Change]) -> list[Array]:
+    """Return the C-contiguous arrays of a push. Some may share memory with the given values."""
+    arrays: list[Array | list[Change]] = []
+    joined: dict[np.dtype[Any], list[Change]] = {}
+    for change in changes:
+        if change.data is ONE:
+            continue
+        arrays += [numbers for numbers in (change.ids, change.places) if numbers is not None]
+        dtype = change.travels_in
+        if change.data.size * dtype.itemsize >= JOINED_BYTES:
+            values = _joined([change])
+            arrays += slices_of(values) if change.is_whole else [values]
+        elif dtype in joined:
+            joined[dtype].append(change)
+        else:
+            joined[dtype] = [change]
+            arrays.append(joined[dtype])
+    return [_joined(part) if isinstance(part, list) else part for part in arrays]
+
+
+def messages_of(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Divide arrays into messages of at most :data:`SLICE_BYTES`, unless one array is larger."""
+    messages: list[list[Array]] = [[]]
+    nbytes = 0
+    for array in arrays:
+        if messages[-1] and nbytes + array.nbytes > SLICE_BYTES:
+            messages.append([])
+            nbytes = 0
+        messages[-1].append(array)
+        nbytes += array.nbytes
+    return messages
+
+
+def slices_of(flat: Array) -> list[Array]:
+    """Divide a flat array into slices of at most :data:`SLICE_BYTES`."""
+    step = SLICE_BYTES // flat.itemsize
+    return [flat[start : start + step] for start in range(0, flat.size, step)]
+
+
+def _joined(changes: Sequence[Change]) -> Array:
+    """Return the values of changes that are sent in one dtype as one flat array.
+
+    The values of a single change are not copied if they can be sent as they are.
+    """
+    dtype, scale = changes[0].travels_in, changes[0].scale
+    is_alike = all(change.data.dtype == dtype and change.scale == scale for change in changes)
+    if is_alike:
+        parts = [change.data.reshape(-1) for change in changes]
+        if scale == 1.0:
+            # A reversed array stays a view with negative strides.
+            return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts)
+    flat, begin = np.empty(sum([change.data.size for change in changes]), dtype), 0
+    with np.errstate(all="ignore"):  # the server does not report overflow either
+        if is_alike:
+            copy_scaled(np.concatenate(parts, out=flat), flat, scale)
+            return flat
+        for change in changes:
+            part = flat[begin : begin + change.data.size].reshape(change.data.shape)
+            copy_scaled(part, change.data, change.scale)
+            begin += part.size
+    return flat
+
+
+def copy_scaled(target: Array, source: Array, scale: float) -> None:
+    """Copy an array times a factor, converted to the dtype of the target."""
+    if scale == 1.0:
+        np.copyto(target, source, casting="same_kind")
+    else:  # in half precision or integers the factor might round to 0
+        wide = np.result_type(source.dtype, target.dtype, np.float32)
+        np.multiply(source, scale, out=target, dtype=wide, casting="unsafe")
+
+
+class ArrayReader:
+    """Reader of the arrays of a push, in the order of its changes.
+
+    Args:
+        arrays: The arrays of the push, flat uint8.
+    """
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays: Iterator[Array] = iter(arrays)
+        self._joined: dict[np.dtype[Any], Array] = {}  # the joined values that were not read yet
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the next array of row numbers or element indices."""
+        return self._next(_INT64)
+
+    def values(self, dtype: np.dtype[Any], size: int) -> Array:
+        """Return the next values, flat.
+
+        Raises:
+            InvalidArgumentError: The push has fewer values.
+        """
+        if size * dtype.itemsize < JOINED_BYTES:
+            return self.joined_values(dtype, size)
+        return _checked(self._next(dtype), size)
+
+    def slices(self, dtype: np.dtype[Any], size: int) -> list[Array]:
+        """Return the next values of a whole variable, in slices; see :meth:`values`."""
+        if size * dtype.itemsize <= SLICE_BYTES:
+            return [self.values(dtype, size)]
+        step = SLICE_BYTES // dtype.itemsize
+        return [
+            _checked(self._next(dtype), min(step, size - start)) for start in range(0, size, step)
+        ]
+
+    def joined_values(self, dtype: np.dtype[Any], size: int) -> Array:
+        """Return the next values of small changes; see :meth:`values`."""
+        if dtype not in self._joined:
+            self._joined[dtype] = self._next(dtype)
+        left = self._joined[dtype]
+        self._joined[dtype] = left[size:]
+        return _checked(left[:size], size)
+
+    def _next(self, dtype: np.dtype[Any]) -> Array:
+        array = next(self._arrays, None)
+        if array is None or array.nbytes % dtype.itemsize:
+            nbytes = 0 if array is None else array.nbytes
+            raise errors.InvalidArgumentError(
+                f"a push has {nbytes} bytes where an array of {dtype} is needed"
+            )
+        return typed(array, dtype)
+
+
+def typed(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return bytes as values that compiled rules accept: aligned and writable."""
+    flat = array.view(dtype)
+    return flat if flat.flags.aligned and flat.flags.writeable else flat.copy()
+
+
+def _checked(values: Array, size: int) -> Array:
+    if values.size != size:
+        raise errors.InvalidArgumentError(
+            f"a push has {values.size} values of {values.dtype} where {size} are needed"
+        )
+    return values
+
+
+# Connection, number of slices, sequence number, step, and the lengths of members, sent and entries.
+_HEADER = struct.Struct("<IIQQIII")
+_ENTRY = struct.Struct("<IIQdBB")
+
+WHOLE, ROWS, PLACES, INCREMENT = 0, 1, 2, 3
+"""Kinds of changes: the whole variable, some rows, or some elements."""
+
+_WIRES = {dtype: number for number, dtype in enumerate(DTYPES, 1)}
+
+Entry = tuple[int, int, int, float, int, int]
+"""Variable, rule, version from which the change was computed, learning rate, kind, and the number
+of the dtype in which the values are sent (0: the dtype of the variable)."""
+
+
+def wire_number(dtype: np.dtype[Any] | None) -> int:
+    """Return the number that entries use for a dtype; 0 for None."""
+    return 0 if dtype is None else _WIRES[dtype]
+
+
+def wire_dtype(number: int, default: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype for a number in an entry."""
+    return DTYPES[number - 1] if number else default
+
+
+@dataclass(slots=True)
+class PushMessage:
+    """A push without its arrays.
+
+    Attributes:
+        connection: Number of the connection.
+        sequence: Sequence number of the push. It increases within the connection.
+        slices: Number of PushSlice messages that the worker sent before this message.
+        step: The synchronous step.
+        members: The workers whose changes are averaged in the step, ascending. Empty if the push is
+            applied alone.
+        sent: Sequence numbers of the worker's last pushes to all servers, this push included.
+        entries: The changes, in order.
+    """
+
+    connection: int
+    sequence: int = 0
+    slices: int = 0
+    step: int = 0
+    members: Sequence[int] = ()
+    sent: Sequence[int] = ()
+    entries: Sequence[Entry] = ()
+
+    def pack(self) -> bytes:
+        """Encode the message as bytes."""
+        members, sent, entries = self.members, self.sent, self.entries
+        header = _HEADER.pack(
+            self.connection, self.slices, self.sequence, self.step,
+            len(members), len(sent), len(entries),
+        )  # fmt: skip
+        lists = struct.pack(f"<{len(members)}I{len(sent)}Q", *members, *sent)
+        return b"".join((header, lists, *[_ENTRY.pack(*entry) for entry in entries]))
+
+    @classmethod
+    def unpack(cls, body: bytes) -> PushMessage:
+        """Decode a message.
+
+        Raises:
+            InvalidArgumentError: The bytes are not the message of a push.
+        """
+        try:
+            connection, slices, sequence, step, members, sent, entries = _HEADER.unpack_from(body)
+            start = _HEADER.size + 4 * members + 8 * sent
+            if len(body) == start + entries * _ENTRY.size:
+                numbers = struct.unpack_from(f"<{members}I{sent}Q", body, _HEADER.size)
+                rows = list(_ENTRY.iter_unpack(body[start:]))
+                lists = numbers[:members], numbers[members:]
+                return cls(connection, sequence, slices, step, *lists, rows)
+        except struct.error as error:
+            raise errors.InvalidArgumentError(
+                f"the message of a push is not valid: {error}"
+            ) from error
+        raise errors.InvalidArgumentError(
+            f"the message of a push has {len(body)} bytes for {entries} changes"
+        )
+
+
+def pack_reply(versions: Sequence[int], staleness: Sequence[int]) -> bytes:
+    """Encode the reply to a push as bytes."""
+    return struct.pack(f"<{2 * len(versions)}Q", *versions, *staleness)
+
+
+def unpack_reply(body: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the versions and the staleness in a reply."""
+    numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+    count = len(numbers) // 2
+    return numbers[:count], numbers[count:]
+
+
+Blocks = Iterator[Array]
+
+
+def in_blocks(slices: Sequence[Array], dtype: np.dtype[Any]) -> Blocks:
+    """Yield values block by block. An empty variable has one block, because it has a version.
+
+    Args:
+        slices: The values, flat. All slices but the last consist of whole blocks.
+        dtype: The dtype of the variable. Narrower values are converted.
+
+    Yields:
+        Flat arrays of ``dtype``. The next block may overwrite the last one.
+    """
+    step = BLOCK_BYTES // dtype.itemsize
+    memory: Array | None = None
+    for flat in slices:
+        for start in range(0, max(flat.size, 1), step):
+            block = flat[start : start + step]
+            if block.dtype != dtype:
+                if memory is None:
+                    memory = np.empty(step, dtype)
+                np.copyto(memory[: block.size], block)
+                block = memory[: block.size]
+            yield block
+
+
+def scattered(places: Array, values: Array, size: int) -> Blocks:
+    """Yield an array of zeros with some elements set, block by block.
+
+    Args:
+        places: Indices of the elements, ascending.
+        values: The elements.
+        size: Size of the array.
+
+    Yields:
+        Flat arrays. Each block overwrites the last one.
+    """
+    memory = np.empty(BLOCK_BYTES // values.itemsize, values.dtype)
+    for start in range(0, max(size, 1), memory.size):
+        block = memory[: min(memory.size, size - start)]
+        first, last = np.searchsorted(places, (start, start + block.size))
+        block[...] = 0
+        block[places[first:last] - start] = values[first:last]
+        yield block

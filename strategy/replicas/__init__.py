@@ -1,0 +1,1 @@
+"""The replicas of a worker."""
